@@ -194,7 +194,7 @@ def result_name() -> str:
 
 def versions() -> dict[str, str]:
     """Return this side's versions; a peer reports its own in `about`."""
-    from proxima import __version__
+    from proxima.version import __version__
 
     return {"proxima": __version__} | {
         name: version for name in ("torch", "transformers") if (version := _version(name))

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from benchmarks.harness import HERE
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.random import mix
-from proxima.reward import WeightedReward
-from proxima.reward.base import Where
+from proxima.reward.base import WeightedReward, Where
 from proxima.task.protocol import MappedRows, Row, Rows, user_message
 
 WORDS, CLASSES, PROMPT, END = 47, 4, 6, 0
@@ -195,7 +194,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def train(tree: Mapping[str, Any]) -> None:
     """Train in this process."""
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima.runtime.launch.run import train
 
     resolved = resolve(tree)

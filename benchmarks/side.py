@@ -47,7 +47,8 @@ def bf16_policy(settings: dict[str, Any], **options: Any) -> tuple[Any, Callable
     import numpy as np
     import torch
 
-    from proxima.model import Policy, load
+    from proxima.model.load import load
+    from proxima.model.policy import Policy
 
     torch.set_num_threads(settings["threads"])
     loaded = load(settings["model"], device=device())

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.core.divergence import divergence
 from proxima.core.surrogate.cppo import Cppo
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

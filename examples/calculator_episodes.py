@@ -10,7 +10,7 @@ from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.environment.calculator import calculate
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec

@@ -25,9 +25,12 @@ import torch
 
 from proxima.core import Outcomes, PpoClip, TokenMean, mismatch_metrics, policy_loss
 from proxima.core.advantage.group import Grpo
-from proxima.data import Completion, Group, Prompt, Score, Trajectory
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.model import Policy, load
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local import Local, LocalEngine
+from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.model.load import load
+from proxima.model.policy import Policy
 
 SYSTEM = "Reply with only the number."
 SURROGATE = PpoClip(epsilon_low=0.2, epsilon_high=0.28)

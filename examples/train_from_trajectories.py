@@ -11,9 +11,12 @@ from dataclasses import replace
 import torch
 
 from proxima.core import ADVANTAGES, Outcomes, PpoClip, TokenMean
-from proxima.data import Trajectory
-from proxima.model import Policy, load
-from proxima.train import AdamW, PolicyObjective, TrainStack, UpdateResult
+from proxima.data.trajectory import Trajectory
+from proxima.model.load import load
+from proxima.model.policy import Policy
+from proxima.training.objectives.policy_objective import PolicyObjective
+from proxima.training.optimizer import AdamW
+from proxima.training.stack import TrainStack, UpdateResult
 
 PROMPT = "The capital of France is"
 REWARDS = {" Paris.": 1.0, " Lyon.": 0.0, " Paris, as far as I know.": 0.5, " Rome.": 0.0}

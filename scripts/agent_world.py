@@ -11,8 +11,11 @@ import torch
 from enumerable_world import EnumerableWorld
 from torch import Tensor
 
-from proxima.data import Completion, Episode, Group, PolicyBatch, Prompt, Score, Span, Trajectory
-from proxima.train.batch_builder import BatchBuilder
+from proxima.data.episode import Episode, Span
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.policy_batch import PolicyBatch
+from proxima.data.trajectory import Trajectory
+from proxima.training.batch_builder import BatchBuilder
 
 PROMPT = Prompt(uid=0, messages=(), tokens=(1, 2))
 OBSERVATION, OPENING = 100, 200  # added to the tokens of the policy that they show

@@ -23,7 +23,8 @@ from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
 from proxima.core.loss import Correction, policy_loss
 from proxima.core.surrogate import SURROGATES
-from proxima.data import Outcomes, PolicyBatch
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE, FIGURE = DOCS / "bias.md", DOCS / "bias.svg"

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from proxima.core import TokenRewards
 from proxima.core.segment import segment_index, segment_sum
-from proxima.data import Outcomes, PolicyBatch, require
+from proxima.data import require
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 
 BatchLoss = Callable[[PolicyBatch], Tensor]
 STOP = 0

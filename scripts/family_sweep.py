@@ -134,8 +134,9 @@ def own_log_prob(model: Any, row: Any) -> Any:
 def trainer(kind: Any, config: Any) -> tuple[float, str]:
     import torch
 
-    from proxima.data import Trajectory
-    from proxima.model import LoadedModel, Policy
+    from proxima.data.trajectory import Trajectory
+    from proxima.model.policy import Policy
+    from proxima.model.pretrained import LoadedModel
     from tests.tiny import tiny_tokenizer
 
     policy = Policy(LoadedModel(model=made(kind, config), tokenizer=tiny_tokenizer(), path="tiny"))
@@ -153,10 +154,11 @@ def trainer(kind: Any, config: Any) -> tuple[float, str]:
 def engine(kind: Any, config: Any) -> tuple[float, str]:
     import torch
 
-    from proxima.data import Prompt, Trajectory
+    from proxima.data.flow import Prompt
+    from proxima.data.trajectory import Trajectory
     from proxima.engine.local import Local, LocalEngine, collect
     from proxima.engine.protocol import Request, Sampling
-    from proxima.model import LoadedModel
+    from proxima.model.pretrained import LoadedModel
     from tests.tiny import tiny_tokenizer
 
     loaded = LoadedModel(model=made(kind, config), tokenizer=tiny_tokenizer(), path="tiny")

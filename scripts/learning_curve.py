@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.data import UserError
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
 from proxima.experiments.run_reader import read_run
 from proxima.experiments.seed_statistics import smoothed
 from proxima.runtime.watch.observer import Record

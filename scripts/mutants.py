@@ -16,7 +16,7 @@ runs in a forked process, where the functions of its file get its code; only a c
 importing anew. Processes that tests start with a new interpreter don't get it: with `--by TEST ...` these tests alone
 are run, in a new interpreter over a copy of the repository, and whatever they start has the change.
 
-    nice python scripts/mutants.py train --again --only process_ranks --by tests/train/test_ranks.py
+    nice python scripts/mutants.py training --again --only process_ranks --by tests/training/test_ranks.py
 """
 
 import argparse

@@ -26,14 +26,14 @@ ROOMS: dict[str, tuple[list[str], list[str]]] = {
     "core": ([CORE], ["tests/core"]),
     "data": (["src/proxima/data"], ["tests/data"]),
     "engine": (ENGINE, ["tests/engine"]),
-    "evaluate": (["src/proxima/evaluate"], ["tests/evaluate"]),
+    "evaluation": (["src/proxima/evaluation"], ["tests/evaluation"]),
     "plan": ([f"{PLAN}/{name}" for name in FORMULAS.split()], ["packages/proxima-plan/tests"]),
     "rollout": (["src/proxima/rollout"], ["tests/rollout"]),
     "tinker": (
         [f"{TINKER}/{name}.py" for name in ("datum", "losses", "trained_model")],
         ["packages/proxima-tinker/tests"],
     ),
-    "train": (["src/proxima/train"], ["tests/train"]),
+    "training": (["src/proxima/training"], ["tests/training"]),
 }
 COMPARISONS = ((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn))
 LOGIC = ((ast.And, ast.Or), (ast.BitAnd, ast.BitOr))

@@ -7,7 +7,7 @@ import torch
 
 from proxima.core.advantage.group import Grpo
 from proxima.core.selection.partial_selection import Prune
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from proxima.view.chart import Color, Drawing, panel_axes
 
 if TYPE_CHECKING:

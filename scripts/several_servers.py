@@ -55,7 +55,8 @@ def main() -> None:
 
 def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Return the metrics of the steps, and the seconds until the third server answered."""
-    from proxima.engine.serve import Serve, start_servers
+    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.serve.servers import start_servers
     from tests.ports import kept_port
 
     port, arguments = kept_port(), {"model": os.path.abspath(model), "max_length": 256, "key": ""}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, Where
 
 

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import torch
 
-from proxima.data import Completion, Prompt
-from proxima.engine import EngineSetup, Request, Sampling, ScoreRequest
+from proxima.data.flow import Completion, Prompt
 from proxima.engine.local import collect
+from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest
 from proxima_peers.verify.verification import verify_record
 from tests.docs.printed import fence
 from tests.tiny import tiny_tokenizer

@@ -11,7 +11,7 @@ def main() -> None:
 
     from benchmarks.where.parts import Parts
     from proxima.core import ADVANTAGES
-    from proxima.train.batch_builder import BatchBuilder
+    from proxima.training.batch_builder import BatchBuilder
 
     torch.set_num_threads(settings["threads"])
     parts, rows, tokens = Parts(settings["model"], settings["dtype"], 1), PROMPTS * SAMPLES, settings["tokens"]

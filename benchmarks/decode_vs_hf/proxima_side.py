@@ -10,10 +10,10 @@ def main() -> None:
     channel, settings = Channel(), argument()
     import torch
 
-    from proxima.data import Prompt
-    from proxima.engine import Local, LocalEngine, Request, Sampling
-    from proxima.engine.local import collect
-    from proxima.model import load
+    from proxima.data.flow import Prompt
+    from proxima.engine.local import Local, LocalEngine, collect
+    from proxima.engine.protocol import Request, Sampling
+    from proxima.model.load import load
 
     torch.set_num_threads(settings["threads"])
     loaded = load(settings["model"], device=device())

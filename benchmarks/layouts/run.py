@@ -71,7 +71,7 @@ def main() -> None:
 
 def planned(pair: Pair) -> dict[str, Any]:
     """Return the plan that `proxima plan` reports."""
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima_plan.devices import read_devices
     from proxima_plan.forecast import plan_recipe
 
@@ -88,7 +88,7 @@ def planned(pair: Pair) -> dict[str, Any]:
 def rehearsed(pair: Pair, folder: Path) -> dict[str, Any]:
     """Return the memory that a rehearsal with all ranks counts for one, with fragments and driver, and whether a device
     has room for that and an engine."""
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima_plan.devices import read_devices
     from proxima_plan.forecast import plan_recipe
     from proxima_plan.memory import CONTEXT, FRAGMENTED

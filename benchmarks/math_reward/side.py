@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.math_reward.answers import Answer, groups
 from benchmarks.side import Channel, argument, serve
-from proxima.data import Completion, Prompt, Score
-from proxima.reward import RewardRunner
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.math.symbolic import Math
 from proxima.reward.pooled import Job
+from proxima.reward.runner import RewardRunner
 
 BATCH = 64  # groups a step
 

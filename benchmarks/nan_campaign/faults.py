@@ -41,7 +41,7 @@ class Weights:
     update: int = 0
 
     def __call__(self, at: int) -> None:
-        from proxima.train import TrainStack
+        from proxima.training.stack import TrainStack
 
         inner, count = TrainStack._step, {"updates": 0}
 
@@ -66,7 +66,7 @@ class Weights:
 
 def weights_before_the_step(at: int) -> None:
     """Set an entry of a norm weight to NaN before the forward pass."""
-    from proxima.train import TrainStack
+    from proxima.training.stack import TrainStack
 
     inner = TrainStack.update
 
@@ -136,7 +136,7 @@ def faults() -> dict[str, tuple[int, Fault]]:
     """Return the faults by name, each with its step."""
     from proxima.core import Cppo
     from proxima.core.advantage.group import Grpo
-    from proxima.data import Score
+    from proxima.data.flow import Score
     from proxima.engine import scheduler
     from tests.runtime.tiny_run import Even
 

@@ -37,7 +37,7 @@ class Turn(Observer):
 
 def main() -> None:
     channel, settings = Channel(), argument()
-    from proxima.config import load_recipe
+    from proxima.config.validate import load_recipe
     from proxima.runtime.launch.run import train
 
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import HERE
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima_plan.devices import Devices, Rates, device_rates, this_machine
 from proxima_plan.forecast import PlannedRecipe, StepPlan
 from proxima_plan.layout import DeviceLayout

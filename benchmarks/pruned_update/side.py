@@ -9,9 +9,10 @@ def main() -> None:
 
     from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
     from proxima.core.selection.partial_selection import Prune
-    from proxima.data import Completion, Group, Prompt, Score
-    from proxima.train import PolicyObjective, TrainStack
-    from proxima.train.batch_builder import BatchBuilder
+    from proxima.data.flow import Completion, Group, Prompt, Score
+    from proxima.training.batch_builder import BatchBuilder
+    from proxima.training.objectives.policy_objective import PolicyObjective
+    from proxima.training.stack import TrainStack
 
     policy, ids = bf16_policy(settings)
     stack = TrainStack(policy)

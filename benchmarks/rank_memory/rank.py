@@ -83,8 +83,8 @@ def resting(stack: Any) -> int:
 
 
 def main() -> None:
-    from proxima.config import resolve
     from proxima.config.estimate import StepEstimate
+    from proxima.config.resolution import resolve
     from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_stack

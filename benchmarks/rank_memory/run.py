@@ -66,7 +66,7 @@ def main() -> None:
 
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     """Return one row of the table, in bytes."""
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima_plan.devices import read_devices
     from proxima_plan.forecast import plan_recipe
     from proxima_plan.rehearsal.rehearsal import rehearse_recipe

@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from proxima.data import Completion, Prompt, Score
-from proxima.reward import WeightedReward
-from proxima.reward.base import Where
+from proxima.data.flow import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where
 
 
 @dataclass(frozen=True)

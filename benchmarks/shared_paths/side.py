@@ -8,7 +8,7 @@ def main() -> None:
     channel, settings = Channel(), argument()
     import numpy as np
 
-    from proxima.data import Trajectory
+    from proxima.data.trajectory import Trajectory
 
     policy, ids = bf16_policy(settings)
     trajectories, prompt = [], ids(settings["prompt_tokens"])

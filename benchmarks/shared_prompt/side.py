@@ -6,7 +6,7 @@ from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backwar
 
 def main() -> None:
     channel, settings = Channel(), argument()
-    from proxima.data import Trajectory
+    from proxima.data.trajectory import Trajectory
 
     policy, ids = bf16_policy(settings, share_prompt=settings["run"] != "once a completion")
     trajectories, opening = [], ids(settings["opening"])

@@ -39,7 +39,7 @@ def run_recipe(root: Path, name: str, steps: int, **settings: Any) -> Path:
 def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     """Return the figures of a run, those of its simulation with times fitted to `fitted_to`, and their deviations:
     relative to the real figures, but absolute for idle shares."""
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima.experiments.run_reader import read_run
     from proxima_plan.forecast import devices_here, plan_recipe
     from proxima_plan.simulation.fit import observed_run, with_speed

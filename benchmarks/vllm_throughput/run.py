@@ -85,12 +85,13 @@ def main() -> None:
     import numpy as np
     import torch
 
-    from proxima.data import Prompt
+    from proxima.data.flow import Prompt
     from proxima.engine.http.vllm import Vllm
     from proxima.engine.protocol import EngineSetup
-    from proxima.engine.serve import Serve, start_servers
     from proxima.engine.serve.launch import find_executable
-    from proxima.model import load
+    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.serve.servers import start_servers
+    from proxima.model.load import load
 
     model = str(Path(need_model(o.model)).resolve())
     loaded = load(model, dtype=torch.bfloat16, device="cpu")
@@ -138,7 +139,7 @@ def main() -> None:
 def local_engine(loaded: Any, running: int) -> Any:
     """Return the engine in this process, on the GPU if there is one, also without stop tokens."""
     from benchmarks.side import device
-    from proxima.engine import Local, LocalEngine
+    from proxima.engine.local import Local, LocalEngine
 
     here = replace(loaded, model=loaded.model.to(device()))
     engine = LocalEngine(here, Local(slots=running, dtype="bfloat16"), max_length=1024)

@@ -16,14 +16,16 @@ from benchmarks.where.kinds import KINDS, trace
 from benchmarks.where.limits import Machine, Products, Shapes
 from benchmarks.where.phases import Clock
 from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
-from proxima.data import Completion, Group, Prompt, Score
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.local import collect
-from proxima.model import Policy, load
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.model.load import load
 from proxima.model.micro_batch import micro_batches, tokens_fed
+from proxima.model.policy import Policy
 from proxima.model.pretrained import DTYPES
-from proxima.train import PolicyObjective, TrainStack
-from proxima.train.batch_builder import BatchBuilder
+from proxima.training.batch_builder import BatchBuilder
+from proxima.training.objectives.policy_objective import PolicyObjective
+from proxima.training.stack import TrainStack
 
 HEAD_ROWS = 512  # of logits at once in training, as `Policy` has them
 ADAM_BYTES = 28  # a weight: float32 weight, gradient and both moments read, and all but the gradient written

@@ -24,7 +24,7 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "publish": ("proxima.engine.scheduler:Scheduler.load",),
     "forward": ("proxima.model.policy:Policy.__call__",),
     "backward": ("torch:Tensor.backward",),
-    "optimizer": ("proxima.train.stack:TrainStack._step", "proxima.train.stack:TrainStack._weight_norm"),
+    "optimizer": ("proxima.training.stack:TrainStack._step", "proxima.training.stack:TrainStack._weight_norm"),
 }
 #: kind of work → functions within which an operation belongs to it, whatever it is called
 REGIONS: Mapping[str, tuple[str, ...]] = {

@@ -21,13 +21,18 @@ import torch
 from evidence.tasks import ChainSums, Countdown, countdown_reward
 from proxima.core import ADVANTAGES, SURROGATES, Outcomes, TokenMean
 from proxima.core.correction import CORRECTIONS
-from proxima.data import Group, Prompt, Score, Trajectory
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.model import Policy, load
+from proxima.data.flow import Group, Prompt, Score
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local import Local, LocalEngine
+from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.model.quiet import quiet_transformers
 from proxima.system.jsonl import read_lines
 from proxima.task.prompts import to_prompt
-from proxima.train import AdamW, PolicyObjective, TrainStack
+from proxima.training.objectives.policy_objective import PolicyObjective
+from proxima.training.optimizer import AdamW
+from proxima.training.stack import TrainStack
 
 PROMPTS, GROUP, UPDATES, FRESH = 16, 8, 16, 128
 BATCHES = 20

@@ -22,12 +22,17 @@ from evidence.mechanism.run import returns as mean_reward
 from proxima.config.presets import ALGORITHMS
 from proxima.core import AGGREGATES, SURROGATES, policy_loss
 from proxima.core.correction import CORRECTIONS
-from proxima.data import Completion, Group, Prompt, Score, Trajectory
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.model import Policy, load
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local import Local, LocalEngine
+from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.model.quiet import quiet_transformers
 from proxima.system.jsonl import read_lines
-from proxima.train import AdamW, PolicyObjective, TrainStack
+from proxima.training.objectives.policy_objective import PolicyObjective
+from proxima.training.optimizer import AdamW
+from proxima.training.stack import TrainStack
 
 TOKENS, PROMPTS, GROUP, UPDATES = 68, 16, 8, 4
 VERSIONS, LAGS, CHAINS = 8, (1, 2, 4, 8), 5

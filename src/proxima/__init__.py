@@ -7,39 +7,32 @@ the mathematics alone. Importing this package imports none of it.
 """
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from inspect import Signature
+from proxima.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from proxima.api.evaluation import evaluate
+    from proxima.api.saved import load_run
+    from proxima.api.training import train
+    from proxima.data.errors import UserError
+    from proxima.runtime.loop.training_loop import RunEnded
+
+
 __all__ = ["RunEnded", "UserError", "__version__", "evaluate", "load_run", "train"]
 
-
-class CallableRoom(ModuleType):
-    """`proxima.train` and `proxima.evaluate` are packages and, called, the functions of `proxima.api` of that name."""
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return self._function(*args, **options)
-
-    @property
-    def __signature__(self) -> "Signature":
-        """The signature that `help` and notebooks show."""
-        from inspect import signature  # takes as long to import as all else here
-
-        return signature(self._function)
-
-    @property
-    def _function(self) -> Any:
-        return getattr(importlib.import_module("proxima.api"), self.__name__.rpartition(".")[2])
+_MODULES = {  # imported at first use: `import proxima` and `proxima.core` must not load a trainer
+    "RunEnded": "proxima.runtime.loop.training_loop",
+    "UserError": "proxima.data.errors",
+    "evaluate": "proxima.api.evaluation",
+    "load_run": "proxima.api.saved",
+    "train": "proxima.api.training",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("evaluate", "train"):
-        return importlib.import_module(f"proxima.{name}")
-    if name in __all__:
-        return getattr(importlib.import_module("proxima.api"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'proxima' has no attribute {name!r}")
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_episodes
-from proxima.config import resolve
 from proxima.config.partial_schemas import PlayedConfig
+from proxima.config.resolution import resolve
 from proxima.config.sections.model_section import ModelConfig
-from proxima.data import Completion, Prompt, UserError
+from proxima.data import UserError
+from proxima.data.flow import Completion, Prompt
 from proxima.engine.protocol import Request, Sampling
 from tests.cli.conftest import proxima  # noqa: F401
 from tests.rollout.episodes.test_player import Engine

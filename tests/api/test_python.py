@@ -37,7 +37,7 @@ def test_importing_the_package_loads_nothing_else():
 def test_what_a_notebook_looks_up():
     import inspect
 
-    import proxima.train
+    import proxima.training
     from proxima import evaluate, train
 
     assert train is proxima.train and proxima.train.TrainStack  # a package still

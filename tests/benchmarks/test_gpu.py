@@ -32,7 +32,7 @@ def test_a_part_is_a_command_of_today(name, tiny_model, tmp_path, monkeypatch):
     if words[1] == "pytest":
         assert (gpu.ROOT / words[-1] / "test_gpu.py").is_file()
     elif words[1] == "proxima.cli.main":
-        from proxima.config import load_recipe
+        from proxima.config.validate import load_recipe
 
         config = load_recipe(str(gpu.ROOT / words[3]), [word for word in words[4:] if "=" in word]).config
         assert config.train.steps == 2 and config.folder == str(tmp_path / "run")

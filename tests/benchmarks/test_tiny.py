@@ -138,9 +138,9 @@ def own_side_of_vllm(module, model, out):
     """What the benchmark does with an engine, and its report; no server runs."""
     import numpy as np
 
-    from proxima.data import Prompt
-    from proxima.engine import Local, LocalEngine
-    from proxima.model import load
+    from proxima.data.flow import Prompt
+    from proxima.engine.local import Local, LocalEngine
+    from proxima.model.load import load
 
     engine = LocalEngine(load(str(model), device="cpu"), Local(slots=2, dtype="float32"))
     texts = module.questions(2, 1)

@@ -107,7 +107,7 @@ def test_a_clock_counts_the_outer_phase(monkeypatch):
 
 
 def test_shapes_of_a_model(tiny_model):
-    from proxima.model import load
+    from proxima.model.load import load
 
     shapes = Shapes.of(load(str(tiny_model("qwen3")), device="cpu").model)
     assert len(shapes.layers) == 7 * shapes.depth and len(shapes.joined) == 4 * shapes.depth

@@ -141,7 +141,8 @@ def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     """`proxima check` tries the first cases of each law: tests/core and tests/laws have them all."""
-    from proxima.laws import check_law, law, spec_check
+    from proxima.laws import law, spec_check
+    from proxima.laws.law import check_law
 
     def checked(law: law.Law, spec: object) -> law.LawResult:
         return check_law(replace(law, cases=lambda: islice(law.cases(), 2)), spec)

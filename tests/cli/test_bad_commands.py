@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.validate import warnings
 from tests.cli.conftest import TINY
 from tests.cli.test_score import write_scored

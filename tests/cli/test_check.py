@@ -6,7 +6,9 @@ import json
 import pytest
 
 from proxima.cli.main import main
-from proxima.laws import check_law, laws_of, live_check
+from proxima.laws import live_check
+from proxima.laws.law import check_law
+from proxima.laws.spec_check import laws_of
 from tests.docs.printed import fence
 
 SOUND = fence("CONTRIBUTING.md", "class SoftClip")

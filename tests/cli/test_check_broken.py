@@ -6,11 +6,10 @@ import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.laws import SLOTS
 from proxima.laws.engine_laws import ENGINE_LAWS
 from proxima.laws.outcome_laws import TOKEN_ADVANTAGE_LAWS
 from proxima.laws.reward_laws import REWARD_LAWS
-from proxima.laws.spec_check import DECLARATION
+from proxima.laws.spec_check import DECLARATION, SLOTS
 
 HEAD = """import random
 from dataclasses import dataclass

@@ -8,8 +8,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from proxima.cli.eval import _shown
-from proxima.data import Group, Score
-from proxima.evaluate.results import completions_table, read_result
+from proxima.data.flow import Group, Score
+from proxima.evaluation.results import completions_table, read_result
 from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
 from tests.prepare.published import gsm8k_folder, write_parquet

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from proxima.model import load
+from proxima.model.load import load
 from tests.cli.conftest import TINY, printed
 
 ADAPTER = "model.lora={rank: 4, alpha: 8}"

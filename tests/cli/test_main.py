@@ -20,7 +20,8 @@ from proxima.cli.commands import COMMANDS, GROUPS
 from proxima.cli.help_page import WITH_ACTIONS
 from proxima.cli.main import exit_code, main
 from proxima.config.families import OFFLINE
-from proxima.data import PolicyBatch, UserError
+from proxima.data import UserError
+from proxima.data.policy_batch import PolicyBatch
 from tests.warm import WarmPopen, run_warm
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")

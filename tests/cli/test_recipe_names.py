@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.system.recipe_files import shipped_folder
 from tests.reward.make import completions, prompt
 

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import yaml
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.runtime.state.rollouts import read_rows
 from tests.cli.conftest import OVERRIDES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer

@@ -9,7 +9,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from proxima.data import Completion, Episode, Group, Prompt, Score, Span
+from proxima.data.episode import Episode, Span
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.runtime.state.rollouts import read_rows, write_evals
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

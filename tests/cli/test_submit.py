@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli import submit as submit_command
-from proxima.config import ConfigError
+from proxima.config.problems import ConfigError
 from proxima.data import UserError
 from tests.ports import kept_port
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.core.loss import Surrogate
 from proxima.data import require
-from proxima.engine import EngineSpec
+from proxima.engine.protocol import EngineSpec
 from proxima.task.protocol import Row
 
 

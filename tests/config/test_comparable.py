@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxima.config import resolve
 from proxima.config.comparable import ABSENT, FIELD_CLASSES, Purpose, compared, differences, flat_values, may_differ
+from proxima.config.resolution import resolve
 
 EVERY_PURPOSE = set(Purpose)
 

@@ -5,8 +5,11 @@ from contextlib import suppress
 import pytest
 
 from proxima.cli.explain import facts_of, header_of, text_of, values_table
-from proxima.config import ConfigError, check, dump, resolve
 from proxima.config.estimate import batch_of, longest_prompt
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
+from proxima.config.yaml_dump import dump
 from tests.config.conftest import BASE
 
 

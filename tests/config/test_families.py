@@ -4,11 +4,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from proxima.config import EvaluateConfig, RunConfig, families, resolve
+from proxima.config import families
 from proxima.config.describe import class_at, fields_of
 from proxima.config.families import FAMILIES, OFFLINE, TRAIN, family_name, family_of_config
+from proxima.config.partial_schemas import EvaluateConfig
+from proxima.config.resolution import resolve
+from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.train.offline.method import OfflineMethod
+from proxima.training.offline.method import OfflineMethod
 
 
 def test_every_line_names_a_config_with_its_own_section_and_a_method():

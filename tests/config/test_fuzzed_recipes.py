@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from proxima.cli.main import main
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.system.recipe_files import shipped_recipes
 from tests.campaigns import campaign
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from tests.refusals import refused
 
 

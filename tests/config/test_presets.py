@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core import PpoClip, Reinforce
 from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Gpg

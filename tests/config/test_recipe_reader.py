@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from proxima.config import resolve
 from proxima.config.describe import root_field
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
+from proxima.config.resolution import resolve
 from proxima.config.slots import Slot
 from proxima.config.tree import merge
 from proxima.system.recipe_files import shown_path

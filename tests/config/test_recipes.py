@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import RunConfig, check, dump, resolve
-from proxima.config.validate import warnings
+from proxima.config.resolution import resolve
+from proxima.config.schema import RunConfig
+from proxima.config.validate import check, warnings
+from proxima.config.yaml_dump import dump
 from proxima.core import CORRECTION_PRESETS, Cppo, Dppo, Drpo, PpoClip
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
-from proxima.experiments import plan_runs, read_sweep
+from proxima.experiments.sweep_file import read_sweep
+from proxima.experiments.sweep_plan import plan_runs
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.memory import STEADY

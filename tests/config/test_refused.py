@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError, check, resolve
-from proxima.config.validate import warnings
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
+from proxima.config.validate import check, warnings
 
 _, *PARTS = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").split("\n== ")
 FILES = {  # of the part "checked beside files"

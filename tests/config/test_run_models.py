@@ -2,7 +2,7 @@
 
 import json
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.validate import check
 
 

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError, check, dump, load_recipe, resolve, sections, validate
+from proxima.config import sections, validate
 from proxima.config.describe import fields_of
 from proxima.config.families import FAMILIES
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings
-from proxima.config.validate import CHECKS, PROOFS, WARNINGS, function_of, to_do, warnings
+from proxima.config.validate import CHECKS, PROOFS, WARNINGS, check, function_of, load_recipe, to_do, warnings
+from proxima.config.yaml_dump import dump
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task.local_files import Jsonl

@@ -9,9 +9,9 @@ import torch
 from hypothesis import strategies as st
 
 from proxima.core import AGGREGATES
-from proxima.data import PolicyBatch
-from proxima.laws import variants_of
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import CENTRES, BatchCase, make_batch
+from proxima.laws.spec_check import variants_of
 
 SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)
 

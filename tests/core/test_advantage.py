@@ -12,7 +12,7 @@ from proxima.core.advantage.group_variants import Gdpo, GrpoPassk, Opo, Reinforc
 from proxima.core.advantage.protocol import ADVANTAGE_NEEDS
 from proxima.core.advantage.token import Gae, OptimalTokenBaseline
 from proxima.core.sequence_rows import prefix_sums, suffix_sums
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from tests.core.operations import Operations
 
 NAN = float("nan")

@@ -10,9 +10,11 @@ from torch import Tensor
 from proxima.core import Correction, PolicyBatch, PpoClip, Reinforce, Selection, SumCount, gradient_weight
 from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
 from proxima.core.loss import Corrected, Penalty
-from proxima.data import Outcomes
-from proxima.laws import check_law, check_spec, laws_of, surrogate_laws
+from proxima.data.outcomes import Outcomes
+from proxima.laws import surrogate_laws
 from proxima.laws.batches import batch_cases
+from proxima.laws.law import check_law
+from proxima.laws.spec_check import check_spec, laws_of
 
 
 def found(slot: str, spec: Any, name: str) -> str:

@@ -27,11 +27,12 @@ from proxima.core import (
 )
 from proxima.core.correction.rejection import TopEntropy
 from proxima.core.penalty import K3
-from proxima.data import PolicyBatch
-from proxima.laws import check_law, check_spec, laws_of, spec_check, variants_of
+from proxima.data.policy_batch import PolicyBatch
+from proxima.laws import spec_check
 from proxima.laws.batches import BatchCase, copied, drawn_cases, make_batch, with_new_leaf
 from proxima.laws.batches import batch_cases as check_cases
-from proxima.laws.law import Law, LawResult, require_close
+from proxima.laws.law import Law, LawResult, check_law, require_close
+from proxima.laws.spec_check import check_spec, laws_of, variants_of
 from proxima.laws.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from tests.core.batches import batch_cases, seeded_cases, variants
 from tests.core.operations import Operations

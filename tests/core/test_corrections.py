@@ -26,7 +26,7 @@ from proxima.core.correction.rejection import OffPolicySequence, SecondMoment, T
 from proxima.core.loss import needs_precompute
 from proxima.core.metrics import QuantileSketch
 from proxima.core.token_reasons import TokenReasons
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import make_batch
 from tests.core.batches import packed
 

@@ -41,8 +41,7 @@ from proxima.core.correction.guard import MismatchGuard
 from proxima.core.penalty import K1, K3, EntropyBonus
 from proxima.core.preference.kto import Kto
 from proxima.core.reward_kl import RewardKl
-from proxima.data import PolicyBatch
-from proxima.data.policy_batch import GRADIENT
+from proxima.data.policy_batch import GRADIENT, PolicyBatch
 from proxima.laws.batches import make_batch
 from tests.core.batches import packed, variants
 

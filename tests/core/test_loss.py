@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from proxima.core import PENALTIES, Dppo, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
-from proxima.data import NoFieldError, PolicyBatch
+from proxima.data import NoFieldError
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import make_batch
 from tests.core.batches import packed
 

@@ -9,7 +9,7 @@ import torch
 from proxima.core import Cppo, Importance, Reinforce
 from proxima.core.correction.rejection import Rejection
 from proxima.core.token_reasons import TokenReasons
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import make_batch
 from tests.core.batches import packed
 

@@ -9,7 +9,7 @@ import torch
 
 from proxima.core import PpoClip, Rejection, TokenMean, policy_loss
 from proxima.core.token_reasons import TokenReasons
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from tests.core.batches import of_probabilities
 
 

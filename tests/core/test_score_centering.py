@@ -12,7 +12,7 @@ from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMean
 from proxima.core.correction.importance import CapFloor, Icepop
 from proxima.core.correction.score_centering import TAIL_FLOOR, ScoreCentering
 from proxima.core.token_reasons import TokenReasons
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import make_batch, with_new_leaf
 from scripts.enumerable_world import EnumerableWorld
 from tests.core.batches import packed

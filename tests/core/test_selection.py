@@ -10,7 +10,7 @@ from proxima.core import SELECTIONS, PpoClip, SequenceMeanTokenMean, policy_loss
 from proxima.core.penalty import K3
 from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
 from proxima.core.selection.partial_selection import BestAndWorst, Prune
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from tests.core.batches import packed
 
 

@@ -9,7 +9,7 @@ from proxima.core import TokenRewards
 from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Rloo
 from proxima.core.advantage.turn import Gigpo, TurnReturns
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 
 NAN = float("nan")
 

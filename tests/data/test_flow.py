@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import (
-    Completion,
-    Episode,
-    Group,
-    LabeledCompletion,
-    Outcomes,
-    PreferencePair,
-    Prompt,
-    Score,
-    Trajectory,
-    UserError,
-)
+from proxima.data import UserError
+from proxima.data.episode import Episode
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.outcomes import Outcomes
+from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.policy_batch import finite_log_prob
+from proxima.data.trajectory import Trajectory
 
 
 def completion(tokens=(5, 6), **changes):

@@ -1,7 +1,8 @@
 """Scored groups as rows."""
 
 from proxima.core.advantage.group_variants import Gdpo
-from proxima.data import Completion, Group, Outcomes, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.outcomes import Outcomes
 
 
 def group(uid, *scores):

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.data import Trajectory, pack, shared_paths
+from proxima.data import shared_paths
+from proxima.data.packed_batch import pack
+from proxima.data.trajectory import Trajectory
 
 
 def trajectory(prompt=(1, 2, 3), tokens=(10, 11), group=0, **facts):

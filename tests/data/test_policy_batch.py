@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 NAN = float("nan")
 

@@ -5,7 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxima.data import Completion, Prompt, SamplingMask, Trajectory, UserError, pack
+from proxima.data import UserError
+from proxima.data.flow import Completion, Prompt
+from proxima.data.packed_batch import pack
+from proxima.data.sampling_mask import SamplingMask
+from proxima.data.trajectory import Trajectory
 
 MASK = SamplingMask.of_sets([[7, 3], [5], [9, 2, 4]])
 

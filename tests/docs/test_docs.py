@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
+from proxima.config.resolution import resolve
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from scripts import first_screen, method_pages
 from tests.docs.printed import STARTS

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from tests.docs.printed import ROOT
 
 TEXT = (ROOT / "docs" / "how_to.md").read_text(encoding="utf-8")

@@ -22,9 +22,9 @@ import yaml
 from transformers.utils import logging
 
 from proxima.cli.main import main
-from proxima.config import resolve
-from proxima.experiments import read_sweep
-from proxima.prepare import SOURCES
+from proxima.config.resolution import resolve
+from proxima.experiments.sweep_file import read_sweep
+from proxima.prepare.catalog import SOURCES
 from proxima.system import recipe_files
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.conftest import few_cases, quick_machine  # noqa: F401

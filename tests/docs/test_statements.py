@@ -9,7 +9,7 @@ import pytest
 from proxima.cli.commands import COMMANDS
 from proxima.core import CORRECTION_PRESETS
 from proxima.environment import ENVIRONMENTS
-from proxima.train import OPTIMIZERS
+from proxima.training import OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

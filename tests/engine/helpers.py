@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.data import Completion, Prompt, Trajectory
+from proxima.data.flow import Completion, Prompt
+from proxima.data.trajectory import Trajectory
 from proxima.engine.general_decoder import RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest
-from proxima.model import LoadedModel, Policy
-from proxima.model.pretrained import UnloadedModel
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel, UnloadedModel
 from tests.model.rows import ids, loaded
 
 copied = cache(loaded)  # what engines copy from

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from proxima.engine.protocol import WeightUpdate
-from proxima.model import Policy, load
+from proxima.model.load import load
 from proxima.model.lora import Lora, weight_of
+from proxima.model.policy import Policy
 from tests.engine.helpers import behavior, engine, policy_log_prob, requests, run
 from tests.model.adapters import move, with_adapter
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Prompt
+from proxima.data.flow import Prompt
 from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import Request, WeightUpdate
 from tests.engine.helpers import agree, behavior, checked_leaders, engine, requests, run, trainer_log_prob

@@ -18,7 +18,7 @@ from proxima.engine.general_decoder import SteadyRows
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
-from proxima.model import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from tests.engine.helpers import agree, behavior, engine, prompt, requests, run, steps, threads, trainer_log_prob
 from tests.engine.test_kept_prefixes import prefilled
 from tests.model.rows import loaded

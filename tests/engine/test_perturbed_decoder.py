@@ -22,9 +22,9 @@ from proxima.engine.perturbed_decoder import (
     fake_quantized,
 )
 from proxima.engine.protocol import EngineSetup
-from proxima.model import LoadedModel
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import merge_adapter
+from proxima.model.pretrained import LoadedModel
 from tests.engine.helpers import behavior, requests, rows_of, run, scores
 from tests.engine.test_kept_prefixes import first_turns, next_turns
 from tests.engine.test_local import wide

@@ -3,8 +3,7 @@
 import pytest
 
 from proxima.data import UserError
-from proxima.engine import Capabilities, EngineRequirements, Sampling
-from proxima.engine.protocol import BOTH
+from proxima.engine.protocol import BOTH, Capabilities, EngineRequirements, Sampling
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from tests.engine.helpers import unloaded
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import FieldError, Trajectory
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
+from proxima.data import FieldError
+from proxima.data.trajectory import Trajectory
 from proxima.engine.general_decoder import GeneralDecoder
-from proxima.engine.local import collect
-from proxima.model import Policy
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.model.policy import Policy
 from tests.engine.helpers import prompt, run
 from tests.engine.test_kept_prefixes import next_turns
 from tests.model.families import make

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.data import Trajectory
-from proxima.engine import Sampling
+from proxima.data.trajectory import Trajectory
+from proxima.engine.protocol import Sampling
 from proxima.engine.sampler import sample_tokens
-from proxima.model import Policy
+from proxima.model.policy import Policy
 from tests.engine.helpers import behavior, engine, requests, rows_of, run
 from tests.engine.test_interrupt import SEEDS, published_midway
 from tests.engine.test_sampler import brute, settings

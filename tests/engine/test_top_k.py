@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.model import Policy
+from proxima.model.policy import Policy
 from tests.engine.helpers import engine, requests, rows_of, run
 from tests.model.rows import loaded, plain_logits
 

@@ -17,7 +17,7 @@ import threading
 import time
 from contextlib import suppress
 
-from proxima.environment import Reply
+from proxima.environment.protocol import Reply
 
 CHILDREN, FOREVER = 20, 6000
 SHORT = 0.1  # seconds for calls that never end

@@ -8,7 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from proxima.data import FieldError, ToolCall
+from proxima.data import FieldError
+from proxima.data.episode import ToolCall
 from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec

@@ -7,7 +7,8 @@ from contextlib import closing
 import pytest
 from transformers.utils import chat_template_utils
 
-from proxima.data import FieldError, ToolCall
+from proxima.data import FieldError
+from proxima.data.episode import ToolCall
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec, read_interface
 

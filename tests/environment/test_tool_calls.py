@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.data import ToolCall, UserError
+from proxima.data import UserError
+from proxima.data.episode import ToolCall
 from proxima.environment.tool_calls import (
     MOST_CALLS,
     ReadMessage,

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from proxima.data import ToolCall
-from proxima.environment import Environment, Reply
+from proxima.data.episode import ToolCall
+from proxima.environment.protocol import Environment, Reply
 
 
 def called(hosts, row, *calls):

@@ -6,7 +6,7 @@ import pytest
 
 from evidence.start_model import make_start_model, tokenizer
 from evidence.tasks import ChainSums, Countdown, Programs, countdown_reward
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import FieldError
 from proxima.task.prompts import to_prompt
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from examples import one_file_grpo as example
-from proxima.data import Score
+from proxima.data.flow import Score
 from tests.tiny import VOCABULARY
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "one_file_grpo.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.main import main
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.reward.function import Function
 
 ROOT = Path(__file__).resolve().parents[2]

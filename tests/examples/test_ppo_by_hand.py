@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core import Importance
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "ppo_by_hand.ipynb"
 

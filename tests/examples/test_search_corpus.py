@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.search_corpus import main
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.environment.search import Search
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder

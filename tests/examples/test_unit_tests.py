@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.main import main
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder

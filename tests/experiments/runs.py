@@ -2,7 +2,9 @@
 
 import json
 
-from proxima.experiments import compare_runs, find_runs, read_run
+from proxima.experiments.run_comparison import compare_runs
+from proxima.experiments.run_reader import read_run
+from proxima.experiments.run_search import find_runs
 
 CONFIG = """\
 model:

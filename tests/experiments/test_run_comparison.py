@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from proxima.experiments import compare_runs
 from proxima.experiments.cell_statistics import HELD_OUT
+from proxima.experiments.run_comparison import compare_runs
 from proxima.view.comparison_page import page_values
 from tests.experiments.runs import CONFIG, answered, comparison, curve, make_run, make_sweep, step
 from tests.refusals import refused

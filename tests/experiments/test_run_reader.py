@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from proxima.experiments import find_runs, read_run
 from proxima.experiments.cell_statistics import first_reach
+from proxima.experiments.run_reader import read_run
+from proxima.experiments.run_search import find_runs
 from tests.experiments.runs import answered, curve, make_run, make_sweep, step
 from tests.refusals import refused
 

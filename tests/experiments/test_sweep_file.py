@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError, dump
+from proxima.config.problems import ConfigError
+from proxima.config.yaml_dump import dump
 from proxima.core import PpoClip
-from proxima.experiments import plan_runs, read_sweep, sweep_plan
+from proxima.experiments import sweep_plan
+from proxima.experiments.sweep_file import read_sweep
+from proxima.experiments.sweep_plan import plan_runs
 from tests.refusals import refused
 
 

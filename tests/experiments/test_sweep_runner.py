@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.config import load_recipe
 from proxima.config.resolution import resolve
+from proxima.config.validate import load_recipe
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import Metrics
 from proxima.experiments.sweep_file import read_sweep

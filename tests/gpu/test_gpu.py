@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from proxima.core import AGGREGATES, SURROGATES
-from proxima.data import Prompt, Trajectory
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.local import collect
-from proxima.engine.protocol import ScoreRequest
-from proxima.model import Policy, load
-from proxima.train import PolicyObjective, TrainStack
+from proxima.data.flow import Prompt
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
+from proxima.model.load import load
+from proxima.model.policy import Policy
+from proxima.training.objectives.policy_objective import PolicyObjective
+from proxima.training.stack import TrainStack
 
 HERE = torch.cuda.is_available() or "PROXIMA_REHEARSE" in os.environ
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HERE, reason="no GPU")]

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.data import SamplingMask
-from proxima.engine import Local
+from proxima.data.sampling_mask import SamplingMask
+from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSpec, ScoreRequest
 
 

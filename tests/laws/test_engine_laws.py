@@ -5,11 +5,12 @@ import functools
 import numpy as np
 import pytest
 
-from proxima.engine import ENGINES, Local
+from proxima.engine import ENGINES
+from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSetup
-from proxima.laws import check_law
 from proxima.laws.engine_case import EngineUnderTest, tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS
+from proxima.laws.law import check_law
 from proxima.laws.sampling_laws import FALSE_ALARM, chi_squared, tail_of_chi_squared
 from tests.laws import broken_engines as broken
 from tests.laws.broken_engines import Broken

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import torch
 
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
 from proxima.model.lora import Lora, adapter_names
+from proxima.model.pretrained import LoadedModel
 
 
 def with_adapter(folder: Path, lora: Lora | None = None, *, moved: bool = True, **settings) -> LoadedModel:

@@ -6,7 +6,7 @@ from typing import Any
 
 import transformers as hf
 
-from proxima.model import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from tests.tiny import GPT2, IDS, drawn, tiny_tokenizer
 
 _STATES = IDS | {"hidden_size": 32, "num_hidden_layers": 2}

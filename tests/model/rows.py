@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from proxima.data import Trajectory
-from proxima.model import LoadedModel, Policy
+from proxima.data.trajectory import Trajectory
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
 
 

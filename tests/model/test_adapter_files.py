@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from proxima.data import FieldError
-from proxima.model import load
 from proxima.model.adapter_files import save_adapter
 from proxima.model.files import is_adapter, model_files
+from proxima.model.load import load
 from proxima.model.lora import Lora, adapter_names
 from proxima.model.pretrained import check_path, load_config, load_tokenizer
 from proxima.model.save import save_trained

@@ -9,10 +9,11 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.data import Prompt, Trajectory
+from proxima.data.flow import Prompt
+from proxima.data.trajectory import Trajectory
 from proxima.engine.local import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
-from proxima.model import Policy
+from proxima.model.policy import Policy
 from tests.model.families import BROAD, DENSE, FAMILIES, REFUSED, make
 from tests.model.rows import forked, gradients_of, ids, opened, plain_log_prob, rows
 

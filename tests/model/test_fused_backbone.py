@@ -7,10 +7,12 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.data import Trajectory
+from proxima.data.trajectory import Trajectory
 from proxima.kernels.compiled import unavailable
-from proxima.model import LoadedModel, Policy, fused_backbone
+from proxima.model import fused_backbone
 from proxima.model.plain_decoder import is_plain
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel
 from tests.model.rows import forked, opened, rows, trained
 from tests.tiny import drawn, tiny_tokenizer
 

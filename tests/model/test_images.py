@@ -11,18 +11,21 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.data import FieldError, Prompt, Trajectory, UserError
+from proxima.data import FieldError, UserError
+from proxima.data.flow import Prompt
 from proxima.data.image_tokens import image_and_patch
-from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
-from proxima.engine.local import collect
-from proxima.engine.protocol import ScoreRequest
-from proxima.model import Policy, images, load
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
+from proxima.model import images
 from proxima.model.chat import SafeMessage, prompt_tokens
 from proxima.model.image_folder import image_damage
 from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import target_layers
 from proxima.model.model_source import ModelSource
+from proxima.model.policy import Policy
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from proxima.view.thumbnails import thumbnails
 from tests.campaigns import campaign

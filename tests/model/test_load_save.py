@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.engine.decoder import packs_bfloat16
-from proxima.model import Policy, load, save
-from proxima.model.load import ALIGNMENT
+from proxima.model.load import ALIGNMENT, load
+from proxima.model.policy import Policy
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
+from proxima.model.save import save
 from tests.model.folders import edited
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny

@@ -11,9 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
-from proxima.model import logit_rows, token_log_prob
+from proxima.model import logit_rows
 from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
 from proxima.model.kept_tokens import KeptTokens
+from proxima.model.log_prob import token_log_prob
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 13, 5, 17

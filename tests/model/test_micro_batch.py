@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from proxima.data import pack
+from proxima.data.packed_batch import pack
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from tests.model.rows import forked, opened
 from tests.train.helpers import trajectories

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from proxima.model import LoadedModel, Policy
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel
 from tests.model.rows import MIXED, loaded, plain_logits, policy, rows, trained
 from tests.tiny import KINDS, tiny, tiny_tokenizer
 

@@ -8,13 +8,17 @@ import torch
 import transformers as hf
 
 from proxima.cli.main import main
-from proxima.config import check, resolve
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima.data import FieldError, UserError
 from proxima.engine.local import Local, LocalEngine
-from proxima.model import LoadedModel, Policy, load, proof, save
+from proxima.model import proof
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.model.positions import fix_positions, fixed_length
-from proxima.model.pretrained import context_limit
+from proxima.model.pretrained import LoadedModel, context_limit
 from proxima.model.proof import Proof
+from proxima.model.save import save
 from proxima.model.tiny_twin import make_twin
 from proxima.reward.model_reward import ModelReward
 from tests.model.families import DENSE

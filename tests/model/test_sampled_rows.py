@@ -6,7 +6,7 @@ import torch
 
 from proxima.core import Reinforce, TokenMean
 from proxima.core.correction.score_centering import ScoreCentering
-from proxima.train.objectives.policy_objective import PolicyObjective
+from proxima.training.objectives.policy_objective import PolicyObjective
 from tests.model.rows import forked, policy, rows
 
 

@@ -6,11 +6,12 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
 from proxima.data import FieldError
-from proxima.model import LoadedModel, ScalarModel, load, load_scalar_model, save
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_off
-from proxima.model.save import save_trained
-from proxima.model.scalar_model import score_normalization, set_score_normalization
+from proxima.model.pretrained import LoadedModel
+from proxima.model.save import save, save_trained
+from proxima.model.scalar_model import ScalarModel, load_scalar_model, score_normalization, set_score_normalization
 from tests.model.adapters import move
 from tests.model.rows import MIXED, rows
 

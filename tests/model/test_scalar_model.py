@@ -7,10 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from proxima.data import FieldError, Trajectory
+from proxima.data import FieldError
 from proxima.data.random import VALUE_HEAD, mix, normals
-from proxima.model import Policy, ScalarModel, load, load_scalar_model, save
-from proxima.model.scalar_model import make_value_head
+from proxima.data.trajectory import Trajectory
+from proxima.model.load import load
+from proxima.model.policy import Policy
+from proxima.model.save import save
+from proxima.model.scalar_model import ScalarModel, load_scalar_model, make_value_head
 from tests.campaigns import campaign
 from tests.model.families import BROAD, make
 from tests.model.folders import edited

@@ -7,12 +7,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from proxima.config import check, resolve
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima.data import FieldError
-from proxima.model import load, load_scalar_model, save
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach, merge_adapter
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.model_reward import ModelReward
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from proxima.prepare import SOURCES
+from proxima.prepare.catalog import SOURCES
 
 PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 

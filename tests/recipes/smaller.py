@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core.selection.partial_selection import Prune
 from proxima.reward.length import Overlong
 from proxima.reward.model_reward import ModelReward

@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.runtime.state.folder import RunFolder
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe
@@ -36,7 +36,7 @@ def test_the_formula_has_what_rehearsals_counted(tmp_path):
             assert row["rehearsal"]["fits"] and row["fits"]
 
 
-@pytest.mark.campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process[parts]")
+@pytest.mark.campaign("tests/training/test_ranks.py::test_an_update_is_that_of_one_process[parts]")
 @pytest.mark.parametrize(("recipe", "layout"), GROUPS)
 def test_two_steps_on_four_ranks(recipe, layout, tmp_path):
     out = tmp_path / "run"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima_plan.devices import GIB, Devices, device_kinds
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.model_size import known_facts, known_models, model_facts

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
 from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.experiments import read_sweep
+from proxima.config.resolution import resolve
+from proxima.experiments.sweep_file import read_sweep
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.task.protocol import is_played

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.process.worker import Worker
-from proxima.reward import RewardRunner
+from proxima.reward.runner import RewardRunner
 
 LONG, SHORT = 600.0, 0.1  # seconds for calls that end, and for those that never do
 

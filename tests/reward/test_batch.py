@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from proxima.data import Group, Score
-from proxima.reward import WeightedReward
-from proxima.reward.base import NOT_APPLICABLE
+from proxima.data.flow import Group, Score
+from proxima.reward.base import NOT_APPLICABLE, WeightedReward
 from proxima.reward.exact import Exact
 from proxima.reward.function import FunctionBatch
 from proxima.reward.length import Length

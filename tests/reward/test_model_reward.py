@@ -11,12 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from proxima.data import FieldError, Prompt, UserError
-from proxima.model import load_scalar_model, save
+from proxima.data import FieldError, UserError
+from proxima.data.flow import Prompt
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.scalar_model import set_score_normalization
-from proxima.reward import RewardRunner
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model, set_score_normalization
 from proxima.reward.model_reward import ModelReward
+from proxima.reward.runner import RewardRunner
 from tests.reward.make import completion, completions, runner
 from tests.tiny import CONTEXT, tiny_tokenizer
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.data import Group, Score
-from proxima.reward import REWARDS, RewardRunner
+from proxima.data.flow import Group, Score
+from proxima.reward import REWARDS
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.http import Http, _score
+from proxima.reward.runner import RewardRunner
 from tests.reward.make import ask, completion, prompt, runner, scored
 from tests.reward.server import served
 

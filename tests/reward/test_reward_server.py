@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from proxima.cli.main import main
-from proxima.data import Prompt
-from proxima.model import load_scalar_model, save
+from proxima.data.flow import Prompt
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.http import Http
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import open_socket

@@ -15,7 +15,7 @@ import pytest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from proxima.data import Score
+from proxima.data.flow import Score
 from proxima.reward.http import Http
 from proxima.reward.server import bounded_server
 from proxima.reward.server.score_requests import SLICE_COMPLETIONS

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from proxima.data import Score
-from proxima.reward import REWARDS, WeightedReward
+from proxima.data.flow import Score
+from proxima.reward import REWARDS
+from proxima.reward.base import WeightedReward
 from proxima.reward.exact import Exact
 from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.number import Number

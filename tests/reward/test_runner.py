@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from proxima.data import Score
-from proxima.reward import RewardRunner, WeightedReward
+from proxima.data.flow import Score
+from proxima.reward.base import WeightedReward
 from proxima.reward.exact import Exact
 from proxima.reward.function import Function
 from proxima.reward.length import Length
@@ -20,6 +20,7 @@ from proxima.reward.math.number import Number
 from proxima.reward.math.symbolic import Math
 from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.regex import Format
+from proxima.reward.runner import RewardRunner
 from proxima.reward.workers import threads
 from proxima.reward.workers.threads import ThreadCalls
 from tests.refusals import refused
@@ -72,7 +73,7 @@ def test_names_must_differ_and_there_must_be_a_reward():
     twice = "reward='number' is the name of two rewards; give one of them another `name`"
     assert refused(RewardRunner, [Number(), Number()]) == [twice]
     assert refused(RewardRunner, []) == ["reward=[] must hold at least one reward"]
-    kind = "reward dict is not a subclass of proxima.reward.WeightedReward"
+    kind = "reward dict is not a subclass of proxima.reward.base.WeightedReward"
     assert refused(RewardRunner, [{"kind": "number"}]) == [kind]
     assert RewardRunner([Number(), Number(name="second")]).labels == ("number", "second")
     for field in ("timeout", "workers"):

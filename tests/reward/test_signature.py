@@ -7,7 +7,8 @@ from typing import Optional
 
 import pytest
 
-from proxima.data import Episode, Score, Span
+from proxima.data.episode import Episode, Span
+from proxima.data.flow import Score
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.length import Length
 from proxima.reward.signature import CallShape, messages_of

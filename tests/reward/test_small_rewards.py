@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.data import Episode, Score
+from proxima.data.episode import Episode
+from proxima.data.flow import Score
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.exact import Exact
 from proxima.reward.length import Length, MissingEos, Overlong

@@ -9,10 +9,13 @@ from functools import cache
 
 import pytest
 
-from proxima.data import Episode, Group, Score
+from proxima.data.episode import Episode
+from proxima.data.flow import Group, Score
 from proxima.laws.reward_laws import readable_answer
-from proxima.model import load_scalar_model, save
-from proxima.reward import REWARDS, WeightedReward
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model
+from proxima.reward import REWARDS
+from proxima.reward.base import WeightedReward
 from tests.documented import assert_documented
 from tests.reward.make import SHORT, completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer

@@ -5,7 +5,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field, replace
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.admission import Admission
 from proxima.rollout.async_collector import AsyncCollector

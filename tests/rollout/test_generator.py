@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from proxima.data import Prompt
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually

@@ -6,7 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.model import load_scalar_model, save
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.summary import Summary
 from tests.runtime import tiny_run
 from tests.runtime.episode_world import episode_recipe, whole

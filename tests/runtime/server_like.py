@@ -8,23 +8,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.data import Completion, FieldError
-from proxima.engine import (
+from proxima.data import FieldError
+from proxima.data.flow import Completion
+from proxima.engine.http.client import ServerError
+from proxima.engine.local import Local
+from proxima.engine.protocol import (
     Capabilities,
     Engine,
     EngineRequirements,
     EngineSetup,
     EngineSpec,
     Health,
-    Local,
     Request,
     WeightUpdate,
-    check_log_probs,
-    check_scoring,
-    precision_notes,
 )
-from proxima.engine.http.client import ServerError
-from proxima.model import load
+from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
+from proxima.model.load import load
 
 ASKED: list[EngineRequirements] = []  # by `check`, in order
 BUILT: list[str] = []  # paths of models that engines were built for

@@ -66,7 +66,7 @@ def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
 
 
 def test_the_teacher_has_its_own_weight_and_denominator(tiny_model, tmp_path):
-    """That it adds up with the loss of rewards is proven in tests/train/test_teacher.py."""
+    """That it adds up with the loss of rewards is proven in tests/training/test_teacher.py."""
     more = {"coefficient": 0.5, "aggregate": "sequence_mean_token_sum"}
     go(tmp_path / "run", distilled(tiny_model, more=more, train__steps=1))
     (record,) = steps_of(tmp_path / "run")

@@ -5,14 +5,14 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.api.local_answers import generate, local_engine
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core.advantage.group import Grpo
 from proxima.data import NotFiniteError
 from proxima.engine.protocol import Sampling
 from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.train import TrainStack
-from proxima.train.batch_builder import BatchBuilder
+from proxima.training.batch_builder import BatchBuilder
+from proxima.training.stack import TrainStack
 from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import closing_line
 from tests.model.rows import same
@@ -28,7 +28,7 @@ def test_nothing_is_drawn_from_logits_that_are_not_finite(tiny_model, monkeypatc
 
 
 def poisoned(path, **how):
-    from proxima.model import load
+    from proxima.model.load import load
 
     loaded = load(path, **how)
     with torch.no_grad():

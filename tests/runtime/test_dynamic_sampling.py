@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from proxima.data import Score
+from proxima.data.flow import Score
 from proxima.rollout.running_acceptance import running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
+from proxima.training.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
 from tests.runtime.prompt_rows import consumed_prompts

@@ -12,7 +12,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import checkpoints
+from proxima.training.checkpoint import checkpoints
 from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
@@ -125,7 +125,7 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
         raise ConnectionError("gone")
 
     messages = {"slow": "TimeoutError: no answer in 0.05 s", "short": "ValueError: score gave "}
-    monkeypatch.setattr("proxima.train.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
+    monkeypatch.setattr("proxima.training.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
     monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
     watcher = Watcher()
     source = "trainer" if what == "in_flight" else "engine"

@@ -37,7 +37,7 @@ def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, 
     if mode != "drop":  # how many are too old is the machine's
         assert sum(record["async/evicted"] for record in records) == 0
     if "algorithm" in ASYNCHRONOUS[mode]:
-        # how many episodes run at a publish is the machine's; tests/train/test_next_policy.py proves their log-probs
+        # how many episodes run at a publish is the machine's; tests/training/test_next_policy.py proves their log-probs
         assert all({"next/written", "next/missing_fraction"} <= record.keys() for record in records)
 
 

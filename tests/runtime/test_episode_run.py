@@ -7,10 +7,11 @@ import threading
 import pytest
 
 from benchmarks.kills.episodes import campaign
-from proxima.config import EvaluateConfig, resolve
+from proxima.config.partial_schemas import EvaluateConfig
+from proxima.config.resolution import resolve
 from proxima.data import UserError
-from proxima.evaluate.eval_run import run_eval
-from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.evaluation.eval_run import run_eval
+from proxima.evaluation.question_sets import load_suites, recipe_suites
 from proxima.process import start as starting
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

@@ -3,10 +3,10 @@
 import pytest
 
 from proxima.api.saved import load_run
-from proxima.config import resolve
-from proxima.evaluate.headline import Headline
-from proxima.evaluate.held_out import named_sets
-from proxima.evaluate.question_sets import recipe_suites
+from proxima.config.resolution import resolve
+from proxima.evaluation.headline import Headline
+from proxima.evaluation.held_out import named_sets
+from proxima.evaluation.question_sets import recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.held_out_sets import set_lines

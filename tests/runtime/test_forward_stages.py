@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core.advantage.token import Gae
-from proxima.data import Trajectory
+from proxima.data.trajectory import Trajectory
 from proxima.runtime.launch.run import train
-from proxima.train import LogProbStage
+from proxima.training.forward_stage import LogProbStage
 from tests.runtime.tiny_run import NO_EVAL, recipe, rollouts_of
 
 

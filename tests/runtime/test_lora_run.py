@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.data import UserError
-from proxima.model import load
+from proxima.model.load import load
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint_restore import damage
+from proxima.training.checkpoint_restore import damage
 from tests.runtime.runs import LORA
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, saved_in, steps_of
 

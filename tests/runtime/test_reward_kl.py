@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import checkpoints
+from proxima.training.checkpoint import checkpoints
 from proxima.view.log_lines import LogFile
 from tests.runtime.runs import shaped
 from tests.runtime.tiny_run import go, recipe, rollouts_of, saved_in, steps_of

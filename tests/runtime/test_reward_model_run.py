@@ -3,7 +3,8 @@
 import pytest
 from transformers import AutoModelForSequenceClassification
 
-from proxima.config import check, resolve
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe
 from tests.runtime.tiny_run import recipe

@@ -7,17 +7,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proxima.config import EvaluateConfig, resolve
-from proxima.data import Trajectory
-from proxima.evaluate.eval_run import run_eval
-from proxima.evaluate.question_sets import load_suites, recipe_suites
-from proxima.model import Policy, load
+from proxima.config.partial_schemas import EvaluateConfig
+from proxima.config.resolution import resolve
+from proxima.data.trajectory import Trajectory
+from proxima.evaluation.eval_run import run_eval
+from proxima.evaluation.question_sets import load_suites, recipe_suites
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.export import export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.checkpoint import checkpoints
+from proxima.training.checkpoint import checkpoints
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps_of, summary_of, timeless
 

@@ -4,11 +4,13 @@ masks survive files, checkpoints and replays to the bit; without `behavior: samp
 import numpy as np
 import pytest
 
-from proxima.data import SamplingMask, Trajectory, UserError
+from proxima.data import UserError
+from proxima.data.sampling_mask import SamplingMask
+from proxima.data.trajectory import Trajectory
 from proxima.engine.scheduler import Scheduler
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train.objectives.policy_objective import mask_sizes
+from proxima.training.objectives.policy_objective import mask_sizes
 from tests.runtime.runs import CUT, RUNS
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, steps_of, traces
 

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Trajectory
-from proxima.model import Policy, load
+from proxima.data.trajectory import Trajectory
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.pending_files import read_next_policy
 from proxima.runtime.state.rollouts import read_rows
-from proxima.train import TrainStack
-from proxima.train.checkpoint import NEXT_POLICY, checkpoints
-from proxima.train.next_policy import NextPolicy
+from proxima.training.checkpoint import NEXT_POLICY, checkpoints
+from proxima.training.next_policy import NextPolicy
+from proxima.training.stack import TrainStack
 from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, rollouts_of, saved_in, steps_of

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from proxima.config import ConfigError, resolve
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.run import train

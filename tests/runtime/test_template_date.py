@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.model import template_clock
 from proxima.runtime.state.folder import RunFolder

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.config import EvaluateConfig, resolve
+from proxima.config.partial_schemas import EvaluateConfig
+from proxima.config.resolution import resolve
 from proxima.core import MismatchGuard
 from proxima.core.correction.guard import MismatchError
 from proxima.data import FieldError
 from proxima.engine.local import Local, LocalEngine
-from proxima.evaluate.eval_run import run_eval
-from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.evaluation.eval_run import run_eval
+from proxima.evaluation.question_sets import load_suites, recipe_suites
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.tiny_run import go, recipe, steps_of

@@ -10,17 +10,16 @@ from typing import Any, ClassVar
 
 from safetensors.torch import load_file
 
-from proxima.config import resolve
-from proxima.data import Completion, Prompt, Score
-from proxima.reward import WeightedReward
-from proxima.reward.base import Where
+from proxima.config.resolution import resolve
+from proxima.data.flow import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.summary import Summary
 from proxima.runtime.watch.observer import Observer
-from proxima.train.checkpoint import Checkpoint, checkpoints
+from proxima.training.checkpoint import Checkpoint, checkpoints
 from tests.runtime.prompt_rows import consumed_prompts
 
 HOOK: Callable[[Prompt, Completion], None] | None = None  # a test's way into the middle of a step

@@ -5,7 +5,8 @@ import os
 import torch
 from safetensors.torch import save_file
 
-from proxima.model import load, save
+from proxima.model.load import load
+from proxima.model.save import save
 from proxima.system.atomic_folders import atomic_folder
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from proxima.core import SURROGATES
-from proxima.data import Score
+from proxima.data.flow import Score
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.system.web_requests import name_in_host

@@ -5,8 +5,8 @@ import pytest
 
 from proxima.data import FieldError, OverLengthError
 from proxima.model.chat import prompt_tokens
-from proxima.task import Row
 from proxima.task.chat_rows import ChatReader
+from proxima.task.protocol import Row
 from tests.tiny import END, tiny_tokenizer
 
 USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}

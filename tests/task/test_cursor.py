@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data.random import share_of
-from proxima.task import Cursor
+from proxima.task.cursor import Cursor
 
 
 def drawn(cursor, n):

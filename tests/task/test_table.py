@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from proxima.task import TASKS, Row
+from proxima.task import TASKS
 from proxima.task.mix import WeightedTask
+from proxima.task.protocol import Row
 from tests.documented import assert_documented
 from tests.prepare.published import write_jsonl, write_parquet
 

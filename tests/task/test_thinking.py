@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from proxima.data import Prompt
+from proxima.data.flow import Prompt
 from proxima.reward import REWARDS
 from tests.reward.make import completions
 

@@ -1,12 +1,12 @@
 """The records and the folder of a plausible run: no model, no time."""
 
-from proxima.data import Completion, Group, Prompt, Score
-from proxima.evaluate.intervals import wilson_interval
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.evaluation.intervals import wilson_interval
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo
 from proxima.system.environment import describe_environment
-from proxima.train.completion_record import CompletionRecord
+from proxima.training.completion_record import CompletionRecord
 from tests.experiments.runs import answered, make_run, step
 
 COMPOSITION = "8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update"

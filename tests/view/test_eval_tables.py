@@ -2,8 +2,8 @@
 
 import io
 
-from proxima.evaluate.intervals import Interval
-from proxima.evaluate.question_pairs import PairedComparison
+from proxima.evaluation.intervals import Interval
+from proxima.evaluation.question_pairs import PairedComparison
 from proxima.view.eval_tables import EvalProgress, comparison_table, results_table, verdict
 from proxima.view.terminal import StageProgress
 from tests.manual_clock import ManualClock

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
 from proxima.runtime.watch.observer import WarningList
 from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import (

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.data import Completion, Group, Score
+from proxima.data.flow import Completion, Group, Score
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.system import atomic_files as files
-from proxima.train.completion_record import CompletionRecord
+from proxima.training.completion_record import CompletionRecord
 from proxima.view.chart import write_figure
 from proxima.view.formatting import visible
 from proxima.view.microscope import PORT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import FieldError
 from proxima.engine import ENGINES
 from proxima.engine.serve.serve_options import Serve

@@ -3,7 +3,7 @@ import json
 import pytest
 from transformers import Qwen3NextConfig
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe

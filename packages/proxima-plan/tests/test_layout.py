@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import read_devices

@@ -5,7 +5,7 @@ import pytest
 
 from proxima.config.sections.model_section import ModelConfig
 from proxima.model.parallel.sharding import Sharding
-from proxima.train.optimizer_muon import Muon
+from proxima.training.optimizer_muon import Muon
 from proxima_plan import memory
 from proxima_plan.devices import device_kinds
 from proxima_plan.layout import DeviceLayout

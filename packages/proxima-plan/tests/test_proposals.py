@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.config import check, resolve
-from proxima.config.validate import to_do
+from proxima.config.resolution import resolve
+from proxima.config.validate import check, to_do
 from proxima.data import UserError
 from proxima.model.parallel.refusals import check_split
 from proxima_plan.devices import read_devices

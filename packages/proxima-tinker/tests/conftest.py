@@ -82,8 +82,8 @@ def base(tiny_model: Any) -> Any:
     """A model as the service loads it."""
     import torch
 
-    from proxima.model import load
     from proxima.model.adapter_folder import base_in_memory
+    from proxima.model.load import load
 
     path = str(tiny_model("llama"))
     return replace(load(path, dtype=torch.float32, device="cpu"), base=base_in_memory(path, None, torch.float32))

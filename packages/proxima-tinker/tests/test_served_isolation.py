@@ -12,7 +12,8 @@ import pytest
 from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import Prompt, UserError
+from proxima.data import UserError
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima_tinker import service
 from proxima_tinker.samplers import SampleOrder

@@ -262,7 +262,7 @@ def test_a_surrogate_is_that_of_the_core(base, data):
     from proxima.core.correction.importance import Importance
     from proxima.core.loss import policy_loss
     from proxima.core.surrogate.cppo import Cppo
-    from proxima.data import PolicyBatch
+    from proxima.data.policy_batch import PolicyBatch
 
     model, batch = trained(base, 4), data[:3]
     config = {"surrogate": "cppo", "surrogate.delta": 0.02, "correction": "importance", "correction.upper": 1.1}

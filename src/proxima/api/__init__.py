@@ -11,20 +11,6 @@ Imports: every room but `cli`; pandas when a table is asked for. Imported by `cl
 To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
 from proxima.system.openmp import limit_spinning
 
-if TYPE_CHECKING:
-    from proxima.api.evaluation import evaluate
-    from proxima.api.saved import SavedEvaluation, SavedRun, load_run
-    from proxima.api.training import train
-    from proxima.data import UserError
-    from proxima.runtime.loop.training_loop import RunEnded
-
 limit_spinning()  # now: libgomp reads it when a function below loads torch
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = ["RunEnded", "SavedEvaluation", "SavedRun", "UserError", "evaluate", "load_run", "train"]

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
 from proxima.config.partial_schemas import PlayedConfig
-from proxima.data import Completion, Episode, FieldError, Prompt, UserError
-from proxima.data.episode import Cut
+from proxima.data import FieldError, UserError
+from proxima.data.episode import Cut, Episode
+from proxima.data.flow import Completion, Prompt
 from proxima.engine.local import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure

@@ -4,23 +4,27 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
-from proxima.config import EvaluateConfig, Resolved, load_recipe
+from proxima.config.partial_schemas import EvaluateConfig
 from proxima.config.problems import one_problem
 from proxima.config.resolution import Recipe
+from proxima.config.resolved import Resolved
 from proxima.config.scalars import for_any_reader
 from proxima.config.sections.model_section import model_problem, refuse_checkpoint
 from proxima.config.tree import COMMAND_LINE
+from proxima.config.validate import load_recipe
 from proxima.data import UserError
-from proxima.evaluate.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
-from proxima.evaluate.suites import parse_tasks, suite
+from proxima.evaluation.eval_run import EvalOutcome, check_folder, run_eval
+from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
+from proxima.evaluation.suites import parse_tasks, suite
+from proxima.experiments.run_search import find_runs, refuse_missing_run
 from proxima.model.template_clock import fixed_clock
-
-if TYPE_CHECKING:
-    from proxima.evaluate.eval_run import EvalOutcome
+from proxima.runtime.state.export import find_checkpoint
+from proxima.runtime.watch.clock import Clock
+from proxima.view.eval_tables import EvalProgress, results_table
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = (
@@ -99,8 +103,6 @@ def evaluate(
             stream=None if quiet else sys.stdout,
         )
     if not quiet:
-        from proxima.view.eval_tables import results_table
-
         print(results_table(outcome.result, outcome.seconds, sys.stdout))
     return SavedEvaluation(outcome.folder)
 
@@ -119,7 +121,7 @@ def run_evaluation(
     folder: Path | None = None,
     overwrite: bool = False,
     stream: TextIO | None = None,
-) -> "EvalOutcome":
+) -> EvalOutcome:
     """Run `proxima eval` or `evaluate`.
 
     Args:
@@ -134,9 +136,6 @@ def run_evaluation(
     model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
     options = {key: value for key, value in options.items() if value is not None}
     resolved = _resolve_evaluation(model, recipe, overrides, options, named=bool(tasks))
-
-    from proxima.evaluate.eval_run import check_folder, run_eval
-    from proxima.view.eval_tables import EvalProgress
 
     folder = folder or _evaluation_folder(given)
     check_folder(folder, overwrite=overwrite)
@@ -157,16 +156,12 @@ def run_evaluation(
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
     """The path of the model, or of a run's checkpoint, and the recipe if there is one."""
-    from proxima.experiments.run_search import find_runs, refuse_missing_run
-
     refuse_missing_run(Path(model))
     if (Path(model) / "sweep.json").is_file():
         raise UserError(
             f"{model} is a sweep, not a run", remedy=f"name one of its runs, such as {find_runs([model])[0]}"
         )
     if (Path(model) / "config.yaml").is_file():
-        from proxima.runtime.state.export import find_checkpoint
-
         recipe = recipe or model
         model = str(find_checkpoint(model, checkpoint).model)
     else:
@@ -220,6 +215,4 @@ def _named_suites(
 
 
 def _evaluation_folder(model: str) -> Path:
-    from proxima.runtime.watch.clock import Clock
-
     return Path("evals") / f"{Path(model).name or 'model'}-{Clock().stamp()}"

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from proxima.data import Completion, Message, renamed
+from proxima.data import renamed
+from proxima.data.flow import Completion, Message
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
-from proxima.model import load
+from proxima.model.images import ImageStore
+from proxima.model.load import load
 from proxima.model.pretrained import load_config, own_stop_tokens, require_length
 from proxima.model.quiet import quiet_transformers
 from proxima.task.prompts import to_prompt
@@ -40,8 +42,6 @@ def local_engine(
     turn that neither the model's files nor a text of `stop` ends an answer at."""
     store: Any = None
     if images:
-        from proxima.model.images import ImageStore
-
         store = ImageStore(path)
     with quiet_transformers():
         with renamed("model.max_length", "--max-length"):

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from proxima.config import ConfigError
 from proxima.config.describe import kind_of
+from proxima.config.problems import ConfigError
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError

@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.config import Resolved, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import TRAIN, family_of_config
+from proxima.config.resolution import resolve
+from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.config import Resolved
+from proxima.api.resumed_settings import refuse_dropped_settings
 from proxima.config.resolution import Recipe, resolve
+from proxima.config.resolved import Resolved
 from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
 from proxima.runtime.placement.process_group import check_before_imports, places_ranks
+from proxima.runtime.state.folder import existing_run
 from proxima.system.recipe_files import find_recipe
 
 
@@ -35,16 +37,12 @@ def resolve_run(
         run = place.parent if place.name == "config.yaml" else place
         begun = any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl"))
         if begun or place.is_dir() or not find_recipe(recipe).is_file():
-            from proxima.runtime.state.folder import existing_run
-
             overrides = [*overrides, f"folder={json.dumps(str(existing_run(run).path))}"]
     resolved: Resolved[Any] = resolve(recipe, overrides, root=None)
     require_sound(resolved, proven=False)
     if resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
     if resume:
-        from proxima.api.resumed_settings import refuse_dropped_settings
-
         refuse_dropped_settings(resolved)
     if not places_ranks(resolved.config):
         with resolved.locating():

@@ -10,8 +10,12 @@ from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.data.suggestions import suggestion
 from proxima.experiments.run_reader import Run, read_mapping, read_run
+from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder, existing_run
+from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
+from proxima.view.log_lines import closing_line
+from proxima.view.report import write_report
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -100,20 +104,14 @@ class SavedRun:
     def report(self) -> Path:
         """report.html, written now if the run has none, for example because it was killed."""
         if not self._files.report.is_file():
-            from proxima.view.report import write_report
-
             write_report(self.folder)
         return self._files.report
 
     def model(self, checkpoint: str | int = "last") -> Path:
         """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""
-        from proxima.runtime.state.export import find_checkpoint
-
         return find_checkpoint(self.folder, str(checkpoint)).model
 
     def __repr__(self) -> str:
-        from proxima.view.log_lines import closing_line
-
         summary = self.summary
         return f"<run {self.folder}  {closing_line(summary, None) if summary else self.status}>"
 
@@ -134,8 +132,6 @@ class SavedRun:
     def _completions(files: Sequence[Path], columns: Sequence[str] | None) -> "DataFrame":
         import pyarrow as pa
         import pyarrow.parquet as pq
-
-        from proxima.runtime.state.rollouts import read_table
 
         if files and columns is not None:
             stored = pq.read_schema(files[0]).names
@@ -193,7 +189,8 @@ def load_run(folder: str | Path) -> SavedRun:
 
 def _by_step(records: Sequence[Record]) -> "DataFrame":
     _pandas()
-    from proxima.api.metrics_frame import MetricsFrame
+
+    from proxima.api.metrics_frame import MetricsFrame  # derives from a class of pandas
 
     frame = MetricsFrame(records).drop(columns="kind", errors="ignore")
     return frame.set_index("step") if records else frame

@@ -7,9 +7,13 @@ from typing import Any
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.run_config import resolve_run
 from proxima.api.saved import SavedRun, load_run
-from proxima.config import Resolved
 from proxima.config.resolution import Recipe
+from proxima.config.resolved import Resolved
 from proxima.config.validate import warnings
+from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.placement.process_group import places_ranks
+from proxima.runtime.placement.ray_supervisor import train_on_ray
+from proxima.view.run_views import RunViews
 
 
 def train(
@@ -41,8 +45,6 @@ def train(
             which takes up to the end of the step; `resume` continues from there.
     """
     from proxima.runtime.launch.run import train as train_run
-    from proxima.runtime.placement.process_group import places_ranks
-    from proxima.view.run_views import RunViews
 
     begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     with overrides_named():
@@ -67,9 +69,6 @@ def _stopped(folder: str, where: str) -> KeyboardInterrupt:
 
 def _on_ray(resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], how: dict[str, bool]) -> SavedRun:
     """The run on the ranks of its placement."""
-    from proxima.runtime.loop.training_loop import RunEnded
-    from proxima.runtime.placement.ray_supervisor import train_on_ray
-
     code, folder = train_on_ray(resolved, recipe, overrides, how)
     if code == 130:
         raise _stopped(str(folder), "by Ctrl-C")

@@ -18,7 +18,7 @@ from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder, existing_run
 
 if TYPE_CHECKING:
-    from proxima.laws import LawResult
+    from proxima.laws.law import LawResult
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
 
     Raises: ConfigError for an unknown slot, kind or field, or a value that the field can't take.
     """
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
 
     path = "reward.0" if slot == "reward" else slot
     words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
@@ -131,7 +131,8 @@ def show(result: "LawResult") -> None:
 
 def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
     """Check the laws of a spec and yield the results."""
-    from proxima.laws import check_engine, check_reward, check_spec
+    from proxima.laws.live_check import check_engine, check_reward
+    from proxima.laws.spec_check import check_spec
 
     if slot == "reward":
         return check_reward(spec)
@@ -165,7 +166,7 @@ def slot_of_kind(kind: str) -> str:
 
 def slot_of_class(cls: type, kind: str) -> str:
     """The slot of a class outside the tables."""
-    from proxima.laws import SLOTS
+    from proxima.laws.spec_check import SLOTS
 
     for slot, (protocol, _) in SLOTS.items():
         if protocol in cls.__mro__:

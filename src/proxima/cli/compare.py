@@ -42,8 +42,9 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Write the page, and print the final table; in another format than text, the page only with `--out`."""
-    from proxima.experiments import compare_runs, find_runs
     from proxima.experiments.cell_statistics import final_value
+    from proxima.experiments.run_comparison import compare_runs
+    from proxima.experiments.run_search import find_runs
     from proxima.view.comparison_files import comparison_file, table_text_as, write_comparison_file
 
     form = chosen_format(format, as_json)
@@ -100,7 +101,7 @@ def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
 
 def _recorded(name: str, runs: "Sequence[Run]") -> str:
     """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
-    from proxima.evaluate.headline import Headline
+    from proxima.evaluation.headline import Headline
     from proxima.experiments.metric_names import canonical_metric
 
     records = [record for run in runs for record in (*run.train, *run.evals)]

@@ -29,10 +29,10 @@ def describe_machine() -> dict[str, Any]:
     """All facts that `doctor` prints; sizes in bytes, rates in GFLOP/s."""
     import torch
 
-    from proxima import __version__
     from proxima.kernels.compiled import kernels_in_words
     from proxima.system.environment import package_version
     from proxima.system.machine import gemm_rate, memory_bytes, usable_cores
+    from proxima.version import __version__
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]

@@ -20,8 +20,8 @@ from proxima.data import FieldError, UserError
 from proxima.system.recipe_files import FILE
 
 if TYPE_CHECKING:
-    from proxima.data import Group
-    from proxima.evaluate.eval_run import EvalOutcome
+    from proxima.data.flow import Group
+    from proxima.evaluation.eval_run import EvalOutcome
 
 QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the options in `--help`
 OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
@@ -169,8 +169,8 @@ def compare_sets(
 
     from proxima.data.outcomes import METRIC_ALIASES
     from proxima.data.suggestions import suggestion
-    from proxima.evaluate.question_pairs import changed_questions, compare_results, metrics_of
-    from proxima.evaluate.results import read_result
+    from proxima.evaluation.question_pairs import changed_questions, compare_results, metrics_of
+    from proxima.evaluation.results import read_result
     from proxima.view.eval_tables import changed_lines, comparison_rows, comparison_table
     from proxima.view.table_formats import table_as
 

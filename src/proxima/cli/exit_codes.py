@@ -8,9 +8,9 @@ import time
 import traceback
 from pathlib import Path
 
-from proxima import __version__
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.system.full_disk import is_disk_full
+from proxima.version import __version__
 
 INTERRUPTED = 130
 SAME_ERROR = 30.0  # seconds in which rank 0 reports what all ranks have found, and the launcher ends the others

@@ -15,9 +15,8 @@ from proxima.cli.parameters import Argument
 from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved
     from proxima.config.estimate import StepEstimate
-    from proxima.config.resolved import ResolvedValue
+    from proxima.config.resolved import Resolved, ResolvedValue
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
 
@@ -32,9 +31,10 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes."""
-    from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
-    from proxima.config.validate import to_do
+    from proxima.config.resolution import resolve
+    from proxima.config.validate import check, to_do
+    from proxima.config.yaml_dump import dump
 
     resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error in `train`

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from proxima.api.episode_chat import Table
-    from proxima.data import Completion
+    from proxima.data.flow import Completion
 
 MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"

@@ -5,11 +5,11 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from proxima import __version__
 from proxima.cli.command_module import load_command
 from proxima.cli.commands import COMMANDS, GROUPS, CommandFormatter, Parser, call_of
 from proxima.config.families import FAMILIES
 from proxima.data.errors import UserError
+from proxima.version import __version__
 
 WITH_ACTIONS = ("data", "engine", "peers", "plot", "reward")  # their actions are easily mistaken for commands
 WITHIN = {"chat": "generate --chat", "schema": "list schema", **dict.fromkeys(FAMILIES, "train")}  # so are these

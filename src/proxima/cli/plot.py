@@ -116,7 +116,7 @@ def divergence_figure(
     is_run = (folder / "run.sqlite").is_file()
     if is_run and override:
         raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
-    from proxima.config import load_recipe
+    from proxima.config.validate import load_recipe
     from proxima.core.surrogate.cppo import Cppo
     from proxima.experiments.divergences import Calibration, measurable, read_algorithm, read_trained
     from proxima.view.chart import figure_file

@@ -74,7 +74,9 @@ def submit(
 def check_recipe(recipe: str, overrides: Sequence[str]) -> Any:
     """Check the recipe and return the config of the job. Raises `ConfigError` for the problems that the job would
     find, except those that only the cluster's machines can check."""
-    from proxima.config import ConfigError, check, resolve
+    from proxima.config.problems import ConfigError
+    from proxima.config.resolution import resolve
+    from proxima.config.validate import check
 
     resolved = resolve(recipe, overrides, root=None)
     if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:

@@ -29,7 +29,8 @@ def sweep(
     retry_failed: Annotated[bool, Argument("also retry the runs that failed")] = False,
 ) -> int:
     """Train the cells, or print their commands; return the exit code."""
-    from proxima.experiments import plan_runs, read_sweep
+    from proxima.experiments.sweep_file import read_sweep
+    from proxima.experiments.sweep_plan import plan_runs
 
     plan = read_sweep(recipe, folder=folder, jobs=jobs, only=only)
     runs = plan_runs(plan, import_code=import_code or not dry_run)

@@ -19,20 +19,3 @@ Imports: pyyaml, torch, every room below, all at first use, because `proxima --h
 To add a field or a check: see `sections`. To add a way to train on a fixed data set: see `families`. To add a
 preset: a key in `presets.py` with its source. A field has no aliases; its former names go into `other_names.py`.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.config.partial_schemas import EvaluateConfig
-    from proxima.config.problems import ConfigError
-    from proxima.config.resolution import resolve
-    from proxima.config.resolved import Resolved
-    from proxima.config.schema import RunConfig
-    from proxima.config.validate import check, load_recipe
-    from proxima.config.yaml_dump import dump
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = ["ConfigError", "EvaluateConfig", "Resolved", "RunConfig", "check", "dump", "load_recipe", "resolve"]

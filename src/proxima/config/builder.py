@@ -8,12 +8,14 @@ from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, class_at, fields_of, kinds_of, options_of, table_of
+from proxima.config.other_names import misnamed_field
 from proxima.config.problems import Problem
 from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node, is_index
 from proxima.data.errors import FieldError
+from proxima.data.suggestions import suggestion
 from proxima.system.secret_values import HIDDEN
 
 FAILED: Any = object()  # in place of a value that has a problem: the object that contains it is not built
@@ -50,8 +52,6 @@ class Builder:
         return value
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type, slot: Slot | None) -> Problem:
-        from proxima.config.other_names import misnamed_field  # only a mistyped recipe needs it
-
         return misnamed_field(path, label, node, cls, slot, [entry.path for entry in self.entries])
 
     def dataclass(self, cls: type, node: Node, path: str, label: str, slot: Slot | None = None) -> Any:
@@ -123,8 +123,6 @@ class Builder:
         if info.presets is not None and (chosen := (node.mapping or {}).get("preset")) is not None:
             presets = table_of(info.presets)
             if chosen.value not in (None, *presets):
-                from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
-
                 message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
                 return self.fail(f"{path}.preset", message, chosen)
         return self.dataclass(inner, node, path, info.name)
@@ -179,8 +177,6 @@ class Builder:
         if name in table:
             return table[name]
         if ":" not in name:
-            from proxima.data.suggestions import suggestion  # a recipe without mistakes needs none
-
             what = info.name if info.name.endswith("ss") else info.name.removesuffix("s")
             names = [*table, *(table_of(slot.presets) if slot.presets else ())]
             return self.fail(path, f"no {what} {name!r}; {suggestion(name, names, 'package.module:Class')}", kind)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import options_of
 from proxima.config.tree import COMMAND_LINE, Node
+from proxima.data.suggestions import nearest
 
 NONE = type(None)
 LARGEST = 2**63 - 1  # of an integer: files and tensors have no larger ones
@@ -76,7 +77,6 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
             return choice
     if len(choices) == 1:
         raise Mismatch(f"{choices[0]}")
-    from proxima.data.suggestions import nearest  # a recipe without mistakes needs none
 
     names = [str(choice) for choice in choices]
     near = nearest(str(node.to_python()), names)

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from pkgutil import resolve_name
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from proxima.config.field_help import documented
 from proxima.config.slots import Slot
 from proxima.data.kinds import Kinds
 from proxima.process.user_code import import_user_module
@@ -36,8 +37,6 @@ class FieldInfo:
     @property
     def help(self) -> str:
         """Meaning and unit in one line, may be empty: the note, else its entry under `Args:` in the docstring."""
-        from proxima.config.field_help import documented  # a recipe without mistakes is built without it
-
         return self.note or documented(self.owner).get(self.name, "")
 
     @cached_property

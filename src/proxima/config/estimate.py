@@ -15,8 +15,9 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.step_groups import at_once, pruned
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.core.advantage.protocol import needs_baseline
-from proxima.data import FieldError, Trajectory
+from proxima.data import FieldError
 from proxima.data.columns import Ints
+from proxima.data.trajectory import Trajectory
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.model.template_clock import clock_notes, fixed_clock

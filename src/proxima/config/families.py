@@ -4,7 +4,7 @@ To add a way to train on a fixed data set, three files:
 
     config/sections/NAME_section.py    its section, and the config of its recipes: a subclass of `OfflineConfig`, whose
                                        `sequences_of` returns the trained sequences of a row, for `explain`
-    train/offline/NAME_method.py       its `OfflineMethod`
+    training/offline/NAME_method.py       its `OfflineMethod`
     here                               its entry, which `resolve`, `explain`, the JSON schema and the reference read
 
 Configs and methods are imported at first use, so that `proxima --help` can read the table without them.
@@ -12,10 +12,10 @@ Configs and methods are imported at first use, so that `proxima --help` can read
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from proxima.config.tree import Node
+from proxima.config.describe import class_at
+from proxima.config.tree import Node
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,6 @@ class Family:
     @property
     def root(self) -> type:
         """The dataclass of its recipes."""
-        from proxima.config.describe import class_at
-
         return class_at(self.config)
 
 
@@ -53,14 +51,14 @@ OFFLINE = (
         name="sft",
         config="proxima.config.sections.sft_section:SftConfig",
         own="sft",
-        method="proxima.train.offline.sft_method:SftMethod",
+        method="proxima.training.offline.sft_method:SftMethod",
         learning_rate=2e-5,  # as TRL
     ),
     Family(
         name="reward",
         config="proxima.config.sections.reward_model_section:RewardModelConfig",
         own="reward_model",
-        method="proxima.train.offline.reward_method:RewardMethod",
+        method="proxima.training.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
         samples=False,
     ),
@@ -68,7 +66,7 @@ OFFLINE = (
         name="dpo",
         config="proxima.config.sections.preference_section:PreferenceConfig",
         own="preference",
-        method="proxima.train.offline.preference_method:PreferenceMethod",
+        method="proxima.training.offline.preference_method:PreferenceMethod",
         learning_rate=1e-6,  # as TRL
         samples=False,
     ),
@@ -76,7 +74,7 @@ OFFLINE = (
 FAMILIES = {family.name: family for family in (TRAIN, *OFFLINE)}
 
 
-def family_of(layers: Sequence["Node"]) -> Family:
+def family_of(layers: Sequence[Node]) -> Family:
     """The family of a recipe; `TRAIN` if it has no other family's section."""
     written = {key for layer in layers for key in layer.mapping or ()}
     return next((family for family in OFFLINE if family.own in written), TRAIN)

@@ -13,7 +13,7 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
     if rate is None or train.mapping is None:
         return tree
     optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
-    kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
+    kinds = (None, *table_of("proxima.training:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
         return tree
     source = Source(f"default of {family.name} recipes", "default")

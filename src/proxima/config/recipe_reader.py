@@ -16,6 +16,7 @@ from proxima.config.describe import FieldInfo
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge
+from proxima.config.unreadable_recipes import no_text, not_yaml
 from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
 from proxima.system.text_files import read_text
 
@@ -63,8 +64,6 @@ def read_yaml(path: Path) -> Node:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        from proxima.config.unreadable_recipes import no_text
-
         raise no_text(path, error) from None
     root = _parse(text, name)
     if root is None or root.value is None:
@@ -84,8 +83,6 @@ def _parse(text: str, name: str) -> Node | None:
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
     except (yaml.YAMLError, RecursionError) as error:
-        from proxima.config.unreadable_recipes import not_yaml
-
         raise not_yaml(name, error) from None
 
 

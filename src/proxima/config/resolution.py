@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of, root_field
 from proxima.config.families import TRAIN, family_of, family_of_config
+from proxima.config.family_defaults import with_learning_rate
 from proxima.config.layers import merged, with_evaluation_defaults
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
@@ -66,8 +67,6 @@ def resolve(
     cls: type = root or family.root
     tree = merged([*layers, layer] if layer else layers, overrides, family.root)
     if family is not TRAIN:
-        from proxima.config.family_defaults import with_learning_rate
-
         tree = with_learning_rate(tree, family)
     tree = with_run_models(tree)
     written = tree.mapping or {}

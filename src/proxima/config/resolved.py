@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from proxima.config.describe import FieldInfo
+from proxima.config.field_help import summary_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.scalars import in_one_line, to_json
 from proxima.data.errors import FieldError, FieldErrors
@@ -39,8 +40,6 @@ class ResolvedValue:
     @property
     def help(self) -> str:
         """Meaning and unit of the field, or the first sentence about the class."""
-        from proxima.config.field_help import summary_of  # `explain` alone shows it
-
         return summary_of(self.of) if isinstance(self.of, type) else self.of.help
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proxima.config.tree import Node, Source
+from proxima.training.checkpoint import checkpoints
 
 MODELS = (
     ("model", "path"),
@@ -37,7 +38,6 @@ def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
     run = Path(node.value).expanduser() if isinstance(node.value, str) else None
     if run is None or not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
         return node
-    from proxima.train.checkpoint import checkpoints  # loads torch, and most recipes name no run
 
     if not (saved := checkpoints(run / "checkpoints")):
         return node  # `models_exist` refuses it

@@ -21,9 +21,10 @@ from proxima.config.sections import algorithm_section, data_section, eval_sectio
 from proxima.config.tree import FILL_IN
 from proxima.core.advantage import ADVANTAGES
 from proxima.data.kinds import Kinds
+from proxima.model.demo_model import download_demo_model
 from proxima.model.demo_path import is_downloadable
 from proxima.reward import REWARDS
-from proxima.train import OPTIMIZERS
+from proxima.training import OPTIMIZERS
 
 Check = Callable[..., Findings]
 PACKAGES = {  # a path → the kind that needs a package, or any; the package and what installs it
@@ -230,7 +231,6 @@ def fetch_demo_model(path: str) -> bool:
     """Download the demo's model if `path` is its path and it does not exist yet; True if it did not."""
     if not is_downloadable(path):
         return False
-    from proxima.model.demo_model import download_demo_model
 
     download_demo_model(Path(path))
     return True

@@ -21,56 +21,42 @@ To add a method: one dataclass, one line in the slot's table (a kind and its `pa
 `tests/golden`; the conformance tests find it in the table.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.core.advantage import ADVANTAGES
-    from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
-    from proxima.core.aggregate import (
-        SequenceMeanTokenMean,
-        SequenceMeanTokenSum,
-        SequenceMeanTokenSumNorm,
-        TokenMean,
-        TokenSum,
-    )
-    from proxima.core.batch_decisions import precompute
-    from proxima.core.correction import CORRECTIONS
-    from proxima.core.correction.guard import MismatchGuard
-    from proxima.core.correction.health import health
-    from proxima.core.correction.importance import Importance
-    from proxima.core.correction.mismatch import mismatch_metrics
-    from proxima.core.correction.presets import CORRECTION_PRESETS
-    from proxima.core.correction.rejection import Rejection
-    from proxima.core.distillation import distillation_loss
-    from proxima.core.gradient import gradient_weight
-    from proxima.core.loss import (
-        Aggregate,
-        Correction,
-        Loss,
-        Penalty,
-        Surrogate,
-        TokenLoss,
-        needs_precompute,
-        policy_loss,
-    )
-    from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
-    from proxima.core.preference import PREFERENCES
-    from proxima.core.preference.protocol import PreferencePairs
-    from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
-    from proxima.core.selection import SELECTIONS
-    from proxima.core.selection.protocol import Selection, select
-    from proxima.core.surrogate import SURROGATES
-    from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
-    from proxima.core.surrogate.cppo import Cppo
-    from proxima.core.surrogate.dppo import Dppo
-    from proxima.core.surrogate.drpo import Drpo, Spo
-    from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
-    from proxima.core.value import RewardLoss, ValueLoss
-    from proxima.data import Outcomes, PolicyBatch
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.advantage.protocol import GroupAdvantage, TokenAdvantage, TokenRewards
+from proxima.core.aggregate import (
+    SequenceMeanTokenMean,
+    SequenceMeanTokenSum,
+    SequenceMeanTokenSumNorm,
+    TokenMean,
+    TokenSum,
+)
+from proxima.core.batch_decisions import precompute
+from proxima.core.correction import CORRECTIONS
+from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.health import health
+from proxima.core.correction.importance import Importance
+from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.correction.presets import CORRECTION_PRESETS
+from proxima.core.correction.rejection import Rejection
+from proxima.core.distillation import distillation_loss
+from proxima.core.gradient import gradient_weight
+from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, needs_precompute, policy_loss
+from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
+from proxima.core.preference import PREFERENCES
+from proxima.core.preference.protocol import PreferencePairs
+from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
+from proxima.core.selection import SELECTIONS
+from proxima.core.selection.protocol import Selection, select
+from proxima.core.surrogate import SURROGATES
+from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.drpo import Drpo, Spo
+from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
+from proxima.core.value import RewardLoss, ValueLoss
+from proxima.data.kinds import Kinds
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 
 # The kinds of the slots that are a single file; a package has its own.
 AGGREGATES = Kinds(

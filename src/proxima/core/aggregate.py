@@ -12,7 +12,8 @@ from torch import Tensor
 
 from proxima.core.loss import Aggregate
 from proxima.core.segment import segment_count
-from proxima.data import PolicyBatch, require
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch
 
 
 class _Sum(Aggregate):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.ratio import Centre
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 FEWEST_DIGITS, MOST_DIGITS = 3, 9  # significant digits in a sentence; more only where two numbers would read the same
 Words = Callable[[int], str]

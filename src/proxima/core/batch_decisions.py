@@ -13,7 +13,7 @@ import torch
 
 from proxima.core.loss import Correction, Surrogate, apply_corrections, as_list, check_needs
 from proxima.core.metrics import Metrics
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

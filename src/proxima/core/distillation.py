@@ -33,7 +33,9 @@ from proxima.core.loss import Aggregate, Loss, Surrogate, TokenLoss, check_needs
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.core.spec import Spec
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 LOG_FLOOR = -100.0  # nats: used as the log of a probability of 0, which keeps every divergence finite
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from proxima.data import PolicyBatch, require
-from proxima.data.policy_batch import finite_log_prob
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch, finite_log_prob
 
 TOP_K_FLOOR = 1e-12  # minimum probability of a bucket under the current policy
 REST_FLOOR = 1e-8  # minimum probability of "any other token", so that a log-prob of exactly 0 gives a finite divergence

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.loss import Surrogate
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 
 def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> Tensor:

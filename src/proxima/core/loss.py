@@ -3,20 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band
 from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_count, segment_mean
 from proxima.core.spec import Spec
-from proxima.data import NoFieldError, NotFiniteError, PolicyBatch
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
+from proxima.data import NoFieldError, NotFiniteError
+from proxima.data.policy_batch import PolicyBatch
 
 NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # how a token without `next_log_prob` is treated
 SUPPLIED_BY: dict[str, str] = {
@@ -83,7 +82,7 @@ class Surrogate(Spec, Protocol):
         """[N] bool, the tokens that the surrogate selects by looking at the whole batch; None: it selects none."""
         return None
 
-    def band(self, b: PolicyBatch) -> "Band | None":
+    def band(self, b: PolicyBatch) -> Band | None:
         """What it measures for each token, and its bounds, of a batch whose `log_prob` is detached; None: not said."""
         return None
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from proxima.core.loss import Penalty
 from proxima.core.metrics import k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
-from proxima.data import PolicyBatch, require
+from proxima.data import require
 from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

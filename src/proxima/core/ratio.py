@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.segment import segment_mean
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 LOG_RATIO_LIMIT = 20.0
 Level = Literal["token", "sequence"]

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from proxima.core import PENALTIES
+from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.segment import segment_count, segment_mean, segment_sum
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 from proxima.data.policy_batch import finite_log_prob
 
 KL = "reward_kl/mean"  # the metric: nats per token, the mean over completions of the mean over their loss tokens
@@ -113,7 +115,6 @@ class RewardKl:
         self, score: Tensor, log_prob: Tensor, reference_log_prob: Tensor, loss_mask: Tensor, cu_seqlens: Tensor
     ) -> ShapedReward:
         ours, reference = (finite_log_prob(torch.where(loss_mask, x, 0.0)) for x in (log_prob, reference_log_prob))
-        from proxima.core.advantage.token import place_scores, with_kl
 
         spec = PENALTIES[self.estimator](**{"limit": self.limit} if self.estimator == "k3" else {})
         kl = spec.divergence(ours, reference)

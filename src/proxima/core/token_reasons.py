@@ -16,7 +16,7 @@ from proxima.core.correction.importance import Importance, log_ratio_to, log_wei
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 from proxima.core.correction.weight_statistics import safe_exp
 from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 OF_BATCH = (SecondMoment, TopEntropy)  # their rejections depend on all tokens of the optimizer batch
 POLICIES = {"proximal": "π_prox", "current": "π", "next": "π_next"}

@@ -11,7 +11,8 @@ from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import reward_to_go
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.segment import segment_index, segment_sum
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ To add a field: give it a default of None, an annotation (`Floats`, or "dtype ax
 class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
 """
 
-from typing import TYPE_CHECKING
-
 from proxima.data.errors import (
     FieldError,
     FieldErrors,
@@ -35,47 +33,14 @@ from proxima.data.errors import (
     require_threads,
     within,
 )
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.data.episode import Episode, Span, ToolCall
-    from proxima.data.field_checks import check_choices, check_fields
-    from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
-    from proxima.data.outcomes import Outcomes
-    from proxima.data.packed_batch import PackedBatch, pack
-    from proxima.data.pairs import LabeledCompletion, PreferencePair
-    from proxima.data.policy_batch import PolicyBatch
-    from proxima.data.sampling_mask import SamplingMask
-    from proxima.data.trajectory import Trajectory
-
-__getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
-    "Completion",
-    "Episode",
     "FieldError",
     "FieldErrors",
-    "FinishReason",
-    "Group",
-    "LabeledCompletion",
-    "Message",
     "NoFieldError",
     "NotFiniteError",
-    "Outcomes",
     "OverLengthError",
-    "PackedBatch",
-    "PolicyBatch",
-    "PreferencePair",
-    "Prompt",
-    "SamplingMask",
-    "Score",
-    "Span",
-    "ToolCall",
-    "Trajectory",
     "UserError",
-    "check_choices",
-    "check_fields",
-    "pack",
     "renamed",
     "require",
     "require_threads",

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from proxima.data.routed_experts import check_expert_ids
+
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
@@ -62,8 +64,6 @@ class Columns:
         """Raise ValueError unless each expert column that is not None has the given number of rows (None: any)."""
         for name, count in rows.items():
             if (ids := getattr(self, name)) is not None:
-                from proxima.data.routed_experts import check_expert_ids
-
                 check_expert_ids(ids, count, f"{type(self).__name__}.{name}")
 
     def __eq__(self, other: object) -> bool:

@@ -3,16 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
+from proxima.data.episode import Episode
 from proxima.data.errors import UserError
-
-if TYPE_CHECKING:
-    from proxima.data.episode import Episode
-    from proxima.data.sampling_mask import SamplingMask
+from proxima.data.sampling_mask import SamplingMask
 
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"
@@ -109,11 +107,11 @@ class Completion(Columns):
     temperature: float
     top_k: Ints | None = None
     top_k_log_prob: Floats | None = None
-    sampling_mask: "SamplingMask | None" = None
+    sampling_mask: SamplingMask | None = None
     routed_experts: ExpertIds | None = None
     prompt_routed_experts: ExpertIds | None = None
     sampled: Bools | None = None
-    episode: "Episode | None" = None
+    episode: Episode | None = None
     earlier: tuple["Completion", ...] = ()
     opening: Prompt | None = None
 

@@ -1,13 +1,8 @@
-"""Tables of kinds, and packages whose names are imported at first use: a run loads only the specs that its recipe
-names."""
+"""Tables of kinds: a run imports only the specs that its recipe names."""
 
-import dis
 import importlib
-import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 
 class Kinds(Mapping[str, type]):
@@ -48,43 +43,3 @@ class Kinds(Mapping[str, type]):
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return issubclass(cls, tuple(cls for cls in classes if cls is not None))
-
-
-def lazy_imports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: the names that its `if TYPE_CHECKING:` block imports, and its modules,
-    are imported at first use.
-
-    Type checkers read the same block, so a name can't be in one place and not in the other. The block is read from the
-    compiled module, which also exists in an installation without sources. A name that is also the name of a module of
-    the package must be imported outside the block: importing the module would overwrite it.
-    """
-
-    @cache
-    def origins() -> dict[str, tuple[str, str]]:
-        """Name → its module, and its name there."""
-        code = importlib.util.find_spec(room).loader.get_code(room)  # type: ignore[union-attr]
-        names, module, original = {}, "", ""
-        for instruction in dis.get_instructions(code):
-            match instruction.opname:
-                case "IMPORT_NAME":
-                    module, original = instruction.argval, ""
-                case "IMPORT_FROM":
-                    original = instruction.argval
-                case "STORE_NAME" if original:
-                    names[instruction.argval], original = (module, original), ""
-        return names
-
-    def find(name: str) -> Any:
-        if name in origins():
-            module, original = origins()[name]
-            value = getattr(importlib.import_module(module), original)
-            setattr(sys.modules[room], name, value)
-            return value
-        if not name.startswith("_") and importlib.util.find_spec(f"{room}.{name}") is not None:
-            return importlib.import_module(f"{room}.{name}")
-        raise AttributeError(f"module {room!r} has no attribute {name!r}")
-
-    def names() -> list[str]:
-        return sorted({*vars(sys.modules[room]), *origins()})
-
-    return find, names

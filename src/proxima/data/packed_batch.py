@@ -29,6 +29,8 @@ from torch import Tensor
 from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
+from proxima.data.routed_experts import packed_experts
+from proxima.data.sampling_mask import packed_masks
 from proxima.data.shared_paths import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
@@ -198,8 +200,6 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     }
     columns |= _optional(trajectories)
     if routes:
-        from proxima.data.routed_experts import packed_experts
-
         columns |= packed_experts(trajectories, opens, opened, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
@@ -262,8 +262,6 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
         if all(present) and (values or dtype.kind == "b"):
             out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
     if any(item.sampling_mask is not None for item in trajectories):
-        from proxima.data.sampling_mask import packed_masks
-
         out |= packed_masks(trajectories)
     return out
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.field_checks import check_fields
+from proxima.data.padding import without_padding
 from proxima.data.transfer import to_device
 
 # The fields that depend on the current policy, and carry its gradient; every other tensor of a batch is data.
@@ -231,8 +232,6 @@ class PolicyBatch:
 
         Differs: holes count as tokens that are not sampled unless `sampled` says otherwise; peers drop the distinction.
         """
-        from proxima.data.padding import without_padding  # our own batches never have any
-
         return cls(**without_padding(cls, mask, tensors))
 
     def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:

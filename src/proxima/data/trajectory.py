@@ -1,16 +1,14 @@
 """One completion on its way to the trainer: host side, one sequence of a packed batch."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
-
-if TYPE_CHECKING:
-    from proxima.data.sampling_mask import SamplingMask
+from proxima.data.sampling_mask import SamplingMask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,7 +69,7 @@ class Trajectory(Columns):
     teacher_log_prob: Floats | None = None
     bucket_token: Ints | None = None
     teacher_bucket_log_prob: Floats | None = None
-    sampling_mask: "SamplingMask | None" = None
+    sampling_mask: SamplingMask | None = None
     routed_experts: ExpertIds | None = None
     prompt_routed_experts: ExpertIds | None = None
 

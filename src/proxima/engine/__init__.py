@@ -19,32 +19,7 @@ versions, pause, abort.
 Stable: everything exported here. Private: scheduler, decoders and cache.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.engine.executor import Executor, HookError
-    from proxima.engine.http.sglang import Sglang
-    from proxima.engine.http.vllm import Vllm
-    from proxima.engine.local import Local, LocalEngine
-    from proxima.engine.local_process import LocalProcess, ProcessEngine
-    from proxima.engine.protocol import (
-        Capabilities,
-        Engine,
-        EngineRequirements,
-        EngineSetup,
-        EngineSpec,
-        Health,
-        InFlight,
-        Request,
-        Sampling,
-        ScoreRequest,
-        WeightUpdate,
-    )
-    from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 ENGINES = Kinds(
     {
@@ -55,28 +30,4 @@ ENGINES = Kinds(
     }
 )
 
-__all__ = [
-    "ENGINES",
-    "Capabilities",
-    "Engine",
-    "EngineRequirements",
-    "EngineSetup",
-    "EngineSpec",
-    "Executor",
-    "Health",
-    "HookError",
-    "InFlight",
-    "Local",
-    "LocalEngine",
-    "LocalProcess",
-    "ProcessEngine",
-    "Request",
-    "Sampling",
-    "ScoreRequest",
-    "Sglang",
-    "Vllm",
-    "WeightUpdate",
-    "check_log_probs",
-    "check_scoring",
-    "precision_notes",
-]
+__all__ = ["ENGINES"]

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from proxima.data.columns import Ints
 from proxima.engine.sampling_rows import SamplingRows
+from proxima.engine.truncation import kept_tokens, truncate
 
 BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
 
@@ -39,8 +40,6 @@ def _sample_block(
         log_z = kept_log_z = largest + total.log()
         cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
     else:
-        from proxima.engine.truncation import truncate
-
         log_z = logits.logsumexp(dim=1)
         kept, kept_log_z = truncate(logits, rows)
         cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
@@ -55,8 +54,6 @@ def _sample_block(
         values, ids = logits.topk(top, dim=1)
         more |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
     if masks:
-        from proxima.engine.truncation import kept_tokens
-
         sets = kept_tokens(logits[:, :0] if kept is None else kept, rows)
     own = {"sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z), "untruncated_log_prob": chosen - log_z}
     return {"tokens": token.squeeze(1), **own, **more}, sets

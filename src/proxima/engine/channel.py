@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, NotFiniteError, Prompt, SamplingMask, UserError
+from proxima.data import NotFiniteError, UserError
+from proxima.data.flow import Completion, Prompt
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.local import Local
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
 from proxima.engine.shared_weights import TensorPlace

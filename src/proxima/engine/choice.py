@@ -3,14 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, close_engine
-
-if TYPE_CHECKING:
-    from proxima.model.compute_thread import ComputeThread
-    from proxima.model.pretrained import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +36,7 @@ class EngineChoice:
         return self._checked(self.spec)
 
     def build(
-        self, load_weights: "Callable[[], LoadedModel]", *, compute: "ComputeThread", log: Path | None, seed: int
+        self, load_weights: Callable[[], LoadedModel], *, compute: ComputeThread, log: Path | None, seed: int
     ) -> tuple[Engine, list[str]]:
         """Build the engine; the arguments are those of `EngineSetup`.
 

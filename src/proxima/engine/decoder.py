@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import cache
 from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,8 @@ from torch.nn import functional as F
 
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
+from proxima.kernels.linear import Rows, TileLinear, tile_linear
 from proxima.system.machine import cache_folder, processor_flags, processor_name
-
-if TYPE_CHECKING:
-    from proxima.kernels.linear import Rows, TileLinear
 
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
@@ -264,7 +262,7 @@ class Matrix:
     """
 
     def __init__(
-        self, weight: "Tensor | Sequence[Rows]", bias: Tensor | None, dtype: torch.dtype, before: "Matrix | None" = None
+        self, weight: Tensor | Sequence[Rows], bias: Tensor | None, dtype: torch.dtype, before: "Matrix | None" = None
     ) -> None:
         parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
@@ -291,7 +289,7 @@ class Matrix:
 
 
 @torch.no_grad()
-def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def joined_rows(parts: Sequence[Rows], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
     resulting shape."""
     first, ends = parts[0][0], list(accumulate(len(part) for part, _ in parts))
@@ -301,11 +299,10 @@ def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None 
     return joined
 
 
-def _tiles(height: int, width: int) -> "TileLinear | None":
+def _tiles(height: int, width: int) -> TileLinear | None:
     """The AMX product for a weight of this shape; None where oneDNN is used."""
     if height % 32 or width % 32:
         return None
-    from proxima.kernels.linear import tile_linear
 
     return tile_linear()
 

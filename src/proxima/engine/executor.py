@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
 
-from proxima.data import Completion
 from proxima.data.columns import Floats
+from proxima.data.flow import Completion
+from proxima.engine.pause_hooks import Hook, PauseHooks, RemoveHook, Stage
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -18,9 +18,6 @@ from proxima.engine.protocol import (
     close_engine,
 )
 
-if TYPE_CHECKING:
-    from proxima.engine.pause_hooks import Hook, PauseHooks, RemoveHook, Stage
-
 
 class HookError(RuntimeError):
     """Hooks of a stage failed. The message names each of them and its exception.
@@ -30,7 +27,7 @@ class HookError(RuntimeError):
         failures: name and exception of each, in the order of the calls.
     """
 
-    def __init__(self, stage: "Stage", failures: Sequence[tuple[str, Exception]]) -> None:
+    def __init__(self, stage: Stage, failures: Sequence[tuple[str, Exception]]) -> None:
         self.stage, self.failures = stage, tuple(failures)
         messages = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
         super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
@@ -67,33 +64,31 @@ class Executor:
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
-    def register_pre_pause_hook(self, hook: "Hook") -> "RemoveHook":
+    def register_pre_pause_hook(self, hook: Hook) -> RemoveHook:
         """Call `hook` before the engine pauses, while it still samples. Returns a function that removes the hook."""
         return self._register("pre_pause", hook)
 
-    def register_post_pause_hook(self, hook: "Hook") -> "RemoveHook":
+    def register_post_pause_hook(self, hook: Hook) -> RemoveHook:
         """Call `hook` when no token is being sampled any more. Returns a function that removes the hook."""
         return self._register("post_pause", hook)
 
-    def register_pre_resume_hook(self, hook: "Hook") -> "RemoveHook":
+    def register_pre_resume_hook(self, hook: Hook) -> RemoveHook:
         """Call `hook` before the engine samples again. Returns a function that removes the hook."""
         return self._register("pre_resume", hook)
 
-    def register_post_resume_hook(self, hook: "Hook") -> "RemoveHook":
+    def register_post_resume_hook(self, hook: Hook) -> RemoveHook:
         """Call `hook` when the engine samples again. Returns a function that removes the hook."""
         return self._register("post_resume", hook)
 
-    def _register(self, stage: "Stage", hook: "Hook") -> "RemoveHook":
-        from proxima.engine.pause_hooks import PauseHooks  # a run has none unless the engine of its recipe does
-
+    def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
         self._hooks = self._hooks or PauseHooks()
         return self._hooks.register(stage, hook)
 
-    async def _call_hooks(self, stage: "Stage") -> None:
+    async def _call_hooks(self, stage: Stage) -> None:
         if self._hooks is not None and (failures := await self._hooks.call(stage, lambda: self.hook_seconds)):
             raise HookError(stage, failures) from failures[0][1]
 
-    def _refuse_in_hook(self, method: str, *stages: "Stage") -> None:
+    def _refuse_in_hook(self, method: str, *stages: Stage) -> None:
         if self._hooks is not None:
             self._hooks.refuse_call(method, stages)
 
@@ -117,9 +112,7 @@ class Executor:
         self._refuse_in_hook("resume")
         await self._change("pre_resume", self.engine.resume, "post_resume", paused=False)
 
-    async def _change(
-        self, before: "Stage", work: Callable[[], Awaitable[None]], after: "Stage", *, paused: bool
-    ) -> None:
+    async def _change(self, before: Stage, work: Callable[[], Awaitable[None]], after: Stage, *, paused: bool) -> None:
         async with self._transition:
             changes = self._paused != paused
             if changes:

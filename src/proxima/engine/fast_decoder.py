@@ -7,19 +7,18 @@ embedding in float32. The engine's log-probs differ from the trainer's by roundi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxima.engine import graphed_step
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Matrix, joined_rows
+from proxima.engine.graphed_step import GraphedSteps
+from proxima.kernels.step import StepKernels, step_kernels
 from proxima.model.lora import weight_of
-
-if TYPE_CHECKING:
-    from proxima.engine.graphed_step import GraphedSteps
-    from proxima.kernels.step import StepKernels
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ALIGNED = 32  # the compiled step requires sizes that are multiples of it
@@ -78,8 +77,6 @@ class FastDecoder(CachingDecoder):
         self.vectors: dict[str, Tensor] = {}
         self.graphs: GraphedSteps | None = None  # None: kernels are launched one by one
         if graphs and self.device.type == "cuda":
-            from proxima.engine import graphed_step
-
             self.graphs = graphed_step.GraphedSteps(graphs, self.device)
         embedding: Any = model.get_submodule("model.embed_tokens")
         self.embedding = torch.empty_like(embedding.weight, dtype=torch.float32)
@@ -88,8 +85,6 @@ class FastDecoder(CachingDecoder):
         self.width = int(config.intermediate_size)
         sizes = self.head_dim, self.width, config.hidden_size
         if dtype == torch.bfloat16 and self.device.type == "cpu" and not any(size % ALIGNED for size in sizes):
-            from proxima.kernels.step import step_kernels
-
             self.kernels = step_kernels(self.head_dim, self.heads // self.kv_heads)
         self.load(model)
 

@@ -8,7 +8,7 @@ full sequence again for every token.
 import copy
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +20,11 @@ from proxima.data.image_tokens import image_starts
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
 from proxima.model.attention import hugging_face_name
+from proxima.model.image_inputs import ImageReader
+from proxima.model.images import ImageStore
 from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.model_parts import parts
-
-if TYPE_CHECKING:
-    from proxima.model.images import ImageStore
+from proxima.model.routing import RoutingPass, connect_routers
 
 
 class ModelCopy(Decoder):
@@ -68,7 +68,7 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False, images: "ImageStore | None" = None
+        self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False, images: ImageStore | None = None
     ) -> None:
         ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
@@ -76,8 +76,6 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
         self.takes_past = not routes  # routes are needed for all tokens
         self.images: Any = None  # an `ImageReader`
         if images is not None:
-            from proxima.model.image_inputs import ImageReader
-
             self.images = ImageReader(self.model, images)
         (self.model if images is None else self.backbone).set_attn_implementation(hugging_face_name("packed"))
 
@@ -107,8 +105,6 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
 
         more: dict[str, Any] = {}
         if self.records_routes:
-            from proxima.model.routing import RoutingPass, connect_routers
-
             connect_routers(self.backbone)
             more["routing"] = RoutingPass()
         with SteadyRows(self.dtype), self.autocast():

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.data import Prompt
 from proxima.data.columns import Ints
+from proxima.data.flow import Prompt
 from proxima.engine.decoder import Decoder
 
 Beginning = tuple[bytes, int]  # name and number of the first tokens: rows with the same name have bit-identical KV

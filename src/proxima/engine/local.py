@@ -9,12 +9,15 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from proxima.data import Completion, UserError, require
+from proxima.data import UserError, require
 from proxima.data.columns import Floats
 from proxima.data.field_checks import check_choices
+from proxima.data.flow import Completion
 from proxima.engine.decoder import Decoder, padded_rows
 from proxima.engine.decoder_proof import decoder_problem
 from proxima.engine.fast_decoder import FastDecoder, supports
+from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.perturbed_decoder import PERTURBED, perturbation
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -29,10 +32,12 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.engine.scheduler import Scheduler
+from proxima.engine.scoring import score_batches, scored
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
 from proxima.model.proof import Proof, proof_of
+from proxima.model.routing import check_mixture
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -120,8 +125,6 @@ def check_decoder(model: nn.Module, spec: Local) -> None:
     if spec.decoder == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if spec.routed_experts:
-        from proxima.model.routing import check_mixture
-
         check_mixture(model.config, "engine.routed_experts", True)
 
 
@@ -142,7 +145,6 @@ def first_proven(proof: Proof, *, fast: bool) -> Any:
         if (reason := decoder_problem(FastDecoder, proof)) is None:
             return FastDecoder
         reasons.append(f"fast: {reason}")
-    from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 
     for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
         if (reason := decoder_problem(decoder, proof)) is None:
@@ -166,8 +168,6 @@ def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
     elif decoder.takes_past:
         given |= {"routes": spec.routed_experts, "images": loaded.images}
     if spec.weights is not None or spec.noise:
-        from proxima.engine.perturbed_decoder import PERTURBED, perturbation
-
         decoder = PERTURBED[decoder]
         given |= perturbation(model, spec.weights, spec.noise, seed)
     made: Decoder = decoder(model, DTYPES[spec.dtype], **given)
@@ -258,8 +258,6 @@ class LocalEngine:
                 return
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        from proxima.engine.scoring import score_batches, scored
-
         batches = score_batches(requests, self.spec.prefill_tokens)
         parts = [await self.compute.run(scored, self.scheduler.decoder, batch) for batch in batches]
         return [column for part in parts for column in part]

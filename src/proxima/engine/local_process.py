@@ -7,8 +7,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from proxima.data import Completion, Prompt, UserError, require, require_threads
+from proxima.data import UserError, require, require_threads
 from proxima.data.columns import Floats
+from proxima.data.flow import Completion, Prompt
 from proxima.engine.channel import ProcessSetup
 from proxima.engine.local import Local, check_decoder
 from proxima.engine.protocol import (

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from proxima.data import Completion, Prompt, UserError, require
+from proxima.data import UserError, require
 from proxima.data.columns import Columns, Floats, Ints
-from proxima.data.flow import Key
+from proxima.data.flow import Completion, Key, Prompt
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel, UnloadedModel
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from proxima.model.compute_thread import ComputeThread
-    from proxima.model.pretrained import LoadedModel, UnloadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
 Interrupt = Literal["recompute", "keep", "finish"]
@@ -247,14 +247,14 @@ class EngineSetup:
 
     model_path: str
     tokenizer: Any
-    load_weights: "Callable[[], LoadedModel]"
+    load_weights: Callable[[], LoadedModel]
     max_length: int | None = None
-    compute: "ComputeThread | None" = None
+    compute: ComputeThread | None = None
     log: Path | None = None
     seed: int = 0
 
     @classmethod
-    def of(cls, loaded: "LoadedModel", max_length: int | None = None) -> "EngineSetup":
+    def of(cls, loaded: LoadedModel, max_length: int | None = None) -> "EngineSetup":
         """The setup for a model that is already loaded."""
         path, tokenizer = loaded.path, loaded.tokenizer
         return cls(model_path=path, tokenizer=tokenizer, load_weights=lambda: loaded, max_length=max_length)
@@ -280,7 +280,7 @@ class EngineRequirements:
         corrected: the algorithm weighs or rejects tokens by their mismatch.
     """
 
-    model: "UnloadedModel"
+    model: UnloadedModel
     role: str = "policy"
     training: Sampling | None = None
     samplings: Sequence[Sampling] = ()

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from proxima.data.columns import Ints
+from proxima.engine.block_sampler import sample_blocks
 from proxima.engine.sampling_rows import SamplingRows
+from proxima.kernels.sample import sample_kernel
 
 
 class Sampled(NamedTuple):
@@ -49,12 +51,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     suits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
-    if suits and not (truncates or top or masks):
-        from proxima.kernels.sample import sample_kernel  # draws in fewer passes
-
-        if (draw := sample_kernel()) is not None:
-            tokens, log_prob = draw(logits, rows.temperature, uniform)
-            return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
-    from proxima.engine.block_sampler import sample_blocks
+    if suits and not (truncates or top or masks) and (draw := sample_kernel()) is not None:
+        tokens, log_prob = draw(logits, rows.temperature, uniform)
+        return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
 
     return Sampled(*sample_blocks(logits, rows, uniform, truncates, top, masks))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data import Completion, FinishReason, NotFiniteError, Prompt
+from proxima.data import NotFiniteError
+from proxima.data.flow import Completion, FinishReason, Prompt
 from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows

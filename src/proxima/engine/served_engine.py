@@ -18,6 +18,7 @@ from proxima.engine.local import LocalEngine
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.images import ImageStore
 from proxima.model.pretrained import LoadedModel
 
 
@@ -43,7 +44,6 @@ class ServedEngine:
         """The model's, with the images that prompts show."""
         if setup.images is None:
             return self.source.tokenizer
-        from proxima.model.images import ImageStore
 
         model, revision, folder = setup.images
         images = ImageStore(model, revision)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data.columns import Floats, Ints
+from proxima.data.sampling_mask import SamplingMask
 
 Lines = NDArray[np.int64]
 
@@ -96,8 +97,6 @@ class TokenTable:
         version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
         if self.sets[line]:
-            from proxima.data.sampling_mask import SamplingMask  # few runs replay masks
-
             own["sampling_mask"] = SamplingMask.of_sets(self.sets[line])
         version = own["policy_version"]
         if len(version) and (version == version[0]).all():

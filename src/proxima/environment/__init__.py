@@ -15,14 +15,7 @@ To add one: a class with `reset` and tools or `respond`, a line in `ENVIRONMENTS
 `tests/environment/test_<name>.py`. Out of tree: `environment: my_pkg.worlds:Maze`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.environment.protocol import Environment, Reply
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 ENVIRONMENTS = Kinds(
     {
@@ -40,4 +33,4 @@ ENVIRONMENTS = Kinds(
     }
 )
 
-__all__ = ["ENVIRONMENTS", "Environment", "Reply"]
+__all__ = ["ENVIRONMENTS"]

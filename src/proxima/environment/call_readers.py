@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
-from proxima.data import ToolCall
+from proxima.data.episode import ToolCall
 from proxima.data.json_reader import TooDeepError, bounded_int, check_depth, load_json
 
 ToolFormat = Literal["hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]

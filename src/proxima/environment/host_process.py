@@ -21,6 +21,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from proxima.data import FieldError
+from proxima.environment import interface
+from proxima.environment.interface import read_interface, tool_of
+from proxima.environment.protocol import Reply
+
 LONGEST = 1 << 20  # characters of a message
 MARK, NO_MARK = "<image>", "< image>"  # in a content: here an image is shown; the same as a text
 PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
@@ -103,9 +108,6 @@ _log = Log()
 
 def inspect_environment(**spec: Any) -> dict[str, Any]:
     """Return the result of `interface.read_interface`, or the field error that it raises."""
-    from proxima.data import FieldError
-    from proxima.environment.interface import read_interface
-
     try:
         return read_interface(**spec)
     except FieldError as error:
@@ -115,8 +117,6 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
 
 def load_environment(*, kind: str | None, arguments: dict[str, Any], tools: list[str]) -> dict[str, Any]:
     """Import the class and the tools that the recipe names; the first job of a worker."""
-    from proxima.environment import interface
-
     global _make
     _functions.update(interface.load_tools(tools))
     if kind is not None:
@@ -167,8 +167,6 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Call a tool and return its result as an answer, or the error that it raised because of its arguments."""
-    from proxima.environment.interface import tool_of
-
     environment = _environments[number]
     function = _functions.get(tool) or tool_of(environment, tool)
     try:
@@ -240,8 +238,6 @@ async def _awaited(result: Any) -> Any:
 
 def _reply(result: Any, who: str, default: str | None = None) -> Any:
     """Convert a return value to a `Reply`."""
-    from proxima.environment.protocol import Reply
-
     if isinstance(result, Reply):
         return result
     if result is None and default is not None:

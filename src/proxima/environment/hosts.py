@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Message, ToolCall
+from proxima.data.episode import ToolCall
+from proxima.data.flow import Message
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
 from proxima.process.keeper import KeptWorker, WorkerQueue
 from proxima.process.worker import START_SECONDS, ForkServer, Worker

@@ -13,7 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
-from proxima.data import FieldError, ToolCall, require
+from proxima.data import FieldError, require
+from proxima.data.episode import ToolCall
 from proxima.data.errors import abbreviated
 from proxima.data.json_reader import load_json
 from proxima.data.suggestions import suggestion

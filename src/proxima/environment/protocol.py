@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Message
+from proxima.data.flow import Message
 
 
 @dataclass(frozen=True)

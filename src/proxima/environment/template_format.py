@@ -11,8 +11,11 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any, get_args
 
-from proxima.data import ToolCall, UserError
+from proxima.data import UserError
+from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import ToolFormat, read_calls
+from proxima.model.chat import control_texts
+from proxima.model.template_variables import reads_tools
 
 TRIAL = ToolCall(name="trial_tool", arguments={"text": 'say "{x}"\nto [him]', "count": 7})
 PARAMETERS = {
@@ -67,8 +70,6 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
     Raises:
         UserError: it shows calls in a form that no reader here supports.
     """
-    from proxima.model.template_variables import reads_tools  # environment processes must not load torch
-
     if not reads_tools(tokenizer):
         return "xml"
     template, turns = tokenizer.get_chat_template(tools=[{}]), list(rendered_calls(tokenizer, arguments))
@@ -91,8 +92,6 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
 def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
     """What the template writes for a turn with the call, as it is decoded: without control tokens. Templates differ in
     how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
-    from proxima.model.chat import control_texts
-
     asked = {"role": "user", "content": "Try it."}
     options = {**arguments, "tools": [SCHEMA], "tokenize": False}
     controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")

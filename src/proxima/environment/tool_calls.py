@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.data import ToolCall
+from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import (
     MOST_CALLS,
     STARTS,

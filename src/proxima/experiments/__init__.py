@@ -21,18 +21,3 @@ To add a field of a sweep file: its name in `FIELDS` of `sweep_file.py`, and a m
 an entry in `AXES` of `run_reader.py`. To add a number to the final table: an entry in `MEASURES` of
 `cell_statistics.py`, and a field of `CellSummary`.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.experiments.run_comparison import compare_runs
-    from proxima.experiments.run_reader import read_run
-    from proxima.experiments.run_search import find_runs
-    from proxima.experiments.sweep_file import read_sweep
-    from proxima.experiments.sweep_plan import plan_runs
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = ["compare_runs", "find_runs", "plan_runs", "read_run", "read_sweep"]

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.core.surrogate.cppo import Cppo
-from proxima.data import PolicyBatch, UserError
+from proxima.data import UserError
 from proxima.data.columns import Floats
+from proxima.data.policy_batch import PolicyBatch
 from proxima.runtime.state.folder import existing_run
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.state.stored_completions import numpy_columns

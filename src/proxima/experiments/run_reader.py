@@ -13,7 +13,8 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.data.errors import safe_repr
 from proxima.data.json_reader import load_json
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
+from proxima.experiments.metric_names import canonical_metric
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.summary import Summary, tokens_per_second
 from proxima.runtime.watch.observer import Record
@@ -145,7 +146,6 @@ def metric_of(record: Record, name: str) -> Any:
     """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing."""
     if name in record:
         return record[name]
-    from proxima.experiments.metric_names import canonical_metric  # most are asked for by the name in the record
 
     return record.get(canonical_metric(name))
 

@@ -13,7 +13,7 @@ from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.loss import Correction, Surrogate
 from proxima.core.proximal import segment_wise_log_prob
 from proxima.core.token_reasons import TokenReasons
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 NOT_TRAINED = {
     "skipped_zero_advantage": "no gradient: the completion's advantage is 0, so it was not trained on",

@@ -19,19 +19,3 @@ Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, `config`, torch. I
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot, with `*BATCHES`,
 `*OUTCOMES` or `*TEXTS` for its cases. A new slot also needs a line in `SLOTS`.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.laws.law import Law, LawResult, Violation, check_law
-    from proxima.laws.live_check import check_engine, check_reward
-    from proxima.laws.spec_check import SLOTS, check_spec, laws_of, variants_of
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = [
-    "SLOTS", "Law", "LawResult", "Violation",
-    "check_engine", "check_law", "check_reward", "check_spec", "laws_of", "variants_of",
-]  # fmt: skip

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from proxima.core import AGGREGATES
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.data.random import mix, permutation
 
 GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)

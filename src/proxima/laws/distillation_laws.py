@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.core import TokenSum
 from proxima.core.distillation import buckets, distillation_loss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import BATCHES, BatchCase
 from proxima.laws.first_laws import FINITE, MASKED, ORDINARY, runs_law, tensor_runs
 from proxima.laws.law import Law, require_close, require_that

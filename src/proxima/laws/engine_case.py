@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.data import Completion, Prompt
 from proxima.data.columns import Floats, Ints
+from proxima.data.flow import Completion, Prompt
 from proxima.engine.protocol import Capabilities, Engine, EngineSetup, Request, Sampling, close_engine
 from proxima.laws.law import Law, require_that
 from proxima.model.pretrained import LoadedModel

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion
+from proxima.data.flow import Completion
 from proxima.engine.protocol import Capabilities, Engine, InFlight, ScoreRequest, WeightUpdate
 from proxima.laws.engine_case import EngineUnderTest, completions, engine_law, known_capabilities, requests
 from proxima.laws.law import Violation, require_that
@@ -178,7 +178,7 @@ def _takes_modules(case: EngineUnderTest) -> str | None:
 # fmt: off
 ENGINE_LAWS = (
     engine_law("runs", "no run can use it", answers, root=True,
-               cure="let build() return an engine with every method of proxima.engine.Engine; CONTRIBUTING.md has one"),
+               cure="let build() return an engine with every method of engine.protocol.Engine; CONTRIBUTING.md has one"),
     engine_law("columns", "the trainer reads wrong tokens", columns, root=True,
                cure="yield one Completion for each request, with a log-prob and a version for each token; NaN in "
                     "columns that `provides` leaves out"),

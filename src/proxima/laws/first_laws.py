@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.loss import Corrected, TokenLoss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import BatchCase, make_batch, show_batch, smaller_batches, with_entropy_leaf
 from proxima.laws.law import Law, Violation, require_that
 

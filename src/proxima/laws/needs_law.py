@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import BATCHES, batch_cases, make_batch, with_entropy_leaf, with_new_leaf
 from proxima.laws.law import Law, Violation, require_that
 

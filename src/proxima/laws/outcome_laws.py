@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxima.core import select
 from proxima.core.advantage.protocol import TokenRewards
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from proxima.data.random import mix, permutation
 from proxima.laws.first_laws import require_kind, runs_law
 from proxima.laws.law import Law, require_close, require_that

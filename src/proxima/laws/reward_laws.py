@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.laws.law import Law, require_that
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.data import Completion
+from proxima.data.flow import Completion
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.laws.engine_case import (
     LIMIT,

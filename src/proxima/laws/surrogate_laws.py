@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight, merge_metrics, policy_loss, precompute
 from proxima.core.metrics import Metrics
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import BATCHES, BatchCase, make_batch, with_new_leaf
 from proxima.laws.first_laws import (
     FINITE,

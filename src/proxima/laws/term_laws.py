@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.core import AGGREGATES, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
 from proxima.core.loss import Surrogate, check_needs
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.batches import BATCHES, BatchCase, with_entropy_leaf, with_new_leaf
 from proxima.laws.first_laws import FINITE, MASKED, ORDINARY, aggregate_runs, correction_runs, runs_law, tensor_runs
 from proxima.laws.law import Law, require_close, require_that

@@ -19,23 +19,3 @@ Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engin
 To add an attention path: a function in `other_attention.py` and a line in `ATTENTION`; the contamination tests find it
 there.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-from proxima.model.load import load
-from proxima.model.pretrained import LoadedModel
-from proxima.model.save import save
-
-if TYPE_CHECKING:
-    from proxima.model.log_prob import token_log_prob
-    from proxima.model.packed_model import PackedModel, TokenOutputs
-    from proxima.model.policy import Policy
-    from proxima.model.scalar_model import ScalarModel, load_scalar_model
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = [
-    "LoadedModel", "PackedModel", "Policy", "ScalarModel", "TokenOutputs", "load", "load_scalar_model", "save",
-    "token_log_prob",
-]  # fmt: skip

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from proxima.data import PackedBatch, UserError
+from proxima.data import UserError
 from proxima.data.kinds import Kinds
-from proxima.data.packed_batch import indices_of
+from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
+from proxima.model.fused_backbone import fused_states
 from proxima.model.plain_decoder import is_plain
 
 NAME = "proxima_packed"
@@ -149,7 +150,9 @@ def packed_attention(
     if attend is not None:
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
-        raise RuntimeError("packed attention was called without segments: call the model through proxima.model.Policy.")
+        raise RuntimeError(
+            "packed attention was called without segments: call the model through `model.policy.Policy`."
+        )
     return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
 
 
@@ -210,11 +213,9 @@ def packed_states(
 
 def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    if rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone):
-        from proxima.model.fused_backbone import fused_states
-
-        if (states := fused_states(backbone, batch)) is not None:
-            return states
+    suits = rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone)
+    if suits and (states := fused_states(backbone, batch)) is not None:
+        return states
     segments = more.pop("segments", None) or Segments(batch)
     return packed_states(backbone, batch, segments=segments, **more)
 

@@ -1,16 +1,14 @@
 """`token_log_prob` by the operations of torch: on every device, in every dtype, with all of its options."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from proxima.model.kept_tokens import KeptTokens
 from proxima.model.logit_rows import row_blocks
-
-if TYPE_CHECKING:
-    from proxima.model.kept_tokens import KeptTokens
-    from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.parallel.vocabulary import VocabularyPart
 
 
 class _BlockwiseLogProb(torch.autograd.Function):
@@ -23,8 +21,8 @@ class _BlockwiseLogProb(torch.autograd.Function):
         target: Tensor,
         temperature: Tensor,
         others: Tensor | None,
-        kept: "KeptTokens | None",
-        part: "VocabularyPart | None",
+        kept: KeptTokens | None,
+        part: VocabularyPart | None,
         want_entropy: bool,
         entropy_gradient: bool,
         others_gradient: bool,

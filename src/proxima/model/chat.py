@@ -9,12 +9,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
-from proxima.data.flow import MARK
+from proxima.data.flow import MARK, Message
+from proxima.data.image_tokens import image_tokens
 from proxima.model.message_keys import PLAIN, THOUGHT, THOUGHT_NAMES, require_written, thought_name
 from proxima.model.template_clock import NAME as CLOCK
 from proxima.model.template_clock import current_clock
+from proxima.model.template_variables import require_read
 
 # how a chat ends: with the generation prompt; after its last turn; or inside that turn, whose text goes on
 Ending = Literal["prompt", "complete", "open"]
@@ -213,8 +215,6 @@ def encode_part(chat: str, tokenizer: Any) -> list[int]:
     controls = f"|[{''.join(split)}]" if split else ""
     for part in re.split(f"({mark}[0-9 ]+{mark}{controls})", chat):
         if part.startswith(mark):
-            from proxima.data.image_tokens import image_tokens  # most chats show none
-
             ids += image_tokens(*map(int, part.strip(mark).split())).tolist()
             continue
         text = re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
@@ -243,8 +243,6 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         UserError: the template fails (it is a program and may raise anything), or does not read an argument.
     """
     if arguments:
-        from proxima.model.template_variables import require_read  # most runs pass none
-
         require_read(tokenizer, arguments)
     if (clock := current_clock()) is not None and CLOCK in str(tokenizer.chat_template):
         clock.named = True

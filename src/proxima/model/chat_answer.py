@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
+from proxima.data.flow import Message
 from proxima.model.chat import Tokenizer, chat_tokens, is_begun
 
 

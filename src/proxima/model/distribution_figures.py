@@ -1,7 +1,7 @@
 """Statistics of the whole distribution at a token, from hidden states and without gradient, in the chunks of
 `token_log_prob`."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,9 +9,7 @@ from torch.nn import functional as F
 
 from proxima.model.kept_tokens import KeptTokens
 from proxima.model.logit_rows import row_blocks
-
-if TYPE_CHECKING:  # needs torch.distributed
-    from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.parallel.vocabulary import VocabularyPart
 
 
 class TopTokens(NamedTuple):
@@ -33,7 +31,7 @@ def top_k_log_prob(
     *,
     bias: Tensor | None = None,
     vocabulary: int | None = None,
-    part: "VocabularyPart | None" = None,
+    part: VocabularyPart | None = None,
     chunk: int = 512,
 ) -> TopTokens:
     """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
@@ -77,7 +75,7 @@ def log_sum_square(
     *,
     bias: Tensor | None = None,
     kept: KeptTokens | None = None,
-    part: "VocabularyPart | None" = None,
+    part: VocabularyPart | None = None,
     chunk: int = 512,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from proxima.data import PackedBatch
-from proxima.data.packed_batch import indices_of
+from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.kernels.train_pass import PackedSegments, TrainKernels, Turns, train_kernels
 
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, UserError
+from proxima.data import UserError
 from proxima.data.image_tokens import image_and_patch, image_starts
-from proxima.data.packed_batch import indices_of
+from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.model.attention import Segments
 from proxima.model.images import ImageStore
 

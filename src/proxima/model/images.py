@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from proxima.data import Message, UserError, require
+from proxima.data import UserError, require
 from proxima.data.columns import Ints
-from proxima.data.flow import MARK
+from proxima.data.flow import MARK, Message
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.chat import encode_part, image_mark
 from proxima.model.image_folder import INDEX, checksum, image_name, read_image, read_names, write_names

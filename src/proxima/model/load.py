@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.data import FieldError
+from proxima.model.adapter_files import load_merged, start_adapter, with_adapter
+from proxima.model.adapter_folder import base_in_memory, base_of
 from proxima.model.files import is_adapter
 from proxima.model.lora import Lora
+from proxima.model.parallel.mesh import rank_device
+from proxima.model.parallel.refusals import require_splittable
+from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.slices import load_sliced
 from proxima.model.pretrained import (
     LoadedModel,
     load_config,
@@ -28,7 +35,6 @@ from proxima.model.proof import proof_before_loading
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from torch import nn
 
-    from proxima.model.parallel.sharding import Sharding
 
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's, and that of torch around it
@@ -43,7 +49,7 @@ def load(
     device: str = "auto",
     lora: Lora | None = None,
     seed: int = 0,
-    sharding: "Sharding | None" = None,
+    sharding: Sharding | None = None,
     max_length: int | None = None,
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
@@ -64,13 +70,8 @@ def load(
             the model is a reward model.
     """
     if sharding is not None:
-        from proxima.model.parallel.refusals import require_splittable
-
         require_splittable(path, revision, sharding, adapters=lora is not None)
     if is_adapter(path):
-        from proxima.model.adapter_files import load_merged
-        from proxima.model.adapter_folder import base_of
-
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
             raise FieldError(
@@ -84,8 +85,6 @@ def load(
     load_base = partial(_load_plain, path, max_length=max_length, **place)
     if lora is None:
         return on_ranks(load_base(device=device, sharding=sharding), sharding, device)
-    from proxima.model.adapter_files import start_adapter, with_adapter
-    from proxima.model.adapter_folder import base_in_memory
 
     if sharding is None or lora.dora:  # whose norms are of the whole weights
         loaded = load_base(device=device if sharding is None else "cpu")
@@ -95,12 +94,10 @@ def load(
     return on_ranks(with_adapter(loaded, lora, seed=seed, **place), sharding, device)
 
 
-def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> LoadedModel:
+def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
     """Shard the model over the ranks of `sharding`, unless it is already sharded or `sharding` is None."""
     if sharding is None or loaded.sharding is not None:
         return loaded
-    from proxima.model.parallel.mesh import rank_device
-    from proxima.model.parallel.shard import shard_model
 
     place = rank_device(device)
     shard_model(loaded.model, sharding, place)
@@ -139,7 +136,7 @@ def load_weights(
     device: str,
     may_lack: Collection[str] = (),
     max_length: int | None = None,
-    sharding: "Sharding | None" = None,
+    sharding: Sharding | None = None,
     prepare: Callable[[Any], None] | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:
@@ -156,8 +153,6 @@ def load_weights(
     require_rows(path, tokenizer, config)
     proof_before_loading(config, max_length, scalar="SequenceClassification" in reader.__name__)
     if sharding is not None:
-        from proxima.model.parallel.slices import load_sliced
-
         place: dict[str, Any] = {"dtype": dtype, "device": device, "sharding": sharding, "config": extra.get("config")}
         sliced = load_sliced(reader, path, revision, may_lack=may_lack, prepare=prepare, **place)
         if sliced is not None:

@@ -15,17 +15,17 @@ both untruncated, the part of the KL from tokens outside S is missing. So no KL 
 on tokens that are never sampled: which these are is up to `top_p`.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from proxima.data import PackedBatch
+from proxima.data.packed_batch import PackedBatch
 from proxima.kernels import LANES
-
-if TYPE_CHECKING:
-    from proxima.model.kept_tokens import KeptTokens
-    from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.blockwise_log_prob import blockwise_log_prob
+from proxima.model.fused_log_prob import fused_log_prob
+from proxima.model.kept_tokens import KeptTokens
+from proxima.model.parallel.vocabulary import VocabularyPart
 
 
 class TokenLogProbs(NamedTuple):
@@ -47,8 +47,8 @@ def token_log_prob(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
     others_gradient: bool = False,
-    kept: "KeptTokens | None" = None,
-    part: "VocabularyPart | None" = None,
+    kept: KeptTokens | None = None,
+    part: VocabularyPart | None = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
     """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
@@ -85,12 +85,9 @@ def token_log_prob(
     whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part))
     single = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
     suits = single and kind == "cpu" and len(hidden) > 0 and weight.shape[1] % LANES == 0
-    if whole and suits:
-        from proxima.model.fused_log_prob import fused_log_prob
-
-        if (fused := fused_log_prob(hidden, weight, target, temperature, *settings[:2], chunk)) is not None:
-            return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
-    from proxima.model.blockwise_log_prob import blockwise_log_prob
+    args = (hidden, weight, target, temperature, *settings[:2], chunk)
+    if whole and suits and (fused := fused_log_prob(*args)) is not None:
+        return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
 
     log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, kept, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)

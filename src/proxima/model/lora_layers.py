@@ -98,7 +98,7 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
         raise UserError("model.lora needs the package peft", remedy=missing)
     from peft import inject_adapter_in_model
 
-    from proxima.model.merged_lora import MergedLora
+    from proxima.model.merged_lora import MergedLora  # derives from a class of peft
 
     config = peft_config(model, lora)
     if not config.fan_in_fan_out:  # it is one setting for all layers: those of GPT-2, its head too, stay peft's

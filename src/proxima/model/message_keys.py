@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from proxima.data import FieldError, Message, UserError
+from proxima.data import FieldError, UserError
+from proxima.data.flow import Message
 
 THOUGHT = "reasoning_content"
 THOUGHT_NAMES = (THOUGHT, "thinking", "reasoning")  # under which templates read it

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from proxima.data import Trajectory
 from proxima.data.shared_paths import common_beginning, common_opening
+from proxima.data.trajectory import Trajectory
 
 Items = Sequence[Sequence[Trajectory]]
 

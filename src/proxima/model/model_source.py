@@ -1,21 +1,19 @@
 """A model by its name: where its weights are, and how they are loaded and run."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from proxima.model.files import model_files
+from proxima.model.images import ImageStore
 from proxima.model.load import load
 from proxima.model.lora import Lora
+from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel, beside_decoder, resolve_device
-
-if TYPE_CHECKING:
-    from proxima.model.images import ImageStore
-    from proxima.model.parallel.sharding import Sharding
-    from proxima.model.scalar_model import ScalarModel
+from proxima.model.scalar_model import ScalarModel, load_scalar_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +43,8 @@ class ModelSource:
     compute_dtype: str = "bfloat16"
     gradient_checkpointing: bool = False
     log_prob_chunk: int = 512
-    sharding: "Sharding | None" = None
-    images: "ImageStore | None" = None
+    sharding: Sharding | None = None
+    images: ImageStore | None = None
     vision_lr_ratio: float = 0.0
     max_length: int | None = None
 
@@ -68,8 +66,6 @@ class ModelSource:
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in
         `saved`."""
-        from proxima.model.scalar_model import load_scalar_model
-
         has_head = saved is not None and self.lora is None
         return self._shown(load_scalar_model(new_head=None if has_head else head_std, **self._weights(saved)))
 
@@ -80,10 +76,8 @@ class ModelSource:
         settings = self._packed | {"replays_routes": replays_routes}
         return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **settings)
 
-    def scalar(self, loaded: LoadedModel) -> "ScalarModel":
+    def scalar(self, loaded: LoadedModel) -> ScalarModel:
         """A scalar model that runs loaded weights."""
-        from proxima.model.scalar_model import ScalarModel
-
         return ScalarModel(loaded, **self._packed)
 
     def identity(self) -> dict[str, str]:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from proxima.data import PackedBatch, UserError
-from proxima.data.packed_batch import indices_of
+from proxima.data import UserError
+from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
 from proxima.model.attention import HALF, packed_states
 

@@ -4,21 +4,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, Trajectory, UserError, pack, require
+from proxima.data import UserError, require
+from proxima.data.packed_batch import PackedBatch, pack
+from proxima.data.trajectory import Trajectory
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
+from proxima.model.grouped_experts import compute_in_autocast
+from proxima.model.image_inputs import ImageReader
+from proxima.model.parallel.context import ContextGroup
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
-
-if TYPE_CHECKING:
-    from proxima.model.routing import RoutingPass
+from proxima.model.routing import RoutingPass, connect_routers, is_mixture
 
 ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of a mixture give
 
@@ -109,23 +112,16 @@ class PackedModel:
             (self.model.get_decoder() if shows else self.model).set_attn_implementation(hugging_face_name(attention))
         self.images: Any = None  # an `ImageReader`, where prompts show images
         if loaded.images is not None:
-            from proxima.model.image_inputs import ImageReader
-
             shown, remedy = attention == "packed", "set it to packed"
             require(shown, "model.attention", attention, "can't be shown images", remedy=remedy)
             self.images = ImageReader(self.model, loaded.images, trained=loaded.vision_lr_ratio > 0)
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
-            from proxima.model.grouped_experts import compute_in_autocast
-            from proxima.model.routing import is_mixture
-
             compute_in_autocast(self.model)
             self.reroutes = gradient_checkpointing and attention != "padded" and is_mixture(self.model.config)
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
         if split is not None:
-            from proxima.model.parallel.context import ContextGroup
-
             self.context = ContextGroup(split, self.device, attention)
 
     @property
@@ -214,7 +210,7 @@ class PackedModel:
         """The modules that own all trained weights."""
         return [self.model]
 
-    def hidden(self, batch: PackedBatch, routing: "RoutingPass | None" = None) -> Tensor:
+    def hidden(self, batch: PackedBatch, routing: RoutingPass | None = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
         routing = routing or self.routing(batch)
         more: dict[str, Any] = {} if routing is None else {"routing": routing}
@@ -224,13 +220,12 @@ class PackedModel:
         states: Tensor = compute(self.backbone, batch, **more)
         return states
 
-    def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> "RoutingPass | None":
+    def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> RoutingPass | None:
         """The routing of a forward pass with `outputs`; None where its routers choose once and their choices are not
         needed."""
         recomputed = self.reroutes and torch.is_grad_enabled()
         if batch.routed_experts is None and not outputs & ROUTES and not recomputed:
             return None
-        from proxima.model.routing import RoutingPass, connect_routers
 
         connect_routers(self.backbone)
         return RoutingPass(batch.routed_experts, keeps_logits="expert_load" in outputs, recomputed=recomputed)

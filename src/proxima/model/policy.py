@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch
+from proxima.data.packed_batch import PackedBatch
+from proxima.model.distribution_figures import log_sum_square
+from proxima.model.kept_tokens import KeptTokens
 from proxima.model.log_prob import TokenLogProbs, sampled_log_prob, token_log_prob
 from proxima.model.lora import weight_of
 from proxima.model.model_parts import parts
 from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.parallel.shard import shard_head
 from proxima.model.parallel.sharded import is_sharded
+from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.model.pretrained import LoadedModel
-
-if TYPE_CHECKING:
-    from proxima.model.kept_tokens import KeptTokens
+from proxima.model.scalar_head import scalar_head
 
 
 class Policy(PackedModel):
@@ -40,8 +42,6 @@ class Policy(PackedModel):
         self.value_head = value_head
         self.backbone, self.head = parts(self.model)
         if value_head is not None and loaded.sharding is not None and not is_sharded(value_head):
-            from proxima.model.parallel.shard import shard_head
-
             shard_head(value_head, loaded.sharding, self.device)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -54,7 +54,6 @@ class Policy(PackedModel):
     def values_of(self, hidden: Tensor) -> Tensor:
         if self.value_head is None:
             raise ValueError("this policy has no value head: `value` needs one")
-        from proxima.model.scalar_head import scalar_head
 
         return scalar_head(hidden, self.value_head)
 
@@ -107,8 +106,6 @@ class Policy(PackedModel):
         return partial(sampled_log_prob, batch)
 
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        from proxima.model.distribution_figures import log_sum_square
-
         head, kept = self.head_parts(), _kept(batch)
         with self.autocast():
             return log_sum_square(hidden, temperature=batch.temperature, **head, kept=kept, chunk=self.log_prob_chunk)
@@ -119,16 +116,14 @@ class Policy(PackedModel):
         bias = self.head.bias
         if not hasattr(weight, "to_local"):
             return {"weight": weight, "bias": bias}
-        from proxima.model.parallel.vocabulary import VocabularyPart
 
         part = VocabularyPart.of(weight)
         return {"weight": weight.to_local(), "bias": None if bias is None else bias.to_local(), "part": part}
 
 
-def _kept(batch: PackedBatch) -> "KeptTokens | None":
+def _kept(batch: PackedBatch) -> KeptTokens | None:
     if batch.sampling_mask is None or batch.sampling_mask_cu is None:
         return None
-    from proxima.model.kept_tokens import KeptTokens  # most runs sample from the whole vocabulary
 
     return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu, batch.sampling_mask_edges)
 

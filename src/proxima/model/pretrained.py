@@ -12,16 +12,17 @@ import torch
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.errors import abbreviated
+from proxima.model.adapter_folder import BaseModel, base_of
 from proxima.model.files import is_adapter, local_place
 from proxima.model.folder_checks import check_model_files
+from proxima.model.hub_names import require_found, require_hub_name
 from proxima.model.lora import SCALAR_HEAD, adapter_names, is_adapted
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.template_bounds import bounded_environment
 from proxima.model.turn_end import turn_end
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-    from proxima.model.adapter_folder import BaseModel
-    from proxima.model.parallel.sharding import Sharding
 
 
 LONGEST_REASON = 300  # characters, of an error of transformers
@@ -40,8 +41,8 @@ class LoadedModel:
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     path: str
-    base: "BaseModel | None" = None
-    sharding: "Sharding | None" = None
+    base: BaseModel | None = None
+    sharding: Sharding | None = None
     device: torch.device | None = None
     vision_lr_ratio: float = 0.0
 
@@ -179,8 +180,6 @@ def check_path(path: str) -> None:
     """
     place = Path(os.path.expanduser(path))  # that of pathlib raises for a user who does not exist
     if is_adapter(path):
-        from proxima.model.adapter_folder import base_of
-
         base = base_of(path).path
         try:
             check_path(base)
@@ -206,8 +205,6 @@ def check_path(path: str) -> None:
         reason = "is neither a file nor a folder but a device, a pipe or a socket"
         raise FieldError("model.path", path, reason, remedy="give a folder or a .gguf file")
     else:
-        from proxima.model.hub_names import require_hub_name  # most models are folders here
-
         require_hub_name(path)
 
 
@@ -243,14 +240,11 @@ def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | No
     """Path and revision of the model whose folder has a file: for an adapter without it, its base's."""
     check_path(path)
     if not Path(path).expanduser().exists():
-        from proxima.model.hub_names import require_found  # as above
-
         require_found(path, revision)
         if (cached := local_place(path, revision)) is not None:
             check_model_files(path, cached)
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
-    from proxima.model.adapter_folder import base_of
 
     base = base_of(path)
     return _place_of(file, base.path, base.revision)
@@ -341,8 +335,6 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
     """The tokenizer, or its base's for an adapter whose folder has none."""
     from transformers import AutoTokenizer
-
-    from proxima.model.template_bounds import bounded_environment
 
     path, revision = _place_of("tokenizer_config.json", path, revision)
     bounded_environment()  # of chat templates

@@ -21,7 +21,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, Trajectory, UserError, pack
+from proxima.data import FieldError, UserError
+from proxima.data.packed_batch import pack
+from proxima.data.trajectory import Trajectory
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.model_parts import parts, scalar_parts
 from proxima.model.parallel.sharded import plain_type

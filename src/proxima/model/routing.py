@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.segment import segment_index
-from proxima.data import FieldError, PackedBatch
-from proxima.data.packed_batch import indices_of
+from proxima.data import FieldError
+from proxima.data.packed_batch import PackedBatch, indices_of
 
 #: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
 FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")

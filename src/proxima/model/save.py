@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxima.model.adapter_files import save_adapter
 from proxima.model.parallel.sharded import plain_type
 from proxima.model.pretrained import LoadedModel, untie_config
 from proxima.system.atomic_files import ordinary_modes
@@ -18,8 +19,6 @@ def save_trained(loaded: LoadedModel, folder: Path) -> Path:
     if loaded.images is not None:
         loaded.images.processor.save_pretrained(folder)
     if loaded.base is not None:
-        from proxima.model.adapter_files import save_adapter
-
         return save_adapter(loaded, folder)
     return save(loaded.model, loaded.tokenizer, folder)
 

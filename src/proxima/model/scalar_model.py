@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch, Trajectory, require
+from proxima.data import FieldError, require
 from proxima.data.columns import Floats
+from proxima.data.packed_batch import PackedBatch
 from proxima.data.random import VALUE_HEAD, mix, normals
+from proxima.data.trajectory import Trajectory
 from proxima.model.adapter_files import load_merged, with_adapter
 from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
@@ -21,6 +23,7 @@ from proxima.model.lora import SCALAR_HEAD as HEAD
 from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.parallel.refusals import require_splittable
 from proxima.model.parallel.sharded import fill_weight, plain_type
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
@@ -125,8 +128,6 @@ def load_scalar_model(
     from transformers import AutoModelForSequenceClassification
 
     if sharding is not None:
-        from proxima.model.parallel.refusals import require_splittable
-
         require_splittable(path, revision, sharding, adapters=lora is not None)
     loaded_on = device if sharding is None else "cpu"
     if is_adapter(path):

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from proxima.data import FieldError
+from proxima.model.template_bounds import bounded_environment
 
 SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
 NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
@@ -42,8 +43,6 @@ def require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
 def _variables(template: str) -> set[str] | None:
     """The names that a template expects from its caller; None if it can't be parsed: rendering then says why."""
     from jinja2 import meta
-
-    from proxima.model.template_bounds import bounded_environment
 
     try:
         return meta.find_undeclared_variables(bounded_environment().parse(template))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Message, UserError
+from proxima.data import UserError
+from proxima.data.flow import Message
 from proxima.model.chat import SafeMessage, render_chat
 
 ASKED: Message = {"role": "user", "content": "Hello?"}

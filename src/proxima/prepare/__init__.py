@@ -11,17 +11,3 @@ To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task
 `tests/prepare`. Stable: `prepare`, `locate_files`, `PrepareOptions`, `SOURCES`, the columns of the tables, the keys
 of the card.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.prepare.catalog import SOURCES
-    from proxima.prepare.locate import locate_files
-    from proxima.prepare.pipeline import prepare
-    from proxima.prepare.prepare_options import PrepareOptions
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = ["SOURCES", "PrepareOptions", "locate_files", "prepare"]

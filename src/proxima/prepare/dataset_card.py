@@ -14,6 +14,7 @@ from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256, inspect_file
 from proxima.prepare.write_files import COLUMNS, LISTS, Outcome, SplitData
+from proxima.version import __version__
 
 FORMAT = 1
 _REMAKE = "make it anew: proxima data prepare … --overwrite"
@@ -39,8 +40,6 @@ def build_card(
     """Build the card without the hashes of written files, which `write_card` adds. It has no date and no absolute
     path."""
     import pyarrow
-
-    from proxima import __version__
 
     phrases = overlap.phrases
     return {

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxima.data import FieldError, Message
+from proxima.data import FieldError
+from proxima.data.flow import Message
 from proxima.system.text_files import read_text
 from proxima.task.prompts import with_system
 from proxima.task.protocol import user_message

@@ -14,15 +14,7 @@ the dict and construct it with its `example_fields` where a field has no default
 `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `WeightedReward`, `RewardRunner`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.reward.base import WeightedReward
-    from proxima.reward.runner import RewardRunner
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 REWARDS = Kinds(
     {
@@ -49,4 +41,4 @@ REWARDS = Kinds(
     }
 )
 
-__all__ = ["REWARDS", "RewardRunner", "WeightedReward"]
+__all__ = ["REWARDS"]

@@ -7,8 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeVar
 
-from proxima.data import Completion, Group, Prompt, Score, UserError, require
+from proxima.data import UserError, require
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.right_answers import best_score, first_reason, right_answers
+from proxima.reward.workers.graders import to_float
 
 T = TypeVar("T")
 Where = Literal["inline", "thread", "compute", "text", "function"]
@@ -127,7 +129,7 @@ class WeightedReward:
 def as_reward(spec: Any) -> WeightedReward:
     """The spec itself; UserError if it is not a reward."""
     if not isinstance(spec, WeightedReward):
-        raise UserError(f"reward {type(spec).__name__} is not a subclass of proxima.reward.WeightedReward")
+        raise UserError(f"reward {type(spec).__name__} is not a subclass of proxima.reward.base.WeightedReward")
     return spec
 
 
@@ -169,7 +171,6 @@ def as_float(value: object, key: str) -> float:
     """A number that a scorer returned; ValueError naming its `key` if it is none."""
     if isinstance(value, float):
         return float(value)
-    from proxima.reward.workers.graders import to_float  # a careless scorer may return other types
 
     return to_float(value, key)
 

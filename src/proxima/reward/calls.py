@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import WeightedReward, attempted, validated
-
-if TYPE_CHECKING:
-    from proxima.model.compute_thread import ComputeThread
 
 
 class RewardCalls:
@@ -18,7 +15,7 @@ class RewardCalls:
         compute: the thread that makes the calls; None: they are made at once, one for each completion.
     """
 
-    def __init__(self, reward: WeightedReward, compute: "ComputeThread | None" = None) -> None:
+    def __init__(self, reward: WeightedReward, compute: ComputeThread | None = None) -> None:
         self.reward, self.compute = reward, compute
 
     def unreadable(self, answers: Sequence[object]) -> list[str | None]:

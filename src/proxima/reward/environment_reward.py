@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.marked import solution_hint
 

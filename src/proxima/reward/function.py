@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from proxima.data import Completion, FieldError, Group, Prompt, Score, require
+from proxima.data import FieldError, require
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.pooled import Job, PooledReward
 from proxima.reward.signature import CallShape
 from proxima.reward.workers.user_function import load_function, read_source
@@ -101,7 +102,7 @@ class Function(UserFunction):
         fn(completions, gold, **columns)      once per group, with a list of each, as TRL calls it
         fn(data_source, solution_str, ground_truth, extra_info)     once per completion, as verl calls it
 
-    `prompt` and `completion` are a `proxima.data.Prompt` and a `Completion`, or their texts if annotated `str`; if
+    `prompt` and `completion` are a `proxima.data.flow.Prompt` and a `Completion`, or their texts if annotated `str`; if
     neither name occurs, the first two parameters are these. `episode` gets the messages after the prompt, of model,
     tools and environment, each with role and content. Any other parameter is a column of the row, and `**columns` gets
     all of them; `answer` is the column that the task maps as such. A parameter that has no default and is not a column
@@ -157,7 +158,7 @@ class Function(UserFunction):
 class FunctionBatch(UserFunction):
     """The values that your function `fn(groups)` returns, called once per generated batch in a separate worker process.
 
-    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and the scores of the other rewards. It
+    It gets a tuple of `Group` (`proxima.data.flow`), each a prompt with its completions and other scores. It
     returns one list for each group, in the same order, with a value for each completion as for `function`. So it can
     rank, normalise or compare over all prompts. It may be `async def`. If it raises, hangs or crashes, all completions
     of the batch are invalid. With dynamic sampling a step may generate several batches; the function is called for

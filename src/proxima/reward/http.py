@@ -14,7 +14,8 @@ from typing import Any
 
 import httpx
 
-from proxima.data import Completion, Prompt, Score, UserError, require
+from proxima.data import UserError, require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, validated
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward
 
 

@@ -4,15 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from proxima.data import Completion, FieldError, Prompt, Score, Trajectory, UserError, renamed, require
+from proxima.data import FieldError, UserError, renamed, require
+from proxima.data.field_checks import check_choices
+from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.trajectory import Trajectory
+from proxima.model.chat_answer import read_tokens
+from proxima.model.positions import fix_positions, require_known_length
+from proxima.model.pretrained import DTYPES, check_device, load_tokenizer, require_length, require_rows
+from proxima.model.proof import proof_before_loading
+from proxima.model.scalar_model import ScalarModel, load_scalar_model, scalar_config, score_normalization
 from proxima.reward.base import WeightedReward
-
-if TYPE_CHECKING:  # reward workers import this package and must not load torch
-    from proxima.model import ScalarModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +73,6 @@ class ModelReward(WeightedReward):
     call_timeout = 600.0  # has no effect in the thread of the tensor work, where a call runs to its end
 
     def __post_init__(self) -> None:
-        from proxima.data import check_choices
-
         super().__post_init__()
         check_choices(self)
         require(bool(self.path), "path", self.path, "must name the folder of a reward model")
@@ -77,11 +80,6 @@ class ModelReward(WeightedReward):
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
 
     def check(self) -> None:
-        from proxima.model.positions import require_known_length
-        from proxima.model.pretrained import check_device, load_tokenizer, require_length, require_rows
-        from proxima.model.proof import proof_before_loading
-        from proxima.model.scalar_model import scalar_config, score_normalization
-
         check_device(self.device)
         with renamed("model.path", "path"), renamed("model.max_length", "max_tokens"):
             config, _ = scalar_config(self.path, self.revision)
@@ -105,8 +103,6 @@ class ModelReward(WeightedReward):
         Raises:
             FieldError: the ids of some token differ.
         """
-        from proxima.model.pretrained import load_tokenizer
-
         if self.encode == "tokens":
             with renamed("model.path", "path"):
                 vocabulary = load_tokenizer(self.path, self.revision).get_vocab()
@@ -119,11 +115,7 @@ class ModelReward(WeightedReward):
         _ = self._scorer
 
     @cached_property
-    def _scorer(self) -> "ScalarModel":
-        from proxima.model import ScalarModel, load_scalar_model
-        from proxima.model.positions import fix_positions
-        from proxima.model.pretrained import DTYPES
-
+    def _scorer(self) -> ScalarModel:
         dtype = DTYPES[self.dtype]
         with renamed("model.path", "path"):
             place: dict[str, Any] = {"revision": self.revision, "device": self.device, "max_length": self.max_tokens}
@@ -152,23 +144,17 @@ class ModelReward(WeightedReward):
     @cached_property
     def _end(self) -> int | None:
         """The token that ends a turn in the reward model's chat template, or a text if it has no template."""
-        from proxima.model.chat_answer import read_tokens
-
         tokenizer: Any = self._scorer.loaded.tokenizer
         if tokenizer.chat_template is None:
             return tokenizer.eos_token_id  # type: ignore[no-any-return]
         return int(read_tokens([{"role": "user", "content": "?"}], ".", tokenizer)[1][-1])
 
     def _normalized(self, values: Any) -> Any:
-        from proxima.model.scalar_model import score_normalization
-
         mean, deviation = (score_normalization(self._scorer.model.config) if self.normalize else None) or (0.0, 1.0)
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
         """The model input; a truncated completion gets an end-of-turn token if the total stays within `room` tokens."""
-        from proxima.model.chat_answer import read_tokens
-
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.base import NOT_APPLICABLE, WeightedReward, Where, attempted, missing_answer, unscored, validated
+from proxima.reward.workers.graders import JOBS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,6 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         """Call the grader in this process, without limits."""
-        from proxima.reward.workers.graders import JOBS
-
         return JOBS[self.grader](**self.arguments)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import validated
 from proxima.reward.math.marked import last_tagged
 from proxima.reward.pooled import Job, PooledReward

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Completion, FieldError, Prompt, Score
+from proxima.data import FieldError
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import binary_score, missing_answer, required_answer
 from proxima.reward.math.marked import same_answer, solution_hint
 from proxima.reward.pooled import Job, PooledReward

@@ -5,7 +5,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from proxima.data import Completion, Group, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.base import WeightedReward
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.data import Score
+from proxima.data.flow import Score
 
 AS_LIST = (
     "read it as JSON (task.json_columns=[COLUMN], --json-column of reward score), or write a list of this one text if "

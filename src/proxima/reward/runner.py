@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from proxima.data import Completion, Group, Prompt, Score, UserError, require
+from proxima.data import UserError, require
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import NOT_APPLICABLE, WeightedReward, as_reward
 from proxima.reward.calls import RewardCalls
-
-if TYPE_CHECKING:
-    from proxima.model.compute_thread import ComputeThread
-    from proxima.reward.workers.pool import WorkerPool
+from proxima.reward.workers.pool import WorkerPool
+from proxima.reward.workers.threads import ThreadCalls
+from proxima.reward.workers.worker_calls import WorkerCalls, make_pools
 
 LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
 
@@ -53,8 +54,8 @@ class RewardRunner:
         timeout: float = 10.0,
         workers: int = 1,
         memory_mb: int = 0,
-        compute: "ComputeThread | None" = None,
-        pool: "type[WorkerPool] | None" = None,
+        compute: ComputeThread | None = None,
+        pool: type[WorkerPool] | None = None,
     ) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
@@ -67,22 +68,17 @@ class RewardRunner:
             require(unique, "reward", label, "is the name of two rewards; give one of them another `name`")
         self._pools: dict[str, WorkerPool] = {}
         if any(reward.where in ("text", "function") for reward in self.rewards):
-            from proxima.reward.workers.worker_calls import make_pools
-
             self._pools = make_pools(self.rewards, workers, timeout, memory_mb, pool)
         self._calls = [self._calls_of(reward, workers) for reward in self.rewards]
         self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the running calls
 
     def _calls_of(self, reward: WeightedReward, workers: int) -> RewardCalls:
         if reward.where in self._pools:
-            from proxima.reward.workers.worker_calls import WorkerCalls
-
             return WorkerCalls(reward, self._pools[reward.where], self.timeout)
         at_once = reward.where == "inline" and reward.completions_per_call == 1
         in_compute = reward.where == "compute" and self.compute is not None
         if (at_once or in_compute) and not reward.whole_batch:
             return RewardCalls(reward, self.compute if in_compute else None)
-        from proxima.reward.workers.threads import ThreadCalls
 
         return ThreadCalls(reward, reward.concurrency or workers, self.timeout)
 
@@ -129,8 +125,6 @@ class RewardRunner:
         Raises:
             UserError: a model can't be loaded.
         """
-        from proxima.model.compute_thread import ComputeThread
-
         for reward in self.rewards:
             if reward.where == "compute" and (load := getattr(reward, "load", None)) is not None:  # a model's weights
                 with _named(reward.label):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from proxima.data import Completion, Prompt, Span
+from proxima.data.episode import Span
+from proxima.data.flow import Completion, Prompt
 
 LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; a function with one of them takes lists
 PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}

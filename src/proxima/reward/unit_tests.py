@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
 from proxima.reward.base import missing_answer, required_answer
 from proxima.reward.pooled import Job, PooledReward

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.rollout.collector import Pending
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.rollout.admission import Admission
 from proxima.rollout.admitted import Admitted
 from proxima.rollout.collector import (

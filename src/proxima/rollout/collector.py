@@ -10,9 +10,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.rollout.running_acceptance import MAX_OVERSAMPLE, running_acceptance
 from proxima.task.prompts import PromptSource
 
 STALE, SURPLUS = "stale", "surplus"
@@ -294,7 +295,6 @@ class BatchCollector(Collector):
             return missing
         if (fixed := self.refill.sampling.generation_batch(self.prompts)) is not None:
             return fixed
-        from proxima.rollout.running_acceptance import MAX_OVERSAMPLE, running_acceptance
 
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
         return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)

@@ -4,15 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, Request, Sampling
-
-if TYPE_CHECKING:
-    from proxima.reward.runner import RewardRunner
-    from proxima.rollout.episodes.played import EpisodePlayer
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.episodes.played import EpisodePlayer, with_group_prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +82,10 @@ class GroupGenerator:
     def __init__(
         self,
         engine: Engine,
-        rewards: "RewardRunner",
+        rewards: RewardRunner,
         spec: GroupSpec,
         now: Callable[[], float],
-        episodes: "EpisodePlayer | None" = None,
+        episodes: EpisodePlayer | None = None,
     ) -> None:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
         self.episodes = episodes
@@ -184,8 +181,6 @@ class GroupGenerator:
         """Score the group of a prompt, or of the opening with which its environment replaced it; without whole-batch
         rewards, which follow."""
         if self.episodes is not None:
-            from proxima.rollout.episodes.played import with_group_prompt
-
             prompt, completions = with_group_prompt(prompt, completions)
         scores = await self.rewards.score(prompt, completions)
         baseline = scores[-1].value if self.spec.greedy_baseline else None

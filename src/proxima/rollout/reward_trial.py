@@ -12,7 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from proxima.data import Completion, FieldError, Group, Prompt
+from proxima.data import FieldError
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors, without_score

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.system.machine import memory_bytes, processor_name, usable_cores
+from proxima.version import __version__
 
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
@@ -18,8 +19,6 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     """Versions of the installed packages, machine, threads, seed and facts about the weights (path, revision, sha256,
     parameters)."""
     import torch
-
-    from proxima import __version__
 
     cuda = torch.cuda.is_available()
     compiled = sys.modules.get("proxima.kernels.compiled")  # None: nothing that is loaded needs kernels

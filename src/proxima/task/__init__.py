@@ -10,16 +10,7 @@ To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`
 `PromptSource`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.task.cursor import Cursor
-    from proxima.task.prompts import PromptSource
-    from proxima.task.protocol import Row, Rows, Task
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 TASKS = Kinds(
     {
@@ -38,4 +29,4 @@ TASKS = Kinds(
     }
 )
 
-__all__ = ["TASKS", "Cursor", "PromptSource", "Row", "Rows", "Task"]
+__all__ = ["TASKS"]

@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from proxima.data import FieldError, Message, OverLengthError, Trajectory, require
+from proxima.data import FieldError, OverLengthError, require
+from proxima.data.flow import Message
+from proxima.data.trajectory import Trajectory
 from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.model.chat_answer import answer_excerpt, answer_tokens
 from proxima.task.prompts import row_arguments, row_messages

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.data import FieldError, Message, UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.data.errors import raise_together
+from proxima.data.flow import Message
 from proxima.data.json_reader import load_json
+from proxima.task.image_files import image_list, without_parts
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, is_played, user_message
 from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls
 from proxima.task.template import fill, look_up, template_fields, to_json_value, without_nan
@@ -157,8 +159,6 @@ class ColumnMapping(PlayedTask):
             chat = column is not None and not (column == self.prompt and isinstance(value, str))
             images: tuple[Any, ...] = ()
             if self.images is not None:
-                from proxima.task.image_files import image_list, without_parts
-
                 among = self.images == column
                 value, shown = without_parts(value) if among else (value, look_up(values, self.images))
                 images = image_list(shown, folder, source)

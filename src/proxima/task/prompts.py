@@ -8,11 +8,15 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from proxima.data import FieldError, Message, Prompt, UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.data.columns import Ints
+from proxima.data.flow import Message, Prompt
+from proxima.data.image_tokens import outside_image
 from proxima.model.chat import Tokenizer, prompt_tokens, rendered_text, safe_value
 from proxima.model.message_keys import unwritten_keys
+from proxima.model.template_variables import unread
 from proxima.task.cursor import Cursor
+from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 
 OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
@@ -43,7 +47,6 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
         return chat
     if (store := getattr(tokenizer, "images", None)) is None:
         raise UserError("the row has images, and its task does not say so", remedy="give its class images = True")
-    from proxima.task.image_files import open_image
 
     try:
         numbered: tuple[Message, ...] = store.numbered(chat, [open_image(image) for image in row.images])
@@ -60,7 +63,6 @@ def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) 
     """
     if not row.arguments:
         return arguments
-    from proxima.model.template_variables import unread  # most rows have none
 
     for name in unread(tokenizer, row.arguments):
         field = "tool_schemas" if name == "tools" else f"template_arguments.{name}"
@@ -107,7 +109,6 @@ def tokens_in_common(tokens: Ints, other: Ints) -> int:
     common = (length if same.all() else int(same.argmin())) // OPENING * OPENING
     if common == len(tokens) or tokens[common] >= 0:
         return common
-    from proxima.data.image_tokens import outside_image  # most prompts show none
 
     return outside_image(tokens, common)
 

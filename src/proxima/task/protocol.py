@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxima.data import FieldError, FieldErrors, Message, UserError, within
+from proxima.data import FieldError, FieldErrors, UserError, within
 from proxima.data.errors import raise_together
+from proxima.data.flow import Message
 
 
 @dataclass(frozen=True, kw_only=True)

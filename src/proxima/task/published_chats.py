@@ -14,7 +14,8 @@ A message is `{role, content}` with a text, and possibly
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.data import Message, UserError
+from proxima.data import UserError
+from proxima.data.flow import Message
 from proxima.data.json_reader import load_json
 from proxima.task.template import to_json_value
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from proxima.data import Message, UserError
+from proxima.data import UserError
+from proxima.data.flow import Message
 from proxima.model.chat import SafeMessage, Tokenizer, control_texts, render_chat
 from proxima.model.turn_end import ANSWER, ASKED, turn_end
 from proxima.task.protocol import Rows

@@ -11,14 +11,13 @@ from proxima.experiments.run_comparison import RunComparison
 from proxima.experiments.seed_statistics import SeedMean
 from proxima.system.atomic_files import write_atomic
 from proxima.view import comparison_page
-from proxima.view.chart import FIGURES, Drawing, panel_axes, round_ticks, write_figure
+from proxima.view.chart import FIGURES, Color, Drawing, panel_axes, round_ticks, write_figure
 from proxima.view.palette import CELLS
 from proxima.view.table_formats import Format, table_as
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from proxima.view.chart import Color
 
 TABLES: dict[str, Format] = {".csv": "csv", ".json": "json", ".md": "md"}
 PANEL, HEIGHT = 460.0, 300.0  # CSS pixels of a chart
@@ -95,7 +94,7 @@ class ComparisonFigure(Drawing):
     def size(self) -> tuple[float, float]:
         return PANEL * max(1, len(self.curves)), HEIGHT + LEGEND * len(self.comparison.cells)
 
-    def draw(self, figure: "Figure", color: "Color") -> None:
+    def draw(self, figure: "Figure", color: Color) -> None:
         (width, height), lines = self.size, LEGEND * len(self.comparison.cells)
         for column, key in enumerate(self.curves):
             margins = (PANEL * column + 52, width - PANEL * (column + 1) + 14, 34, 44 + lines)

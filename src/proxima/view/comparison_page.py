@@ -13,7 +13,7 @@ from typing import Any
 
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
-from proxima.evaluate.headline import REWARD, Headline
+from proxima.evaluation.headline import REWARD, Headline
 from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
 from proxima.experiments.run_comparison import RunComparison
 from proxima.experiments.seed_statistics import SeedMean

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from proxima.runtime.loop.untrained import VARIED
 from proxima.runtime.watch.observer import Record
+from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import fixed, percent
 
 
@@ -30,8 +31,6 @@ def often_truncated(record: Record) -> str | None:
     share = record.get("truncated_fraction") or 0.0
     text = "completions reached the length limit, often before their answer; raise sampling.max_tokens"
     if "episode/cut" in record:
-        from proxima.view.episode_lines import limits_reached
-
         text = f"episodes reached {limits_reached(share, record, 'sampling.max_tokens')}"
     return f"{percent(share)} of the {text}" if share > 0.5 else None
 

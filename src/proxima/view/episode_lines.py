@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from proxima.data import Completion, Episode, ToolCall
+from proxima.data.episode import Episode, ToolCall
+from proxima.data.flow import Completion
 from proxima.view.formatting import percent, shortened, signed, visible
 
 LABEL = 8  # columns of a role's label

@@ -6,11 +6,11 @@ from typing import Any, Literal, TextIO
 from rich.text import Text
 
 from proxima.data.json_reader import load_json
-from proxima.evaluate.eval_observer import EvalObserver
-from proxima.evaluate.headline import ACCURACY, Headline
-from proxima.evaluate.intervals import Interval
-from proxima.evaluate.question_pairs import ChangedQuestions, PairedComparison
-from proxima.evaluate.results import QuestionResult
+from proxima.evaluation.eval_observer import EvalObserver
+from proxima.evaluation.headline import ACCURACY, Headline
+from proxima.evaluation.intervals import Interval
+from proxima.evaluation.question_pairs import ChangedQuestions, PairedComparison
+from proxima.evaluation.results import QuestionResult
 from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.evaluate.headline import Headline
-from proxima.evaluate.held_out import named_sets
+from proxima.evaluation.headline import Headline
+from proxima.evaluation.held_out import named_sets
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import NONE, fixed
 

@@ -14,9 +14,9 @@ from shlex import quote
 from typing import NamedTuple
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
-from proxima.data import Group
-from proxima.evaluate.headline import ACCURACY, Headline
-from proxima.evaluate.held_out import named_sets
+from proxima.data.flow import Group
+from proxima.evaluation.headline import ACCURACY, Headline
+from proxima.evaluation.held_out import named_sets
 from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
@@ -24,6 +24,8 @@ from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.runtime.watch.pace import seconds_left
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
+from proxima.view.held_out_sets import set_lines
+from proxima.view.sync_line import sync_line
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -119,8 +121,6 @@ class LogLines(Observer):
         left = "  ".join(part for part in parts if part)
         self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
         if named_sets(record):
-            from proxima.view.held_out_sets import set_lines  # of runs with `eval.sets`
-
             for line in set_lines(record):
                 self._line(line)
 
@@ -136,8 +136,6 @@ class LogLines(Observer):
         self._line(step_line(record, steps, seconds_left(self._steps, max(0, steps - int(record["step"])))))
 
     def synced(self, record: Record) -> None:
-        from proxima.view.sync_line import sync_line  # of servers alone
-
         self._line(f"      {sync_line(record)}")
 
     def warning(self, text: str) -> None:

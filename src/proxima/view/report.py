@@ -11,20 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from proxima.core.correction.ideal_range import healthy_range, verdicts
-from proxima.evaluate.headline import Headline
-from proxima.evaluate.held_out import named_sets
+from proxima.evaluation.headline import Headline
+from proxima.evaluation.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.damaged_files import reading
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
+from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
 from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.microscope.stages import last_stages
 from proxima.view.microscope.trend import guard_of, trend_of
 from proxima.view.page import render
+from proxima.view.report_failures import failed_scores, with_given_up
 from proxima.view.report_samples import held_out_questions, select_samples
 
 
@@ -46,13 +48,9 @@ def report_values(run: Run) -> dict[str, Any]:
     counted: Run = run
     invalid: dict[str, Any] | None = None
     if run.status == "failed" or any(r.get("reward/invalid") or r.get("invalid") for r in (*run.train, *run.evals)):
-        from proxima.view.report_failures import failed_scores, with_given_up
-
         counted, invalid = with_given_up(run), failed_scores(run)
     sets = list[dict[str, str]]()
     if any(map(named_sets, run.evals)):
-        from proxima.view.held_out_sets import sets_table
-
         sets = sets_table(run.evals)
     samples, unreadable = select_samples(run.files)
     return {

@@ -12,7 +12,9 @@ from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.system.damaged_files import reading
+from proxima.view.episode_lines import shown_messages
 from proxima.view.formatting import fixed, shortened, signed
+from proxima.view.thumbnails import thumbnails
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
@@ -145,7 +147,6 @@ def _images(run: Path, numbers: Sequence[int]) -> list[str]:
     """Addresses of the first of a question's images."""
     if not numbers:
         return []
-    from proxima.view.thumbnails import thumbnails
 
     return [address for address in thumbnails(run, numbers[:IMAGES], SIDE) if address]
 
@@ -154,7 +155,6 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of an episode; empty without one."""
     if row.get("episode") is None:
         return []
-    from proxima.view.episode_lines import shown_messages
 
     return shown_messages(row["episode"])
 

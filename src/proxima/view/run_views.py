@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Tee, WarningList, warning_kind
 from proxima.view.diagnostics import warnings_about
 from proxima.view.formatting import write_safely
 from proxima.view.log_lines import LogFile, LogLines
-
-if TYPE_CHECKING:
-    from proxima.view.trackers.protocol import Tracker
+from proxima.view.microscope.viewer_process import ViewerObserver
+from proxima.view.report import write_report
+from proxima.view.terminal_lines import TerminalLines
+from proxima.view.trackers.protocol import Tracker
+from proxima.view.trackers.tracker_observer import TrackerObserver
 
 REPEAT = 10  # steps after which the warning about a lasting state is repeated
 
@@ -30,16 +32,12 @@ class RunViews(Tee):
     """
 
     def __init__(
-        self, stream: TextIO | None, notes: Sequence[str] = (), trackers: "Sequence[Tracker]" = (), view: bool = False
+        self, stream: TextIO | None, notes: Sequence[str] = (), trackers: Sequence[Tracker] = (), view: bool = False
     ) -> None:
         observers: list[Observer] = []
         for tracker in trackers:
-            from proxima.view.trackers.tracker_observer import TrackerObserver
-
             observers.append(TrackerObserver(tracker, self.warning))
         if view:
-            from proxima.view.microscope.viewer_process import ViewerObserver
-
             observers.append(ViewerObserver(stream))
         super().__init__(*observers, ReportFile(), LogFile(), *([lines_to(stream)] if stream is not None else []))
         self.notes = notes
@@ -89,15 +87,11 @@ class ReportFile(Observer):
 
     def finished(self, summary: Record) -> None:
         if self._info is not None:
-            from proxima.view.report import write_report
-
             write_report(self._info.folder)
 
 
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
     """Write the lines to a stream, flushing each."""
     if stream.isatty():
-        from proxima.view.terminal_lines import TerminalLines  # a file or a pipe shows no progress
-
         return TerminalLines(stream, clock)
     return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)

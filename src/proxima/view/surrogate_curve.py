@@ -20,7 +20,7 @@ from proxima.core.loss import Surrogate, TokenLoss, check_needs
 from proxima.core.surrogate.clip import Gspo
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.whole_batch import ClipCov, KlCov
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 LARGEST_RATIO = 2.5
 POINTS = 401

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.cli.data.episode_action import MadeTurns
-from proxima.data import ToolCall
+from proxima.data.episode import ToolCall
 from proxima.environment.tool_calls import read_calls
 from tests.tiny import CHAT_TEMPLATE
 

@@ -2,9 +2,10 @@
 
 import json
 
-from proxima.config import check, resolve
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima.core.aggregate import SequenceMeanTokenMean
-from proxima.train import AdamW
+from proxima.training.optimizer import AdamW
 
 
 def problems(recipe, *overrides):

@@ -2,10 +2,12 @@
 
 import pytest
 
-from proxima.config import check, dump, resolve
 from proxima.config.families import OFFLINE
+from proxima.config.resolution import resolve
 from proxima.config.sections.placement_section import LocalPlacement
 from proxima.config.sections.ranks_section import FullSharding, RayPlacement, ReplicatedModel, TorchrunPlacement
+from proxima.config.validate import check
+from proxima.config.yaml_dump import dump
 from tests.refusals import refused
 
 ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}

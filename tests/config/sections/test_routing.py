@@ -2,8 +2,9 @@
 
 import pytest
 
-from proxima.config import check, resolve
 from proxima.config.mixtures import check_routed
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima.data import FieldError
 from tests.engine.helpers import saved
 from tests.model.families import make

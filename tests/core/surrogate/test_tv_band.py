@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from proxima.config import ConfigError, resolve
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima.core import SURROGATES, Importance, Rejection, TokenMean, policy_loss
 from proxima.core.penalty import K3, EntropyBonus, LogRatioSq
 from proxima.core.surrogate.tv_band import TvBand

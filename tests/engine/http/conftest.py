@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from proxima.laws.engine_case import tiny_model
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
+from proxima.model.pretrained import LoadedModel
 from tests.engine.http.plain_servers import engine_over, fakes, update
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.engine.serve import Serve, start_servers
+from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.servers import start_servers
 
 MODEL = Path("models/smollm2-135m-instruct")
 EXECUTABLE = os.environ.get("PROXIMA_VLLM")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from proxima.model import load
+from proxima.model.load import load
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.raw_server import RawServer
 

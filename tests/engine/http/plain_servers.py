@@ -25,7 +25,9 @@ import httpx
 import numpy as np
 import torch
 
-from proxima.data import Prompt, SamplingMask, UserError
+from proxima.data import UserError
+from proxima.data.flow import Prompt
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import (
     Chunk,

@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import Prompt, UserError
+from proxima.data import UserError
+from proxima.data.flow import Prompt
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WrittenTokens

@@ -9,16 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Prompt, Trajectory, UserError
+from proxima.data import UserError
+from proxima.data.flow import Prompt
+from proxima.data.trajectory import Trajectory
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.protocol import Request, Sampling
-from proxima.model import Policy, load
 from proxima.model.chat import prompt_tokens
 from proxima.model.images import ImageStore
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from tests.campaigns import campaign
 from tests.engine.http.fake_vllm import FakeVllm

@@ -4,7 +4,8 @@ costs the attempt; an attempt that was cut off gives -1."""
 import numpy as np
 import pytest
 
-from proxima.data import FieldError, Trajectory, UserError
+from proxima.data import FieldError, UserError
+from proxima.data.trajectory import Trajectory
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.local import collect

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import SamplingMask, UserError
+from proxima.data import UserError
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import SamplingMask, UserError
+from proxima.data import UserError
+from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.route_rows import RouteShape

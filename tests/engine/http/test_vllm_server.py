@@ -23,7 +23,8 @@ from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_folder import WeightFolders
 from proxima.engine.protocol import Sampling, WeightUpdate
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
+from proxima.model.pretrained import LoadedModel
 from tests.engine.http.live_vllm import MODEL, live_server, needs_vllm
 from tests.engine.http.test_weight_probe import syncing
 from tests.tiny import tiny_tokenizer

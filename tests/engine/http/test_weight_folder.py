@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from proxima.data import UserError
 from proxima.engine.http import locked_folder, weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
+from proxima.model.pretrained import LoadedModel
 
 TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
 

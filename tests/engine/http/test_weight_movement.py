@@ -12,9 +12,10 @@ import torch
 
 from proxima.data import UserError
 from proxima.engine.http.weight_probe import WeightProbe, trainer_log_prob
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import merge_adapter
+from proxima.model.pretrained import LoadedModel
 from tests.engine.http.test_weight_probe import FACTS, ModelServer, names_of, push, syncing
 from tests.model.adapters import with_adapter
 

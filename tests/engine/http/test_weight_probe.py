@@ -28,9 +28,10 @@ from proxima.engine.http.weight_probe import (
     trainer_log_prob,
 )
 from proxima.engine.protocol import EngineSetup, WeightUpdate
-from proxima.model import LoadedModel, load
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
+from proxima.model.pretrained import LoadedModel
 from tests.model.adapters import with_adapter
 
 FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", takes_weights=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxima.engine.serve import Serve
 from proxima.engine.serve.launch import vllm_launch
+from proxima.engine.serve.serve_options import Serve
 
 FLAGS = {"sampling_mask": "--return-sampling-mask", "routed_experts": "--enable-return-routed-experts"}
 

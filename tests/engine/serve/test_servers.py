@@ -12,9 +12,10 @@ from contextlib import suppress
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve import Serve, check_serve, is_free, start_servers
 from proxima.engine.serve.launch import Launch
+from proxima.engine.serve.serve_options import Serve
 from proxima.engine.serve.server_process import ServerProcess
+from proxima.engine.serve.servers import check_serve, is_free, start_servers
 from tests.engine.serve.programs import LONG, ask, fake_program, pids
 from tests.processes import eventually, is_running
 from tests.warm import WarmPopen

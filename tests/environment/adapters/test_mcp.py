@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.data import FieldError, ToolCall
+from proxima.data import FieldError
+from proxima.data.episode import ToolCall
 from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from tests.processes import assert_all_end, family

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from proxima.data import Trajectory
 from proxima.data.sampling_mask import SamplingMask
-from proxima.model import PackedModel, ScalarModel
+from proxima.data.trajectory import Trajectory
+from proxima.model.packed_model import PackedModel
+from proxima.model.scalar_model import ScalarModel
 from tests.model.parallel.passes import NEEDS, gradients
 from tests.model.rows import MIXED, forked, opened, rows
 

@@ -1,6 +1,6 @@
 """What ranks that split experts do beside `passes.compare`, against one process."""
 
-from proxima.model import PackedModel
+from proxima.model.packed_model import PackedModel
 from tests.model.parallel.passes import compare
 
 

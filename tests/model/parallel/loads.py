@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 
 from proxima.data import FieldError
-from proxima.model import LoadedModel, PackedModel
 from proxima.model.lora import adapter_names, base_layer
+from proxima.model.packed_model import PackedModel
 from proxima.model.parallel import slices
 from proxima.model.parallel.gather import gather_into, plain_copy, whole_tensor
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.pretrained import LoadedModel
 from tests.model.parallel.passes import LORA, source
 from tests.model.rows import MIXED, rows, same
 

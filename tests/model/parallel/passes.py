@@ -11,17 +11,17 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from proxima.model import PackedModel
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import adapter_off
 from proxima.model.model_source import ModelSource
+from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.norm import total_norm
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
-from proxima.train.checkpoint import VALUE_HEAD
-from proxima.train.teacher_stage import top_tokens
+from proxima.training.checkpoint import VALUE_HEAD
+from proxima.training.teacher_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
 

@@ -15,10 +15,11 @@ from safetensors.torch import load_file, save_file
 from proxima.data import NotFiniteError
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
-from proxima.train import TrainStack, sharded_checkpoint
-from proxima.train.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, write_checkpoint, write_tensors
-from proxima.train.checkpoint_restore import damage, restore
-from proxima.train.sharded_checkpoint import ShardedWriter
+from proxima.training import sharded_checkpoint
+from proxima.training.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, write_checkpoint, write_tensors
+from proxima.training.checkpoint_restore import damage, restore
+from proxima.training.sharded_checkpoint import ShardedWriter
+from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import LORA, backward, model_of, source
 from tests.model.rows import same
 from tests.train.optimizer_ranks import specs

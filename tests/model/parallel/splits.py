@@ -13,7 +13,6 @@ import torch.distributed as dist
 import transformers as hf
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from proxima.model import save
 from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
 from proxima.model.log_prob import token_log_prob
 from proxima.model.parallel import tensor
@@ -21,6 +20,7 @@ from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.save import save
 from tests.model.families import DENSE
 from tests.model.parallel.passes import both_of, compare
 from tests.model.test_log_prob import Head, V

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from proxima.model import load
-from proxima.train.checkpoint import checkpoints
+from proxima.model.load import load
+from proxima.training.checkpoint import checkpoints
 from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import failures, killed_while_it_writes, moves

@@ -6,11 +6,12 @@ import torch.distributed.fsdp
 import transformers as hf
 
 from proxima.data import FieldError, UserError
-from proxima.model import load, load_scalar_model
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.parallel.context import ContextGroup
 from proxima.model.parallel.refusals import check_split, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.scalar_model import load_scalar_model
 from tests.model.families import FAMILIES
 from tests.model.parallel.splits import EXPERTS, MODELS, SMALL
 

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from proxima.data import FieldError
-from proxima.model import load
+from proxima.model.load import load
 from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from tests.campaigns import campaign

@@ -12,7 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import FieldError, Prompt, UserError
+from proxima.data import FieldError, UserError
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure

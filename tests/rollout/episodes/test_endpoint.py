@@ -5,7 +5,7 @@ import json
 
 import httpx
 
-from proxima.data import ToolCall
+from proxima.data.episode import ToolCall
 from proxima.rollout.episodes import endpoint as module
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from tests.uvicorn_ticks import quick_ticks

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import Trajectory
-from proxima.model import Policy, load
+from proxima.data.trajectory import Trajectory
+from proxima.model.load import load
+from proxima.model.policy import Policy
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from tests.model.rows import loaded
 from tests.tiny import KINDS, tiny_tokenizer

@@ -11,8 +11,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory, UserError
-from proxima.data.flow import Group
+from proxima.data import UserError
+from proxima.data.episode import Episode, ToolCall
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.sampling_mask import SamplingMask
+from proxima.data.trajectory import Trajectory
 from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward

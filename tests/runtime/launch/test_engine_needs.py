@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from proxima.config import resolve
-from proxima.model import load
+from proxima.config.resolution import resolve
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.load import load
 from proxima.model.pretrained import UnloadedModel
 from proxima.runtime.launch.engine_needs import rollout_needs
 from proxima.runtime.launch.learning import make_learner

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from proxima.cli.train import train_recipe
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.engine.executor import Executor
 from proxima.reward.runner import RewardRunner

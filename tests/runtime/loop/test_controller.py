@@ -8,10 +8,10 @@ from functools import partial, partialmethod
 
 import pytest
 
-from proxima.config import resolve
-from proxima.data import Completion, Prompt, Score
+from proxima.config.resolution import resolve
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.engine.protocol import Capabilities, Health, Sampling
-from proxima.evaluate.held_out import Evaluation
+from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator, GroupSpec
@@ -31,8 +31,8 @@ from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
 from proxima.task.cursor import Cursor
 from proxima.task.prompts import PromptSource
-from proxima.train import UpdateResult
-from proxima.train.checkpoint import checkpoints
+from proxima.training.checkpoint import checkpoints
+from proxima.training.stack import UpdateResult
 from tests.manual_clock import ManualClock
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher

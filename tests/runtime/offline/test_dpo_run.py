@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import proxima
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
-from proxima.train.offline import preference_method
+from proxima.training.offline import preference_method
 from tests.campaigns import campaign
 from tests.prepare.published import write_jsonl
 from tests.runtime.tiny_run import Watcher, evals_of, go, steps_of, timeless

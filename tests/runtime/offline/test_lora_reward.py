@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from proxima.model import load_scalar_model
+from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.model_reward import ModelReward
 from proxima.runtime.state.export import export, find_checkpoint
 from tests.runtime.tiny_run import evals_of

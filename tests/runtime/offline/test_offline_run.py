@@ -8,7 +8,7 @@ import pytest
 
 import proxima
 from proxima.data import FieldError, UserError
-from proxima.model import load
+from proxima.model.load import load
 from proxima.runtime.loop.offline_loop import HeldOutSamples
 from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder

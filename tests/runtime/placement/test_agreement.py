@@ -10,7 +10,7 @@ import pytest
 from proxima.data import UserError
 from proxima.runtime.placement import agreement
 from proxima.runtime.placement.agreement import agree_on_files, compare_facts, lack_of_space, rank_facts
-from proxima.train.ranks import Ranks
+from proxima.training.ranks import Ranks
 
 FIRST, OTHER = "rank 0 on a", "rank 3 on b"
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.data import Completion, Group, Prompt, Score, UserError
+from proxima.data import UserError
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
 from tests.manual_clock import ManualClock

@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.config import load_recipe, resolve
+from proxima.config.resolution import resolve
+from proxima.config.validate import load_recipe
 from proxima.core import health
 from proxima.data import UserError
 from proxima.engine.local import Local

@@ -9,7 +9,7 @@ import signal
 import pytest
 import yaml
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import FieldErrors, UserError
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder

@@ -13,7 +13,7 @@ from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.restored_journal import RestoredJournal
-from proxima.train.checkpoint import checkpoints
+from proxima.training.checkpoint import checkpoints
 from tests.runtime.state.test_folder_check import flip
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 

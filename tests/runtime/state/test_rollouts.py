@@ -5,7 +5,8 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from proxima.data import Completion, Group, Prompt, Score, Trajectory
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.trajectory import Trajectory
 from proxima.runtime.state.rollouts import (
     EVAL_SCHEMA,
     ROLLOUT_SCHEMA,
@@ -15,7 +16,7 @@ from proxima.runtime.state.rollouts import (
     write_evals,
     write_rollouts,
 )
-from proxima.train import TokenStatistics
+from proxima.training.objectives.protocol import TokenStatistics
 
 
 def make_group(uid=7, text="Four.", scores=None):

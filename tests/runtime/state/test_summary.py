@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import UserError
-from proxima.model import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.summary import algorithm_name
 from tests.runtime.tiny_run import Watcher, evals_of, go, recipe, summary_of

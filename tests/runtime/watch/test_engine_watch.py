@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from proxima.engine import Health
+from proxima.engine.protocol import Health
 from proxima.runtime.watch.engine_watch import EngineWatch
 
 

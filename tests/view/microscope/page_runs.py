@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from proxima.core import SURROGATES
-from proxima.data import Completion, Episode, Score, Span
-from proxima.data.episode import ToolCall
+from proxima.data.episode import Episode, Span, ToolCall
+from proxima.data.flow import Completion, Score
 from proxima.runtime.state.completion_columns import PER_TOKEN
 from proxima.runtime.watch.timeline import TRAINER, Timeline
-from proxima.train.completion_record import CompletionRecord
+from proxima.training.completion_record import CompletionRecord
 from proxima.view.microscope.notes import write_note
 from tests.view.microscope.stored_run import HOSTILE, make_step, recipe, step_content, write_step
 from tests.view.microscope.test_stages import written

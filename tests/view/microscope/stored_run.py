@@ -14,11 +14,12 @@ import yaml
 
 from proxima.core import CORRECTIONS, SURROGATES, TokenSum, policy_loss, precompute
 from proxima.core.divergence import divergence
-from proxima.data import Completion, Group, Prompt, Score, Trajectory
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.trajectory import Trajectory
 from proxima.laws.batches import make_batch
 from proxima.runtime.state.rollouts import write_rollouts
-from proxima.train import TokenStatistics
-from proxima.train.completion_record import CompletionRecord
+from proxima.training.completion_record import CompletionRecord
+from proxima.training.objectives.protocol import TokenStatistics
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import make_server, open_runs
 from tests.reward.served import running

@@ -13,7 +13,7 @@ from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.token_reasons import band_of
 from proxima.data import UserError
 from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
-from proxima.laws import variants_of
+from proxima.laws.spec_check import variants_of
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.viewed_run import ViewedRun

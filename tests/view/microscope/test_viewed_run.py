@@ -5,7 +5,8 @@ import json
 import pytest
 
 from proxima.core import SURROGATES
-from proxima.data import Completion, Group, Prompt, Score, UserError
+from proxima.data import UserError
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.state.rollouts import write_evals

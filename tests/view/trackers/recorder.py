@@ -4,7 +4,7 @@ import builtins
 import threading
 from dataclasses import dataclass
 
-from proxima.view.trackers import TrackedRun, Tracker
+from proxima.view.trackers.protocol import TrackedRun, Tracker
 
 SESSIONS = []  # all that were opened
 ANSWERS = threading.Event()  # what a tool that hangs waits for

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 import proxima
-from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb
+from proxima.view.trackers.mlflow import Mlflow
+from proxima.view.trackers.tensorboard import TensorBoard
 from proxima.view.trackers.tracker_observer import TrackerObserver
+from proxima.view.trackers.trackio import Trackio
+from proxima.view.trackers.wandb import Wandb
 from tests.experiments.runs import answered, make_run, step
 from tests.manual_clock import ManualClock
 from tests.runtime import tiny_run

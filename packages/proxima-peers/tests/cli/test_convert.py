@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError, resolve
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima_peers.convert import PEERS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

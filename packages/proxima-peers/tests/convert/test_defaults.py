@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 
 from .test_options import value_at
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import ConfigError, Resolved, resolve
 from proxima.config.families import family_name
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
+from proxima.config.resolved import Resolved
 from proxima.config.yaml_dump import nested
-from proxima.view.trackers import TRACKERS, Wandb
+from proxima.view.trackers import TRACKERS
+from proxima.view.trackers.wandb import Wandb
 from proxima_peers.convert import trackers
 from proxima_peers.convert.conversion import convert, likely_peers
 from proxima_peers.convert.read import read

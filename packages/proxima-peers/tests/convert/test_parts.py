@@ -4,7 +4,8 @@ import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.config import ConfigError, resolve
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima_peers.convert.conversion import convert
 
 VERL = "algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {rollout: {n: 4}, model: {path: org/m}}\n"

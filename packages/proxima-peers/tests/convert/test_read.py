@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError
+from proxima.config.problems import ConfigError
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read import interpolated, read
 from proxima_peers.convert.read_python import UNREADABLE, from_python

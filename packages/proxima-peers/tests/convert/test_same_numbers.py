@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core.correction.importance import Importance
 from proxima.core.correction.presets import CORRECTION_PRESETS
 from proxima.core.correction.rejection import Rejection
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.verify import areal, trl, unirl, verl
 from proxima_peers.verify.record import Record
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from proxima.config import ConfigError
+from proxima.config.problems import ConfigError
 from proxima_peers.convert import PEERS, conversion
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.options import Options

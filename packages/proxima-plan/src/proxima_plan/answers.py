@@ -16,6 +16,7 @@ from proxima_plan.forecast import StepPlan, plan_recipe
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
 from proxima_plan.proposals import proposals, words_of
+from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
 Answer = tuple[Any, str]
 
@@ -26,8 +27,6 @@ def planned(
     """The plan of the recipe's own layout. `exact`: its memory counted by a rehearsal, with the waits of its host."""
     plan, waits, notes = plan_recipe(resolved, devices, mean=mean), dict[str, Any](), list[str]()
     if exact:
-        from proxima_plan.rehearsal.rehearsal import rehearse_recipe
-
         ranks, code = plan.layout.ranks, resolved.import_code
         rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
         ratio = sum(plan.memory.trainer.values()) / rehearsal.peak - 1

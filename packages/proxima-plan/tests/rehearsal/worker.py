@@ -21,11 +21,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import proxima
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.core.metrics import SumCount
 from proxima.data import UserError
 from proxima.model.micro_batch import micro_batches
-from proxima.train.objectives.sft_objective import SftObjective
+from proxima.training.objectives.sft_objective import SftObjective
 from proxima_plan.rehearsal import rehearsal
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch
 from proxima_plan.rehearsal.fake_device import fake_device

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxima.config import RunConfig, resolve
+from proxima.config.resolution import resolve
+from proxima.config.schema import RunConfig
 from proxima_plan.simulation.simulated_run import simulate_run
 from proxima_plan.simulation.times import Assumptions
 from proxima_plan.step_load import Load

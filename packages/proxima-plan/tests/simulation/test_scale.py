@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices, device_kinds

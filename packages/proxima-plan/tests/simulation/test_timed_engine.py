@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from torch import nn
 
-from proxima.data import Prompt
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima_plan.simulation.timed_engine import TimedEngine

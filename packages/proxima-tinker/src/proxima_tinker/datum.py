@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.data import Trajectory, UserError
+from proxima.data import UserError
+from proxima.data.trajectory import Trajectory
 
 Array = NDArray[Any]
 COLUMNS = (  # inputs of losses: one value a target, or for [T, K] targets K of them

@@ -27,11 +27,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from proxima.config import ConfigError, dump, resolve
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.yaml_dump import dump
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
-from proxima.data import PolicyBatch, UserError, require
+from proxima.data import UserError, require
+from proxima.data.policy_batch import PolicyBatch
 from proxima.data.suggestions import nearest
 
 LONGEST, MOST_KEYS = 100, 32  # characters of a key or a text; keys of a config

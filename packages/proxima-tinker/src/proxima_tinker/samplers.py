@@ -18,11 +18,12 @@ import torch
 from tinker import types
 from tinker.proto import tinker_public_pb2 as protocol
 
-from proxima.data import Completion, UserError, require
+from proxima.data import UserError, require
+from proxima.data.flow import Completion
 from proxima.engine.decoder import Decoder
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request
-from proxima.model import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from proxima_tinker.datum import Array
 from proxima_tinker.wire import NO_LOG_PROB, write_top_k
 from proxima_tinker.workers import ComputeLane, Workers

@@ -26,7 +26,7 @@ import yaml
 from proxima.core.metrics import Metrics, Quantile, QuantileSketch, merge_metrics
 from proxima.data.episode import Episode, Span
 from proxima.experiments.run_reader import read_config
-from proxima.model import LoadedModel
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.state.completion_columns import write_rows
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA

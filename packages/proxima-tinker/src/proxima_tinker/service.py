@@ -29,10 +29,10 @@ from torch import Tensor
 
 from proxima.data import UserError, renamed, require
 from proxima.engine.local import Local
-from proxima.model import LoadedModel, load
 from proxima.model.adapter_folder import base_in_memory
+from proxima.model.load import load
 from proxima.model.positions import fix_positions
-from proxima.model.pretrained import DTYPES, load_config, require_length
+from proxima.model.pretrained import DTYPES, LoadedModel, load_config, require_length
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.disk import Disk

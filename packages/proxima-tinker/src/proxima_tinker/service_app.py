@@ -20,7 +20,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
-from proxima.data import Prompt, UserError, require
+from proxima.data import UserError, require
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request as EngineRequest
 from proxima.engine.protocol import Sampling
 from proxima.reward.server.bounded_server import BoundedReader

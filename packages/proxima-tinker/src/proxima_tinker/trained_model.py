@@ -13,11 +13,13 @@ from tinker.types import AdamParams, LoraConfig
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import Trajectory, UserError, require
-from proxima.model import LoadedModel, Policy
+from proxima.data import UserError, require
+from proxima.data.trajectory import Trajectory
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 from proxima.model.micro_batch import micro_batches
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel
 from proxima_tinker.datum import COLUMNS, Array, Datum, column, trajectories
 from proxima_tinker.losses import ClientLoss, LossResult, Targets
 

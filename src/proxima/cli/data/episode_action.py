@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
-from proxima.data import Completion, FieldError, Prompt, ToolCall, UserError, require
+from proxima.data import FieldError, UserError, require
+from proxima.data.episode import ToolCall
+from proxima.data.flow import Completion, Prompt
 from proxima.data.image_tokens import patch_text
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def inspect_episode(
     """Play an episode of a recipe's task in its environment, with scripted turns of the model, and print its tokens:
     which are the prompt, which are sampled and trained, which are not. Loads no weights."""
     from proxima.api.episode_chat import episodes_of
-    from proxima.config import load_recipe
+    from proxima.config.validate import load_recipe
     from proxima.engine.protocol import Request
     from proxima.rollout.episodes.worlds import AgentWorld
     from proxima.runtime.launch.run_data import load_run_data

@@ -174,7 +174,7 @@ def _parts(name: str) -> tuple["Part", ...]:
     """The parts of a source, or the one part of that name."""
     from proxima.config.problems import one_problem
     from proxima.data.suggestions import suggestion
-    from proxima.prepare import SOURCES
+    from proxima.prepare.catalog import SOURCES
 
     if name in SOURCES:
         return SOURCES[name]

@@ -22,11 +22,11 @@ def serve_recipe(
     Raises:
         UserError: the recipe's engine is not a server, or the server can't start.
     """
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
     from proxima.config.sections.model_section import model_problem
     from proxima.config.validate import fetch_demo_model
     from proxima.data.errors import FieldError, within
-    from proxima.engine.serve import check_serve, start_servers
+    from proxima.engine.serve.servers import check_serve, start_servers
     from proxima.model.pretrained import load_config
 
     resolved = resolve(recipe, override, root=None)
@@ -71,7 +71,7 @@ def serve_section(config: Any) -> "tuple[Any, str]":
     from proxima.data import FieldError
     from proxima.engine import ENGINES
     from proxima.engine.http.server_spec import ServerSpec
-    from proxima.engine.serve import Serve
+    from proxima.engine.serve.serve_options import Serve
     from proxima.system.web_requests import is_loopback
 
     engine = config.engine

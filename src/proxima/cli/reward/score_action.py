@@ -16,14 +16,16 @@ from proxima.cli.output import Overrides
 from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.config.slots import Slot
-from proxima.data import Completion, Episode, FieldError, Group, Prompt, UserError, require
+from proxima.data import FieldError, UserError, require
+from proxima.data.episode import Episode
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.system.machine import usable_cores
 from proxima.system.recipe_files import find_recipe
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved
-    from proxima.reward import RewardRunner
+    from proxima.config.resolved import Resolved
+    from proxima.reward.runner import RewardRunner
 
 CHATS = ("messages", "conversations")  # which may end with the completion
 PROMPT, COMPLETION = ("prompt", "question", *CHATS), ("completion", "text", "response")  # the first one present
@@ -101,7 +103,7 @@ def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved
     Raises:
         UserError: no reward is given, or a recipe is not given alone; a name, path or field is wrong.
     """
-    from proxima.config import resolve
+    from proxima.config.resolution import resolve
 
     recipes = [text for text in given if is_recipe(text)]
     if not given:

@@ -40,7 +40,7 @@ class ModelCritic(CriticConfig):
     path: Annotated[str | None, "a reward model, or a language model that gets a new head; null: model.path"] = None
     revision: Annotated[str | None, "hub revision of path"] = None
     value_warmup_steps: Annotated[int, "first steps of the run, in which the critic learns and the policy waits"] = 0
-    optimizer: Annotated[Any, Slot("proxima.train:OPTIMIZERS"), "of the critic"] = None
+    optimizer: Annotated[Any, Slot("proxima.training:OPTIMIZERS"), "of the critic"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"] | None, "learning rate after the warm-up"] = None
     warmup_steps: Annotated[int | None, "updates of linear warm-up; the first of w has 1 / w of the rate"] = None
     final_lr_ratio: Annotated[float | None, "share of the learning rate that linear and cosine fall towards"] = None

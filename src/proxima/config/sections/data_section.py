@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.slots import require_at_least
 from proxima.data import require
+from proxima.model.hub_names import did_you_mean
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.template_clock import require_moment
 from proxima.reward.runner import RewardRunner
@@ -15,6 +16,7 @@ from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
 from proxima.task.cursor import Cursor
 from proxima.task.file_formats import SUFFIXES
+from proxima.task.prepared import prepare_command
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 from proxima.task.template_traps import template_notes
@@ -107,9 +109,6 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
                 place = Path(value).expanduser()
                 if not place.is_file():
-                    from proxima.model.hub_names import did_you_mean
-                    from proxima.task.prepared import prepare_command
-
                     make = prepare_command(place)
                     remedy = f"{did_you_mean(place)}give a path relative to the current folder"
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"

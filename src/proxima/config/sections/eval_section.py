@@ -10,7 +10,7 @@ from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
 from proxima.data.kinds import Kinds
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.plateau import Plateau
+from proxima.evaluation.plateau import Plateau
 from proxima.rollout.generator import GroupSpec
 from proxima.task import TASKS
 

@@ -5,16 +5,25 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
 from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
+from proxima.engine.fast_decoder import supports
+from proxima.engine.local import first_proven
+from proxima.model.adapter_folder import base_of
+from proxima.model.demo_model import missing_reader
 from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.files import local_place
+from proxima.model.images import ImageStore
 from proxima.model.lora import Lora
+from proxima.model.lora_layers import missing_peft
+from proxima.model.model_source import ModelSource
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.positions import require_known_length
 from proxima.model.pretrained import (
     READERS,
     RESIZE,
@@ -25,10 +34,9 @@ from proxima.model.pretrained import (
     require_length,
     rowless_ids,
 )
+from proxima.model.proof import proof_before_loading
+from proxima.model.scalar_model import scalar_config
 from proxima.system.recipe_files import shown_path
-
-if TYPE_CHECKING:
-    from proxima.model.model_source import ModelSource
 
 MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
 Attention = Literal["auto", "packed", "varlen", "padded"]
@@ -66,19 +74,14 @@ class ModelConfig:
         model = UnloadedModel.read(self.path, self.revision, self.max_length)
         if not any(getattr(part, "images", None) for part in shown):
             return model
-        from proxima.model.images import ImageStore  # most runs are of text alone
 
         return replace(model, tokenizer=ImageStore(self.path, self.revision, run and run / "images").tokenizer)
 
-    def source(self, seed: int = 0, placement: Any = None) -> "ModelSource":
+    def source(self, seed: int = 0, placement: Any = None) -> ModelSource:
         """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a
         placement on several ranks, it is sharded over these."""
-        from proxima.model.model_source import ModelSource
-
         sharding = None
         if hasattr(placement, "sharding") and os.environ.get("WORLD_SIZE") != "1":
-            from proxima.model.parallel.sharding import Sharding
-
             sharding = Sharding.of(placement)
 
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -99,8 +102,6 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
         revision = model.revision if path == "model.path" else None
         if model_problem(place) or is_downloadable(place) or local_place(place, revision) is None:
             continue
-        from proxima.model.positions import require_known_length
-        from proxima.model.proof import proof_before_loading
 
         try:
             config = scalar_config_of(place, revision) if scalar else load_config(place, revision)
@@ -111,9 +112,6 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
             proof.attention(model.attention if path == "model.path" else "auto")
             engine = r.get("engine")
             if path == "model.path" and not scalar and ENGINES.holds(engine, "local", "local_process"):
-                from proxima.engine.fast_decoder import supports
-                from proxima.engine.local import first_proven
-
                 first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
         except FieldError as error:
             yield (error.field if error.field in ("model.attention", "model.max_length") else path), error.requirement
@@ -133,8 +131,6 @@ def _models(r: Resolved[Any], model: ModelConfig) -> Iterator[tuple[str, str, bo
 
 def scalar_config_of(place: str, revision: str | None) -> Any:
     """The config of a model with a scalar head, which may be new."""
-    from proxima.model.scalar_model import scalar_config
-
     return scalar_config(place, revision, new_head=True)[0]
 
 
@@ -151,8 +147,6 @@ def _vocabulary_problem(folder: str) -> str | None:
     place, base = Path(folder).expanduser(), folder
     try:
         if (place / ADAPTER).is_file():
-            from proxima.model.adapter_folder import base_of
-
             base = base_of(folder).path
             place = place if (place / "tokenizer.json").is_file() else Path(base).expanduser()
         config = _config_json(base)
@@ -188,8 +182,6 @@ def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
     if limit is None:
         folder = model.path
         if (Path(folder) / ADAPTER).is_file():
-            from proxima.model.adapter_folder import base_of
-
             folder = base_of(folder).path
         limit = _config_json(folder).get("max_position_embeddings")
         name = f"max_position_embeddings in {shown_path(Path(folder) / 'config.json')}"
@@ -225,8 +217,6 @@ def refuse_checkpoint(model: str, checkpoint: str) -> None:
 def model_problem(path: str) -> str | None:
     """The reason why `path` is not a model, with the remedy; None if it may be one."""
     if is_downloadable(path):
-        from proxima.model.demo_model import missing_reader
-
         return missing_reader()
     try:
         check_path(path)
@@ -235,7 +225,5 @@ def model_problem(path: str) -> str | None:
     if path.endswith(".gguf") and (missing := [name for name in READERS if find_spec(name) is None]):
         return f"needs {' and '.join(missing)}: pip install 'proxima-rl[gguf]'"
     if (Path(path) / ADAPTER).is_file():
-        from proxima.model.lora_layers import missing_peft
-
         return missing_peft()
     return None

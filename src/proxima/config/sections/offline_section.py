@@ -13,8 +13,9 @@ from proxima.config.sections.placement_section import PLACED
 from proxima.config.sections.runtime_section import STALL, require_stall_seconds
 from proxima.config.sections.train_section import OptimizationConfig
 from proxima.config.slots import Slot, require_at_least, require_plain_folder
-from proxima.data import Trajectory, require
-from proxima.evaluate.plateau import Plateau
+from proxima.data import require
+from proxima.data.trajectory import Trajectory
+from proxima.evaluation.plateau import Plateau
 from proxima.task.preference_rows import PreferenceReader
 from proxima.task.protocol import Row
 
@@ -36,7 +37,7 @@ class OfflineTrainConfig(OptimizationConfig):
     examples_per_step: Annotated[int, "rows a step, which is one optimizer update"] = 16
     optimizer: Annotated[
         Any,
-        Slot("proxima.train:OPTIMIZERS", default="adamw"),
+        Slot("proxima.training:OPTIMIZERS", default="adamw"),
         "optimizer; lr is 2e-5 in sft, 1e-5 in reward and 1e-6 in dpo where it is not set",
     ] = None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.describe import kind_of
+from proxima.config.mixtures import check_routed
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import AlgorithmConfig, asks_routers, replays_sampling_masks
@@ -22,14 +23,17 @@ from proxima.data import FieldError, UserError
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.data.suggestions import suggestion
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.estimators import powers_of_two
-from proxima.evaluate.intervals import PART
+from proxima.evaluation.estimators import powers_of_two
+from proxima.evaluation.intervals import PART
+from proxima.model.adapter_files import check_start
+from proxima.model.adapter_folder import base_of
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import is_at_hand
 from proxima.model.lora import Lora
+from proxima.model.lora_layers import target_layers
 from proxima.model.pretrained import load_config, load_shape
 from proxima.reward.base import as_reward
-from proxima.train import OPTIMIZERS
+from proxima.training import OPTIMIZERS
 
 BFLOAT16_STEP = 2**-8
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
@@ -207,8 +211,6 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
             message = f"engine {r.entry('engine.kind').value!r} does not report which experts it chose"
             yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
     if asks_routers(algorithm, engine) and is_at_hand(r.config.model.path, r.config.model.revision):
-        from proxima.config.mixtures import check_routed
-
         try:
             check_routed(r.config)
         except FieldError as error:
@@ -380,14 +382,9 @@ def images_can_be_shown(r: Resolved[Any]) -> Findings:
 
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     """The targets must be layers of the model, and an adapter to start from must be one for this model."""
-    from proxima.model.adapter_files import check_start  # most recipes with another part have no adapter
-    from proxima.model.lora_layers import target_layers
-
     lora = model.lora
     assert lora is not None
     if (Path(model.path) / ADAPTER).is_file():
-        from proxima.model.adapter_folder import base_of
-
         with suppress(FieldError):  # said by `models_exist`
             base = base_of(model.path).path
             yield "model.path", f"is an adapter; set model.path={base} and model.lora.path={model.path}"

@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 from proxima.config.sections.offline_section import PairConfig
 from proxima.config.slots import Slot
 from proxima.core.preference.kto import Kto
-from proxima.data import LabeledCompletion, PreferencePair, Trajectory, require
+from proxima.data import require
+from proxima.data.pairs import LabeledCompletion, PreferencePair
+from proxima.data.trajectory import Trajectory
 from proxima.task.preference_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row
-from proxima.train.objectives.preference_objective import PreferenceObjective
+from proxima.training.objectives.preference_objective import PreferenceObjective
 
 _LOSSES = Slot("proxima.core.preference:PREFERENCE_LOSSES", many=True)
 

@@ -14,6 +14,7 @@ from proxima.data.suggestions import nearest_divisor
 from proxima.model.adapter_folder import BaseModel, base_of
 from proxima.model.files import is_adapter
 from proxima.model.hub_names import is_at_hand
+from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
@@ -214,8 +215,6 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
 
 
 def _require_splittable(name: str, model: Any, placement: RankPlacement, ranks: int) -> None:
-    from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
-
     path, revision = model.path, getattr(model, "revision", None)
     source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
     if not is_at_hand(source.path, source.revision):

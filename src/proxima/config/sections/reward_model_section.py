@@ -8,8 +8,10 @@ from typing import Annotated, Any
 from proxima.config.resolved import Findings
 from proxima.config.sections.model_section import ModelConfig, has_score
 from proxima.config.sections.offline_section import PairConfig
-from proxima.data import PreferencePair, Trajectory, require
+from proxima.data import require
 from proxima.data.columns import LARGEST
+from proxima.data.pairs import PreferencePair
+from proxima.data.trajectory import Trajectory
 from proxima.task.preference_rows import PairColumns
 from proxima.task.protocol import Row
 

@@ -10,6 +10,7 @@ from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError
 from proxima.engine.protocol import Sampling
 from proxima.model.pretrained import load_tokenizer
+from proxima.process.user_code import user_module_file
 from proxima.reward import REWARDS
 
 
@@ -29,8 +30,6 @@ def reward_functions_exist(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
     """Warn of a function whose file is missing: a command that imports it, as `train`, has refused it already."""
     for path, spec in _rewards(r, reward):
         if REWARDS.holds(spec, "function", "function_batch"):
-            from proxima.process.user_code import user_module_file
-
             module = spec.absolute_path.rpartition(":")[0]
             if not (Path(module).is_file() if module.endswith(".py") else user_module_file(module)):
                 yield f"{path}.path", "no such file or module; a path is relative to the current folder"

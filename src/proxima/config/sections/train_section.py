@@ -16,7 +16,7 @@ class OptimizationConfig:
 
     steps: Annotated[int, "steps of the run"] = 100
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
-    optimizer: Annotated[Any, Slot("proxima.train:OPTIMIZERS", default="adamw"), "optimizer"] = None
+    optimizer: Annotated[Any, Slot("proxima.training:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
     warmup_steps: Annotated[int, "updates of linear warm-up; the first of w has 1 / w of the rate"] = 0
     warmup_ratio: Annotated[float, "the same as a share of the run's updates, rounded up; in place of warmup_steps"] = (

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage.protocol import GroupAdvantage
-from proxima.data import Outcomes, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.outcomes import Outcomes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from proxima.core.advantage.group import GroupStatistics, Grpo, Scaled, group_max, group_sum, zero_if_uniform
 from proxima.core.advantage.protocol import GroupAdvantage, required
-from proxima.data import Outcomes, require
+from proxima.data import require
+from proxima.data.outcomes import Outcomes
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ from typing import Annotated, ClassVar, Protocol
 from torch import Tensor
 
 from proxima.core.spec import Spec
-from proxima.data import NoFieldError, Outcomes, check_fields
+from proxima.data import NoFieldError
+from proxima.data.field_checks import check_fields
+from proxima.data.outcomes import Outcomes
 
 ADVANTAGE_NEEDS: dict[str, str] = {
     "baseline": "generating and scoring the greedy completion of each prompt supplies it",

@@ -9,7 +9,8 @@ from torch import Tensor
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
 from proxima.core.segment import segment_index
 from proxima.core.sequence_rows import SequenceRows
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 
 
 def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:

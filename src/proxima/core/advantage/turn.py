@@ -11,7 +11,9 @@ from proxima.core.advantage.group_variants import Rloo
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
 from proxima.core.segment import segment_index
 from proxima.core.sequence_rows import suffix_sums
-from proxima.data import Outcomes, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.outcomes import Outcomes
 
 
 @dataclass(frozen=True)

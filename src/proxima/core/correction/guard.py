@@ -10,7 +10,9 @@ from torch import Tensor
 
 from proxima.core.correction.weight_statistics import CATASTROPHIC, LossTokens
 from proxima.core.metrics import k3
-from proxima.data import PolicyBatch, UserError, check_choices, require
+from proxima.data import UserError, require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 UNEXPECTED = "the engine reports another distribution, or samples from other weights"
 LIMITS = {"mismatch/k3_kl": "max_k3_kl", "mismatch/rollout_is_catastrophic_seq_fraction": "max_catastrophic"}

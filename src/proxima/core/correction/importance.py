@@ -21,7 +21,9 @@ from proxima.core.correction.weight_statistics import (
 from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, Quantile, SumCount
 from proxima.core.segment import segment_count, segment_mean, segment_sum
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 WeightLevel = Literal["token", "sequence", "geometric"]
 Bound = Literal["truncate", "clamp", "clip", "none"]

@@ -18,7 +18,7 @@ from proxima.core.correction.weight_statistics import (
     sequence_statistics,
 )
 from proxima.core.metrics import Metrics, QuantileSketch, SumCount, k3
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 
 POSITIONS = 4  # equal parts of a completion
 PROBABILITIES = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0)  # edges of the bins of the behavior probability

@@ -14,7 +14,9 @@ from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, spread
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.core.token_subset import second_moment_keep
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 
 def bidirectional_kl(log_p: Tensor, log_q: Tensor) -> Tensor:

@@ -12,8 +12,7 @@ from proxima.core.correction.weight_statistics import safe_exp
 from proxima.core.loss import Corrected, Correction, Surrogate
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.surrogate.clip import Reinforce
-from proxima.data import PolicyBatch
-from proxima.data.policy_batch import finite_log_prob
+from proxima.data.policy_batch import PolicyBatch, finite_log_prob
 
 TAIL_FLOOR = 1e-6  # minimum probability of all tokens outside the head, under either policy
 ONE_WEIGHT = "with level=token, towards=current, veto=null, normalise=false and rejected=count"

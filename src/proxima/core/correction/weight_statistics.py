@@ -15,8 +15,7 @@ from torch import Tensor
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_count
-from proxima.data import PolicyBatch
-from proxima.data.policy_batch import finite_log_prob
+from proxima.data.policy_batch import PolicyBatch, finite_log_prob
 
 PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would hardly ever sample

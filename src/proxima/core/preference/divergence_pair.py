@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from proxima.core.preference.protocol import Pairwise, PreferencePairs
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 
 EXPONENT_LIMIT = 80.0  # exp(80) is finite in float32
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from proxima.core.preference.protocol import log_ratio
 from proxima.core.ratio import either
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 
 
 @dataclass(frozen=True)

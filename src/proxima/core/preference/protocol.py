@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from proxima.core.metrics import Metrics, SumCount
-from proxima.data import check_fields, require
+from proxima.data import require
+from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import finite_log_prob
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.selection.protocol import Selection
-from proxima.data import Outcomes, require
-from proxima.data.outcomes import METRIC_ALIASES
+from proxima.data import require
+from proxima.data.outcomes import METRIC_ALIASES, Outcomes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from torch import Tensor
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.selection.protocol import Selection
 from proxima.core.token_subset import value_hash
-from proxima.data import Outcomes, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.outcomes import Outcomes
 
 
 @dataclass(frozen=True)

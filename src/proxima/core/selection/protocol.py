@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.spec import Spec
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 
 
 class Selection(Spec, Protocol):

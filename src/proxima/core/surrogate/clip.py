@@ -12,7 +12,9 @@ from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import either, masked_log_ratio, masked_ratio, sequence_advantage
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 
 def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:

@@ -2,20 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.band import Band, returning, told
 from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import Centre, ratio_loss, returns_to
 from proxima.core.sequence_rows import SequenceRows
-from proxima.data import PolicyBatch, check_choices, require
-
-if TYPE_CHECKING:
-    from proxima.core.band import Band
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,7 @@ class Cppo(Surrogate):
             return self.delta_b
         return rows.quantile(far, 0.9).clamp(self.delta_b, 2 * self.delta_b).to(far.dtype)[rows.row]
 
-    def band(self, b: PolicyBatch) -> "Band":
-        from proxima.core.band import Band, returning, told  # the viewer asks for it, training never
-
+    def band(self, b: PolicyBatch) -> Band:
         weighted, spent, granted = self.prefixes(b)
         threshold = self.allowed(spent, granted)
 

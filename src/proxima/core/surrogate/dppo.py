@@ -11,7 +11,8 @@ from proxima.core.band import Band, returning
 from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.ratio import Centre, either, ratio_loss, returns_to
-from proxima.data import PolicyBatch, require
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_ratio
-from proxima.data import PolicyBatch, require
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch
 
 
 def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, either, masked_log_ratio, spread
 from proxima.core.segment import segment_sum
-from proxima.data import PolicyBatch, require
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

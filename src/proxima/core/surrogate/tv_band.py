@@ -9,7 +9,8 @@ from proxima.core.divergence import divergence
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import ratio_loss, returns_to
-from proxima.data import PolicyBatch, require
+from proxima.data import require
+from proxima.data.policy_batch import PolicyBatch
 
 
 @dataclass(frozen=True)

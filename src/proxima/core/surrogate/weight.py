@@ -20,7 +20,9 @@ from proxima.core.ratio import (
     spread,
 )
 from proxima.core.segment import segment_mean, segment_sum
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 MIN_LOG_WEIGHT = -18.420680743952367  # log 1e-8, the lower clamp of a sequence's log weight
 

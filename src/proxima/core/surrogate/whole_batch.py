@@ -17,7 +17,9 @@ from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clip_band, clipped
 from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
-from proxima.data import PolicyBatch, check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
+from proxima.data.policy_batch import PolicyBatch
 
 
 def covariance(b: PolicyBatch) -> Tensor:

@@ -3,7 +3,7 @@ number in quotes counts as a number."""
 
 from typing import Any
 
-from proxima.data import SamplingMask
+from proxima.data.sampling_mask import SamplingMask
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 SHOWN, NAMED = 200, 1000  # most characters of server text in a message, and of a name that is used

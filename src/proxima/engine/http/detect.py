@@ -1,21 +1,17 @@
 """Detection of the kind of server at an address, and its capabilities."""
 
-from typing import TYPE_CHECKING
-
 from proxima.data import UserError
 from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.sglang import SglangDialect
 from proxima.engine.http.vllm import VllmDialect
 
-if TYPE_CHECKING:
-    from proxima.engine.http.dialect import Dialect, ServerFacts
-
-DIALECTS: dict[str, "type[Dialect]"] = {"vllm": VllmDialect, "sglang": SglangDialect}
+DIALECTS: dict[str, type[Dialect]] = {"vllm": VllmDialect, "sglang": SglangDialect}
 # a call that only this kind has, and a field of its answer
 SIGNS = {"sglang": ("/model_info", "model_path"), "vllm": ("/version", "version")}
 
 
-async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple[Dialect, ServerFacts]":
+async def detect_server(client: ServerClient, kind: str | None = None) -> tuple[Dialect, ServerFacts]:
     """Return the server's dialect and its facts.
 
     Args:

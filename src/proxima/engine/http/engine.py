@@ -5,8 +5,9 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
-from proxima.data import Completion, UserError
+from proxima.data import UserError
 from proxima.data.columns import Floats
+from proxima.data.flow import Completion
 from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
 from proxima.engine.http.folder_sync import FolderSync
@@ -26,7 +27,7 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.serve import Servers
+from proxima.engine.serve.servers import Servers
 
 
 class HttpEngine:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import WeightHandover, WrittenTokens
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
@@ -28,9 +29,6 @@ from proxima.engine.http.weight_probe import (
     trainer_log_prob,
 )
 from proxima.engine.protocol import EngineSetup, WeightUpdate
-
-if TYPE_CHECKING:
-    from proxima.engine.http.replica import Replica
 
 T = TypeVar("T")
 
@@ -102,7 +100,7 @@ class FolderSync:
             name = f"{label}-perturbed"
             self._perturbed = await self._compute(self._write_perturbed, module, update.version, name)
 
-    async def push(self, replica: "Replica") -> Report:
+    async def push(self, replica: Replica) -> Report:
         """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
         The replica is paused and keeps its completions, if any; on return the server may be paused or not.
 
@@ -131,7 +129,7 @@ class FolderSync:
             raise
         return metrics | {"bytes": folder_bytes(staged.handover.folder), "seconds": monotonic() - start}
 
-    def _compare(self, replica: "Replica", staged: StagedWeights, scores: Floats) -> Report:
+    def _compare(self, replica: Replica, staged: StagedWeights, scores: Floats) -> Report:
         """Compare the server's log-probs with the trainer's, and how far both have moved.
 
         Raises:
@@ -149,7 +147,7 @@ class FolderSync:
         self._folders.close()
         self._perturbed_folders.close()
 
-    async def _is_new(self, replica: "Replica") -> bool:
+    async def _is_new(self, replica: Replica) -> bool:
         """Return True if the server does not have our weights, for example after a restart."""
         if replica.url not in self._proven:
             return True
@@ -160,7 +158,7 @@ class FolderSync:
             self._probe.forget(replica.url)
         return not ours
 
-    async def _prove(self, replica: "Replica", copy: StagedWeights) -> Report:
+    async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
         """Load the perturbed copy, and verify that the server computes with all of it."""
         await self._load_weights(replica, copy)
         scores = await self._score(replica)
@@ -169,7 +167,7 @@ class FolderSync:
         self._proven.add(replica.url)
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 
-    async def _undo(self, replica: "Replica", staged: StagedWeights) -> None:
+    async def _undo(self, replica: Replica, staged: StagedWeights) -> None:
         """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
         self._proven.discard(replica.url)
         with suppress(ServerError, UserError):
@@ -179,7 +177,7 @@ class FolderSync:
             except (ServerError, UserError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
-    async def _load_weights(self, replica: "Replica", weights: StagedWeights) -> None:
+    async def _load_weights(self, replica: Replica, weights: StagedWeights) -> None:
         """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         await dialect.load_weights(client, facts, weights.handover)
@@ -191,7 +189,7 @@ class FolderSync:
             await dialect.forget_images(client, facts)
         await dialect.resume(client, facts)
 
-    async def _score(self, replica: "Replica") -> Floats:
+    async def _score(self, replica: Replica) -> Floats:
         first = first_compared(self._tokens)
         return await replica.dialect.score(replica.client, replica.facts, self._shown, first)
 

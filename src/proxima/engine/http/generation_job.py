@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, FinishReason
 from proxima.data.columns import ExpertIds, Floats, Ints
+from proxima.data.flow import Completion, FinishReason
 from proxima.data.random import server_seed
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.completion_text import decoded, stop_at

@@ -16,7 +16,7 @@ from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
-from proxima.engine.serve import Servers
+from proxima.engine.serve.servers import Servers
 
 LONGEST_WAIT = 60.0  # before the next health check of a server that fails repeatedly
 

@@ -13,7 +13,7 @@ from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
-from proxima.engine.serve import LAUNCHES
+from proxima.engine.serve.launch import LAUNCHES
 
 CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does; docs/engines.md has the command)"
 #: letters, digits, spaces and symbols that tokenizers split differently

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
+from proxima.engine.http.dialect import Dialect
 from proxima.engine.protocol import EngineSpec, Interrupt
 from proxima.engine.serve.serve_options import Serve
-
-if TYPE_CHECKING:
-    from proxima.engine.http.dialect import Dialect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +104,6 @@ class ServerSettings(EngineSpec):
         """The addresses of the replicas, validated."""
         return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
-    def dialect(self) -> "Dialect":
+    def dialect(self) -> Dialect:
         """The dialect of the servers."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import EngineRequirements, EngineSetup
-from proxima.engine.serve import check_serve, start_servers
+from proxima.engine.serve.servers import check_serve, start_servers
 from proxima.system.atomic_files import check_writable
 
 

@@ -21,12 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import NotFiniteError, Trajectory, UserError, pack
+from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Floats, Ints
 from proxima.data.image_tokens import PROBE
+from proxima.data.packed_batch import pack
+from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.rounded_weights import rounded_to, rounded_weight
 from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.image_inputs import ImageReader
 from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.model_parts import parts
@@ -118,8 +121,6 @@ def _log_prob(module: nn.Module, tokens: Ints, images: Any, round_to: torch.dtyp
         if images is None:
             hidden = backbone(input_ids=ids[None], use_cache=False).last_hidden_state[0, first - 1 : -1]
         else:
-            from proxima.model.image_inputs import ImageReader
-
             batch = pack([Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])]).to(ids.device)
             reader = ImageReader(module, images, trained=True)  # nothing is kept, and gradients reach the tower
             hidden = ATTENTION["packed"](backbone, batch, **reader.of_batch(batch))

@@ -7,16 +7,3 @@ proxima exits; `servers.py` starts all servers and restarts those that die; `ser
 Imports: httpx, `proxima.data`. Imported by `engine/http` and `cli`.
 To add a server: a function next to `vllm_launch`, a line in `LAUNCHES` there, and an installer.
 """
-
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.engine.serve.launch import LAUNCHES
-    from proxima.engine.serve.serve_options import Serve
-    from proxima.engine.serve.servers import Report, Servers, check_serve, is_free, start_servers
-
-__getattr__, __dir__ = lazy_imports(__name__)
-
-__all__ = ["LAUNCHES", "Report", "Serve", "Servers", "check_serve", "is_free", "start_servers"]

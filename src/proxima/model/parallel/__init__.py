@@ -27,8 +27,8 @@ order):
        model.sync_gradients(on)                   off for all but the last micro-batch of an update
     C  total_norm(tensors), then clip_gradients(parameters, bound, norm)
     C  gather_into(loaded.model, plain or None), plain_copy(loaded)
-    C  proxima.train.sharded_checkpoint.ShardedWriter(), its write(...) and finish()
-       proxima.train.checkpoint.restore(checkpoint, stack, others)   on every rank, whoever wrote it
+    C  proxima.training.sharded_checkpoint.ShardedWriter(), its write(...) and finish()
+       proxima.training.checkpoint.restore(checkpoint, stack, others)   on every rank, whoever wrote it
 
 Gradients are sums over ranks; an optimizer built over `model.named_parameters()` steps on each rank's slices.
 Imports: torch.distributed, safetensors, `proxima.data`, `model`. Imported by `model`, `train` and `runtime`, lazily.

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxima.data import PackedBatch
 from proxima.data.field_checks import tensor_hints
+from proxima.data.packed_batch import PackedBatch
 from proxima.data.transfer import to_device
 
 

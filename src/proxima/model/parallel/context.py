@@ -23,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data import FieldError, PackedBatch, require
+from proxima.data import FieldError, require
+from proxima.data.packed_batch import PackedBatch
 from proxima.data.transfer import to_device
 from proxima.model.attention import Segments, attend_segments, packed_states
 from proxima.model.parallel.batch_part import BatchPart, part_of

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from proxima.data import UserError
+from proxima.model.parallel.context import check_context
+from proxima.model.parallel.experts import check_experts, expert_count
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.tensor import check_tensor_parallel
 from proxima.model.pretrained import load_config, load_shape
 
 POLICY = "model.path"
@@ -46,17 +49,11 @@ def check_split(
     """`require_splittable` for a config of transformers and a function that returns the model without weights; None:
     skip the checks that need its modules."""
     if sharding.tensor_parallel > 1:
-        from proxima.model.parallel.tensor import check_tensor_parallel
-
         check_tensor_parallel(config, sharding, ranks, adapters=adapters, name=name)
     model = None if shape is None or sharding.context_parallel * sharding.expert_parallel == 1 else shape()
     if sharding.expert_parallel > 1:
-        from proxima.model.parallel.experts import check_experts
-
         check_experts(config, sharding, ranks, model, name=name)
     if sharding.context_parallel > 1:
-        from proxima.model.parallel.context import check_context
-
         check_context(config, sharding, ranks, model, name=name)
 
 
@@ -65,6 +62,5 @@ def sharding_beside(sharding: Sharding | None, path: str, revision: str | None =
     split."""
     if sharding is None or sharding.expert_parallel == 1:
         return sharding
-    from proxima.model.parallel.experts import expert_count
 
     return sharding if expert_count(load_config(path, revision)) else replace(sharding, expert_parallel=1)

@@ -20,6 +20,7 @@ from proxima.model.parallel.experts import shard_experts
 from proxima.model.parallel.mesh import Meshes, meshes_of
 from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.tensor import fsdp_axis, split_tensors
 from proxima.model.pretrained import SHOWN_IMAGES
 from proxima.model.scalar_head import exact_product
 
@@ -36,8 +37,6 @@ def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> N
     meshes = meshes_of(sharding, device)
     settings = _settings(model, meshes, sharding)
     if meshes.tensor is not None:
-        from proxima.model.parallel.tensor import fsdp_axis, split_tensors
-
         shards = meshes.shards.size(-1)
         split_tensors(model, meshes.tensor, shards)
         settings["shard_placement_fn"] = fsdp_axis(shards)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from proxima.data import check_choices, require
+from proxima.data import require
+from proxima.data.field_checks import check_choices
 
 
 @dataclass(frozen=True, kw_only=True)

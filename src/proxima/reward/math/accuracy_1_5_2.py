@@ -6,7 +6,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, missing_answer, required_answer
 from proxima.reward.math.extract import as_number
 from proxima.reward.math.marked import as_fraction, last_tagged, solution_hint

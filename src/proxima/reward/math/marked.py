@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.extract import as_number, final_number, last_number
 

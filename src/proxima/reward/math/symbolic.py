@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import require
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import binary_score, missing_answer, required_answer
 from proxima.reward.math.answer_text import (
     equation_sides,

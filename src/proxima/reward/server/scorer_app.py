@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, request_response
 
-from proxima.data import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import BUSY, GONE, BoundedReader, bearer, disconnected

@@ -12,6 +12,11 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.reward.workers import run_unit_tests
+from proxima.reward.workers.algebra import verify
+from proxima.reward.workers.user_function import call_function, load_function, sources
+
 
 def grade_format(*, pattern: str, text: str) -> dict[str, Any]:
     """1 if the pattern is found."""
@@ -30,8 +35,6 @@ def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
 def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
     """1 if math-verify accepts all texts. Its own timeouts are off: the worker's CPU limit applies."""
     from math_verify import parse
-
-    from proxima.reward.workers.algebra import verify
 
     parsed = [parse(text.replace("\0", ""), parsing_timeout=None) for text in texts]
     equal = [verify(_reference(answer), formula) for formula in parsed]
@@ -114,9 +117,6 @@ def grade_function(
     """The return value of the user's function, as a dict with `value`. `values` is keyed by parameter, and its first
     `positional` values are passed by position. `prompt` and `completion` name the parameters that get objects. With
     `verl`, a returned dict has verl's keys."""
-    from proxima.data import Completion
-    from proxima.reward.workers.user_function import call_function
-
     given = dict(values)
     if prompt is not None:
         given[prompt] = _prompt(given[prompt])
@@ -143,8 +143,6 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
     """The result of the user's function for `count` completions: for each a dict, its `error`, or None."""
-    from proxima.reward.workers.user_function import call_function
-
     try:
         result = call_function(path, **values)
     except (AttributeError, TypeError) as error:
@@ -161,9 +159,6 @@ def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) ->
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
     """The result of the user's function for all groups: per group a list with a dict per completion, or its `error`."""
-    from proxima.data import Completion, Group, Score
-    from proxima.reward.workers.user_function import call_function
-
     typed = tuple(
         Group(
             prompt=_prompt(group["prompt"]),
@@ -198,15 +193,11 @@ def _score_or_error(score: Any) -> dict[str, Any]:
 
 
 def _prompt(fields: Mapping[str, Any]) -> Any:
-    from proxima.data import Prompt
-
     return Prompt(**{**fields, "messages": tuple(fields["messages"])})
 
 
 def _as_dict(result: Any) -> dict[str, Any]:
     """A number, bool, `Score` or dict as a dict with `value` and floats, so that JSON can hold it."""
-    from proxima.data import Score
-
     if isinstance(result, Score):
         if not result.valid:
             raise RuntimeError(result.error or "returned an invalid score")
@@ -254,8 +245,6 @@ def _repr(value: object) -> str:
 def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any]:
     """Load a user's function, so that the loading time is not charged to its first call. `source` is the text of its
     file when the run started: a worker that starts later runs the same text."""
-    from proxima.reward.workers.user_function import load_function, sources
-
     sources[path.rpartition(":")[0]] = source
     load_function(path)
     return {}
@@ -263,8 +252,6 @@ def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any
 
 def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
     """Run the unit tests of a row against the completion's code."""
-    from proxima.reward.workers import run_unit_tests
-
     run_unit_tests.hide_memory()
     return run_unit_tests.run_unit_tests(**arguments)
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from weakref import WeakKeyDictionary
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.base import T, WeightedReward, attempted
 from proxima.reward.calls import RewardCalls, checked_score, of_each, of_groups, own_scores
 

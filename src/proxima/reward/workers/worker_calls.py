@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from proxima.data import Completion, FieldError, Group, Prompt, Score
+from proxima.data import FieldError
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.process.worker import JobResult
 from proxima.reward.base import T, WeightedReward, attempted, unscored
 from proxima.reward.calls import RewardCalls, of_each, of_groups

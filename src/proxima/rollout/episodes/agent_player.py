@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, Message, Prompt, ToolCall, UserError
-from proxima.data.episode import Cut, EpisodeLife
+from proxima.data import UserError
+from proxima.data.episode import Cut, EpisodeLife, ToolCall
+from proxima.data.flow import Completion, Message, Prompt
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure

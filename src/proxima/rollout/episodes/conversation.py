@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from proxima.data import Message, UserError
+from proxima.data import UserError
 from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Span
+from proxima.data.flow import Message
 from proxima.model.chat import Ending, SafeMessage, is_begun
 from proxima.rollout.episodes.turn_template import TurnTemplate
 

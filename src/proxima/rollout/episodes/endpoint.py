@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proxima.data import ToolCall
+from proxima.data.episode import ToolCall
 from proxima.data.json_reader import load_json
 from proxima.environment.tool_schemas import tool_problem
 from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import get_args
 
-from proxima.data import Completion, Span
-from proxima.data.episode import Cut
+from proxima.data.episode import Cut, Span
+from proxima.data.flow import Completion
 
 LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from proxima.data import Completion, Message, Prompt, UserError
+from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife
-from proxima.data.flow import MARK, NO_MARK
+from proxima.data.flow import MARK, NO_MARK, Completion, Message, Prompt
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import Parameters
@@ -39,6 +39,7 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.task.image_files import open_image
 from proxima.task.prompts import EVAL_UID, with_system
 
 T = TypeVar("T")
@@ -336,7 +337,6 @@ class GroupTable:
             return messages
         if (store := getattr(self.player.template.tokenizer, "images", None)) is None:
             raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
-        from proxima.task.image_files import open_image
 
         known = {number for message in (prompt.messages if prompt else ()) for number in message.get("images", ())}
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Message, UserError
+from proxima.data import UserError
 from proxima.data.columns import Ints
+from proxima.data.flow import Message
 from proxima.model import chat
 from proxima.model.template_variables import reads_tools
 from proxima.task.prompts import tokens_in_common

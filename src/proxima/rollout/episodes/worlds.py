@@ -5,11 +5,12 @@ from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from proxima.data import FieldError, Message, Prompt, UserError, require, within
+from proxima.data import FieldError, UserError, require, within
+from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import AGENT, AgentSpec
@@ -17,15 +18,13 @@ from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
+from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused
 from proxima.rollout.episodes.played import Played, Told
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.task.column_mapping import TOOLS
-
-if TYPE_CHECKING:
-    from proxima.rollout.episodes.agent_player import AgentEpisodes
 
 TRIED = 4  # prompts whose openings are tried
 SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: some templates remove earlier thoughts
@@ -98,11 +97,9 @@ class AgentWorld:
                 require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
             self.agents = AgentSpec(**spec.arguments).build()
 
-    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> "AgentEpisodes":
+    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> AgentEpisodes:
         """The player of episodes, with turns sampled by the engine; `told` gets each episode that has ended. A failure
         names the last line that the agent printed."""
-        from proxima.rollout.episodes.agent_player import AgentEpisodes
-
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
         named = settings.tool_format

@@ -11,15 +11,16 @@ from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.config.sections.train_section import TrainConfig
 from proxima.data import renamed
-from proxima.model import LoadedModel
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
+from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.launch.models import make_stack
-from proxima.train import ValueObjective, ValueStage
-from proxima.train.checkpoint import CRITIC, VALUE_HEAD
-from proxima.train.critic import Critic, ValueHead
-from proxima.train.ranks import ALONE, Ranks
+from proxima.training.advantage_stages import ValueStage
+from proxima.training.checkpoint import CRITIC, VALUE_HEAD
+from proxima.training.critic import Critic, ValueHead
+from proxima.training.objectives.value_objective import ValueObjective
+from proxima.training.ranks import ALONE, Ranks
 
 
 def make_critic(

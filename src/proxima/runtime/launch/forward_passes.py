@@ -5,11 +5,13 @@ from pathlib import Path
 
 from proxima.config.schema import RunConfig
 from proxima.engine.choice import EngineChoice
-from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
+from proxima.model.policy import Policy
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
-from proxima.train import ForwardStage, LogProbStage, ScoreVarianceStage
+from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
+from proxima.training.advantage_stages import ScoreVarianceStage
+from proxima.training.forward_stage import ForwardStage, LogProbStage
 
 
 def make_stages(
@@ -31,8 +33,6 @@ def make_stages(
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
     algorithm, distillation = config.algorithm, config.algorithm.distillation
-    if distillation is not None or algorithm.reference_engine is not None:
-        from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
         stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
     elif algorithm.needs_reference and source.lora is not None:

@@ -1,34 +1,31 @@
 """Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.schema import RunConfig
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.protocol import prompts_factor
 from proxima.engine.executor import Executor
-from proxima.evaluate.held_out import Evaluation
-from proxima.model import LoadedModel
+from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
+from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.placement.reward_actors import ActorPool
 from proxima.task.prompts import PromptSource
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.rollout.async_collector import AsyncCollector
 
-
-def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+def make_rewards(config: RunConfig, specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
     """Build the rewards, start their workers in the background and load their models; the caller closes them."""
     how: dict[str, Any] = {}
     if count := getattr(config.placement, "reward_workers", 0):
-        from proxima.runtime.placement.reward_actors import ActorPool
-
         how = {"workers": count, "pool": ActorPool}
     rewards = config.runtime.rewards(specs, compute=compute, **how)
     rewards.start()
@@ -36,7 +33,7 @@ def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThre
 
 
 def make_generator(
-    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices
+    config: RunConfig, policy: LoadedModel, data: RunData, services: RunServices
 ) -> GroupGenerator | None:
     """Build the generator on an engine with its hooks and rewards; None for a replay without held-out questions."""
     if (choice := data.engines.get("engine")) is None:
@@ -59,14 +56,14 @@ def make_generator(
 
 
 def make_collector(
-    config: "RunConfig",
+    config: RunConfig,
     generator: GroupGenerator,
     source: PromptSource,
     listener: RolloutListener,
     reject: Reject,
     pending: Pending,
     finished: int,
-) -> "BatchCollector | AsyncCollector":
+) -> BatchCollector | AsyncCollector:
     """Build the collector that fills the batches of a run that generates, by default between the updates, or
     asynchronously. It continues after `finished` steps with the `pending` groups of a checkpoint."""
     runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
@@ -84,7 +81,6 @@ def make_collector(
             listener=listener,
             carried=pending.groups,
         )
-    from proxima.rollout.async_collector import AsyncCollector
 
     admission = Admission(
         prompts=prompts,
@@ -103,7 +99,7 @@ def make_collector(
 
 
 def make_evaluations(
-    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
+    config: RunConfig, data: RunData, training: GroupGenerator | None, services: RunServices
 ) -> dict[str, Evaluation]:
     """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is
     that of `eval.task`, whose name is empty; without it there are none."""
@@ -122,7 +118,7 @@ def make_evaluations(
     return evaluations
 
 
-def training_groups(config: "RunConfig") -> GroupSpec:
+def training_groups(config: RunConfig) -> GroupSpec:
     """The settings with which training groups are generated."""
     return GroupSpec(
         sampling=config.sampling,

@@ -6,36 +6,35 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from proxima.config.comparable import flat_values
+from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
-from proxima.evaluate.held_out import HeldOutSet
+from proxima.environment.agents import environment_hashes
+from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.resume import change_notes, schedule_note
 from proxima.system.environment import package_version
 from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played
-from proxima.train.checkpoint import read_checkpoint
-from proxima.train.checkpoint_restore import damage
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.config.sections.model_section import ModelConfig
-    from proxima.runtime.state.replay import StoredRollouts
+from proxima.training.checkpoint import read_checkpoint
+from proxima.training.checkpoint_restore import damage
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
 
 
 def input_hashes(
-    config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Sequence[HeldOutSet]
+    config: RunConfig, source: PromptSource | StoredRollouts, held_out: Sequence[HeldOutSet]
 ) -> dict[str, str]:
     """SHA-256 of every input, keyed by its name in messages: each file of the model, the teacher and reward models, the
     training questions (in a replay, the rollouts), the held-out questions, and each file outside proxima that defines a
@@ -49,8 +48,6 @@ def input_hashes(
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     for path, task in tasks_of(config).items():
         if is_played(task):
-            from proxima.environment.agents import environment_hashes
-
             named |= environment_hashes(path, task)
     for asked in held_out:
         name = f"eval.sets {asked.name}" if asked.name else "eval.task"
@@ -58,7 +55,7 @@ def input_hashes(
     return named
 
 
-def model_hashes(model: "ModelConfig") -> dict[str, str]:
+def model_hashes(model: ModelConfig) -> dict[str, str]:
     """SHA-256 of each file of the model, and of the adapter that LoRA starts from, keyed by its name in messages."""
     named = _hashes("model.path", model.path, model.revision)
     if model.lora is None or model.lora.path is None:

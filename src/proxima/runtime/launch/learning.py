@@ -3,29 +3,33 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks
 from proxima.core import PENALTIES
+from proxima.core.distillation import NoPolicyGradient
 from proxima.engine.choice import EngineChoice
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
+from proxima.model.pretrained import LoadedModel
 from proxima.reward.base import as_reward
+from proxima.runtime.launch.critic_weights import make_critic
+from proxima.runtime.launch.forward_passes import make_stages
 from proxima.runtime.launch.models import make_stack
-from proxima.train import Objective, PolicyObjective
-from proxima.train.batch_builder import BatchBuilder
-from proxima.train.learner import Learner
-from proxima.train.objectives.policy_objective import DistillationTerm, ProximalSource
-from proxima.train.ranks import ALONE, Ranks
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.train import ForwardStage, PreferenceObjective, ValueObjective
+from proxima.training.batch_builder import BatchBuilder
+from proxima.training.forward_stage import ForwardStage
+from proxima.training.learner import Learner
+from proxima.training.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
+from proxima.training.objectives.preference_objective import PreferenceObjective
+from proxima.training.objectives.protocol import Objective
+from proxima.training.objectives.router_balance import RouterBalance
+from proxima.training.objectives.value_objective import ValueObjective
+from proxima.training.ranks import ALONE, Ranks
 
 
 def make_learner(
-    config: "RunConfig",
+    config: RunConfig,
     source: ModelSource,
     loaded: LoadedModel,
     compute: ComputeThread,
@@ -40,15 +44,11 @@ def make_learner(
     resumes from. All ranks build their models in this order."""
     critic, head = None, None
     if config.critic is not None:
-        from proxima.runtime.launch.critic_weights import make_critic
-
         critic, head = compute.call(make_critic, config.critic, config.train, source, loaded, restored, ranks)
     replays = config.algorithm.routing_replay != "off"
     policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
     passes: list[ForwardStage] = []
     if needs_stages(config):
-        from proxima.runtime.launch.forward_passes import make_stages
-
         passes += make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0)
     if head is not None:
         passes.append(head.stage(policy))
@@ -69,14 +69,10 @@ def make_learner(
     )
 
 
-def make_objective(
-    config: "RunConfig", value: "ValueObjective | None" = None
-) -> "PolicyObjective | PreferenceObjective":
+def make_objective(config: RunConfig, value: ValueObjective | None = None) -> PolicyObjective | PreferenceObjective:
     """The objective of a config; `value` is that of a value head."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
     if algorithm.preference is not None:
-        from proxima.train import PreferenceObjective
-
         return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal in RECOMPUTED and not config.recomputes_proximal:
@@ -86,16 +82,12 @@ def make_objective(
         penalties.append(PENALTIES["entropy"](algorithm.entropy_bonus))
     surrogate = algorithm.surrogate
     if surrogate is None:
-        from proxima.core.distillation import NoPolicyGradient
-
         surrogate = NoPolicyGradient()
     teacher = None
     if (of := algorithm.distillation) is not None:
         teacher = DistillationTerm(divergence=of.divergence, aggregate=of.aggregate, coefficient=of.coefficient)
     terms: list[Objective[Any]] = [] if value is None else [value]
     if algorithm.router_balance is not None:
-        from proxima.train.objectives.router_balance import RouterBalance
-
         terms.append(RouterBalance(coefficient=algorithm.router_balance.coefficient))
     return PolicyObjective(
         surrogate=surrogate,
@@ -114,14 +106,14 @@ def make_objective(
     )
 
 
-def needs_stages(config: "RunConfig") -> bool:
+def needs_stages(config: RunConfig) -> bool:
     """True if loss or reward read a forward pass before the update, of a recomputed, frozen or other policy."""
     algorithm = config.algorithm
     frozen = algorithm.needs_reference or algorithm.distillation is not None
     return frozen or config.recomputes_proximal or "score_variance" in algorithm.advantage.needs
 
 
-def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
+def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint."""
     algorithm, train = config.algorithm, config.train
     reward_kl = algorithm.reward_kl

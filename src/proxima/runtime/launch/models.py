@@ -3,26 +3,25 @@
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from proxima import __version__
+from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.train_section import OptimizationConfig
 from proxima.data import UserError
-from proxima.model import LoadedModel, PackedModel
-from proxima.train import Schedule, TrainStack
-from proxima.train.checkpoint import DELETE, Checkpoint
-from proxima.train.ranks import ALONE, Ranks
-from proxima.train.stack import POLICY
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.config.sections.offline_section import OfflineConfig
-    from proxima.config.sections.train_section import OptimizationConfig
+from proxima.model.packed_model import PackedModel
+from proxima.model.pretrained import LoadedModel
+from proxima.training.checkpoint import DELETE, Checkpoint
+from proxima.training.optimizer import Schedule
+from proxima.training.ranks import ALONE, Ranks
+from proxima.training.stack import POLICY, TrainStack
+from proxima.version import __version__
 
 
 def make_stack(
-    train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
+    train: OptimizationConfig, model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
     """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
     return TrainStack(
@@ -40,7 +39,7 @@ def make_stack(
 
 
 def describe_run(
-    config: "RunConfig | OfflineConfig", loaded: LoadedModel | None, step: str, updates: int = 1
+    config: RunConfig | OfflineConfig, loaded: LoadedModel | None, step: str, updates: int = 1
 ) -> dict[str, Any]:
     """The entries of `RunInfo` that are common to all kinds of training; `step` is what a step consists of, in
     words."""

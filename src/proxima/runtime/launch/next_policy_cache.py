@@ -9,9 +9,9 @@ from proxima.engine.executor import Executor
 from proxima.rollout.collector import Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
-from proxima.train.checkpoint import NEXT_POLICY
-from proxima.train.learner import Learner
-from proxima.train.next_policy import NextPolicy
+from proxima.training.checkpoint import NEXT_POLICY
+from proxima.training.learner import Learner
+from proxima.training.next_policy import NextPolicy
 
 
 def make_next_policy(

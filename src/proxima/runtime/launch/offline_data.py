@@ -9,7 +9,7 @@ from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.watch.observer import Observer
 from proxima.task.cursor import Cursor
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows, open_tasks
-from proxima.train.offline.method import OfflineMethod
+from proxima.training.offline.method import OfflineMethod
 
 NAMED = 5  # row numbers that a note names
 Skipped = dict[str, list[tuple[int, FieldError]]]  # by field and reason without numbers

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -11,22 +11,20 @@ from proxima.config.describe import class_at
 from proxima.config.families import Family
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_run, make_stack
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.placement.follower import RankModels
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import key_notes
-from proxima.train.checkpoint import Checkpoint
-from proxima.train.offline.method import OfflineMethod
-from proxima.train.ranks import Ranks
-
-if TYPE_CHECKING:
-    from proxima.runtime.placement.follower import RankModels
+from proxima.training.checkpoint import Checkpoint
+from proxima.training.offline.method import OfflineMethod
+from proxima.training.ranks import Ranks
 
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
@@ -79,9 +77,7 @@ class OfflineWorkload:
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankModels":
-        from proxima.runtime.placement.follower import RankModels
-
+    ) -> RankModels:
         stack = make_stack(self.config.train, self.method.model(loaded), self.steps, ranks)
         return RankModels(stacks={stack.name: stack}, late_stages=self.method.stages)
 

@@ -18,7 +18,7 @@ from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train.checkpoint import Checkpoint
+from proxima.training.checkpoint import Checkpoint
 
 
 def rewound(

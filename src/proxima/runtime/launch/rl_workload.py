@@ -4,33 +4,35 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.schema import RunConfig
 from proxima.config.step_groups import at_once, group_arithmetic, pruned
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 from proxima.rollout.collector import Collector, Pending
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_run
+from proxima.runtime.launch.next_policy_cache import make_next_policy
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.shared_devices import SharedDevices
+from proxima.runtime.placement.follower import RankModels
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.pending_files import read_groups
+from proxima.runtime.state.replay import ReplayCollector, rollouts_sha
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
-from proxima.train.checkpoint import CARRIED_GROUPS, Checkpoint
-from proxima.train.learner import Learner
-from proxima.train.ranks import Ranks
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.runtime.placement.follower import RankModels
+from proxima.training.checkpoint import CARRIED_GROUPS, Checkpoint
+from proxima.training.learner import Learner
+from proxima.training.ranks import Ranks
 
 
 class RlWorkload:
@@ -38,7 +40,7 @@ class RlWorkload:
     fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data.
     `steps` are of the whole run; `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
-    def __init__(self, config: "RunConfig") -> None:
+    def __init__(self, config: RunConfig) -> None:
         self.config, self.steps = config, config.train.steps
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
@@ -53,8 +55,6 @@ class RlWorkload:
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
-        from proxima.runtime.state.pending_files import read_groups
-
         source, facts = self.data.source, checkpoint.facts
         source.load(facts["cursor"])
         groups = read_groups(checkpoint.path / CARRIED_GROUPS)
@@ -88,8 +88,6 @@ class RlWorkload:
         evaluations = make_evaluations(config, data, generator, services)
         collector: Collector
         if not isinstance(data.source, PromptSource):
-            from proxima.runtime.state.replay import ReplayCollector
-
             collector = ReplayCollector(data.source, generator, recorder)
         else:
             assert generator is not None
@@ -98,8 +96,6 @@ class RlWorkload:
                 config, generator, data.source, recorder, reject, self.pending, store.journal.step
             )
             if config.algorithm.proximal == "next":
-                from proxima.runtime.launch.next_policy_cache import make_next_policy
-
                 cache = make_next_policy(config.algorithm, generator, collector, learner, restored)
                 learner = replace(learner, next_policy=cache)
         services.opened.callback(collector.abandon)  # before the engine is closed
@@ -108,11 +104,9 @@ class RlWorkload:
 
     def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankModels":
+    ) -> RankModels:
         """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
         is the one that the run resumes from. Called in the compute thread."""
-        from proxima.runtime.placement.follower import RankModels
-
         learner = self._make_learner(loaded, compute, ranks=ranks, restored=checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: learner.stages}
         if (critic := learner.critic) is not None:
@@ -139,8 +133,6 @@ class RlWorkload:
         """`algorithm` and, for a replay, `replay`, for summary.json."""
         replay = None
         if (replayed := self.config.replayed) is not None:
-            from proxima.runtime.state.replay import rollouts_sha
-
             replay = {"run": str(replayed), "sha256": rollouts_sha(journal.get("inputs") or {})}
         return {"algorithm": algorithm_name(self.config), "replay": replay}
 
@@ -156,6 +148,5 @@ def device_turns(placement: Any, generator: GroupGenerator | None, learner: Lear
     colocated = getattr(placement, "colocate", False)
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:
         return DeviceTurns()
-    from proxima.runtime.loop.shared_devices import SharedDevices
 
     return SharedDevices(generator.engine, learner.stack, learner.compute)

@@ -8,18 +8,27 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
+from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.validate import require_proven
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
-from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 from proxima.model.quiet import quiet_transformers
 from proxima.model.template_clock import clock_notes, fixed_clock
 from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
+from proxima.runtime.launch.offline_workload import OfflineWorkload
+from proxima.runtime.launch.resumed_run import report_finished, rewound
+from proxima.runtime.launch.rl_workload import RlWorkload
+from proxima.runtime.launch.run_on_ranks import cancelled_with, start_rank
 from proxima.runtime.launch.template_date import date_of_run, with_date
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.placement.agreement import agree_on_files
+from proxima.runtime.placement.follower import follow
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -33,15 +42,11 @@ from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.environment import describe_environment
-from proxima.train.messages import Start
-from proxima.train.ranks import Ranks
+from proxima.training.checkpoint_restore import restore
+from proxima.training.messages import Start
+from proxima.training.ranks import Ranks
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved, RunConfig
-    from proxima.config.sections.offline_section import OfflineConfig
-    from proxima.runtime.launch.offline_workload import OfflineWorkload
-    from proxima.runtime.launch.rl_workload import RlWorkload
-
     Workload = RlWorkload | OfflineWorkload
 
 
@@ -49,9 +54,9 @@ Mode = Literal["new", "resume", "change"]
 
 
 def train(
-    config: "RunConfig | OfflineConfig",
+    config: RunConfig | OfflineConfig,
     *,
-    resolved: "Resolved[Any] | None" = None,
+    resolved: Resolved[Any] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     accept_changes: bool = False,
@@ -73,9 +78,6 @@ def train(
     observer, clock = observer or Observer(), clock or Clock()
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
-            from proxima.runtime.launch.run_on_ranks import start_rank
-            from proxima.runtime.placement.follower import follow
-
             return follow(partial(start_rank, partial(_workload, config, observer), ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
@@ -110,10 +112,7 @@ def train(
 
 def _workload(config: Any, observer: Observer) -> "Workload":
     if (family := family_of_config(config)) is not None and family is not TRAIN:
-        from proxima.runtime.launch.offline_workload import OfflineWorkload
-
         return OfflineWorkload(config, family, observer)
-    from proxima.runtime.launch.rl_workload import RlWorkload
 
     return RlWorkload(config)
 
@@ -122,14 +121,13 @@ def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Abst
     """Within the block, the run is cancelled if another rank fails."""
     if ranks.watch is None:
         return nullcontext()
-    from proxima.runtime.launch.run_on_ranks import cancelled_with
 
     return cancelled_with(ranks.watch, folder.log, observer.warning)
 
 
 async def _run(
     work: "Workload",
-    resolved: "Resolved[Any] | None",
+    resolved: Resolved[Any] | None,
     folder: RunFolder,
     mode: Mode,
     compute: ComputeThread,
@@ -141,8 +139,6 @@ async def _run(
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
     with _cancelled_with(ranks, folder, observer):
         if resuming:
-            from proxima.runtime.launch.resumed_run import report_finished, rewound
-
             checkpoint = await disk.write(rewound, work, hashes, folder, clock, observer, mode == "change")
             if finished := await disk.write(report_finished, work, resolved, folder, clock, observer):
                 await compute.run(ranks.end, finished)
@@ -164,8 +160,6 @@ async def _run(
                 await disk.write(folder.write_config, dump(resolved, folder.config))
             loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
             if checkpoint:
-                from proxima.train.checkpoint_restore import restore
-
                 await compute.run(restore, checkpoint, loop.stack, loop.others)
             await disk.write(folder.write_environment, _environment(config, loaded))
             folder.remove_outcome()
@@ -218,6 +212,4 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str,
 def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
     """Check that every node reads the same files. Collective."""
     if ranks.size > 1:
-        from proxima.runtime.placement.agreement import agree_on_files
-
         agree_on_files(hashes, ranks)

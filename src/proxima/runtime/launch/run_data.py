@@ -4,31 +4,31 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from proxima.config.mixtures import check_routed
+from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import asks_routers
 from proxima.config.sections.data_section import tasks_of
-from proxima.data import Prompt
+from proxima.data.flow import Prompt
 from proxima.engine.choice import EngineChoice
-from proxima.evaluate.held_out import HeldOutSet
+from proxima.evaluation.held_out import HeldOutSet
+from proxima.model.images import ImageStore
 from proxima.model.pretrained import UnloadedModel
+from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.rollout.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards
+from proxima.runtime.launch.teacher import unloaded_teacher
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
+from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores
 from proxima.task.prompts import PromptSource, key_notes
 from proxima.task.protocol import is_played, open_tasks
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.model.images import ImageStore
-    from proxima.rollout.episodes.worlds import AgentWorld, World
-    from proxima.runtime.state.replay import StoredRollouts
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
 
@@ -47,12 +47,12 @@ class RunData:
     """The data of a run before its weights are loaded; `notes` are warnings about it. In a replay the training
     questions are not read: the source is the other run's rollouts."""
 
-    source: "PromptSource | StoredRollouts"
+    source: PromptSource | StoredRollouts
     held_out: list[HeldOutSet]
     engines: dict[str, EngineChoice]  # of the run, by their paths in the config
     notes: list[str]
-    world: "World | AgentWorld | None" = None  # of the training task
-    images: "ImageStore | None" = None  # that prompts show
+    world: World | AgentWorld | None = None  # of the training task
+    images: ImageStore | None = None  # that prompts show
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
@@ -61,7 +61,7 @@ class RunData:
                 world.close()
 
 
-def load_run_data(config: "RunConfig") -> RunData:
+def load_run_data(config: RunConfig) -> RunData:
     """Load and check the training and held-out questions.
 
     Raises:
@@ -80,8 +80,6 @@ def load_run_data(config: "RunConfig") -> RunData:
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
-        from proxima.runtime.state.replay import stored_rollouts
-
         routes = config.algorithm.routing_replay == "rollout"
         source = stored_rollouts(config.replayed, config.train.steps, model, routes=routes)
         if config.eval.task is not None:
@@ -114,7 +112,6 @@ def load_run_data(config: "RunConfig") -> RunData:
         paths = [f"{path}.task" for path in config.eval.all_sets]
         opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
         opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        from proxima.rollout.episodes.worlds import Play, make_worlds
 
         worlds = make_worlds(played, opened, model, Play.of(config), notes)
         world = worlds.get("task")
@@ -122,7 +119,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
 
 
-def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
+def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
     """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
     notes, several = list[str](), dict[int, list[ScoredRows]]()
     for rows in scored:
@@ -138,17 +135,14 @@ def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer:
     return notes
 
 
-def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel | None:
+def _checked_teacher(config: RunConfig, model: UnloadedModel) -> UnloadedModel | None:
     """Check that critic and teacher suit the policy, and return the teacher; None if there is none."""
     if asks_routers(config.algorithm, config.engine):
-        from proxima.config.mixtures import check_routed
-
         check_routed(config)
     if config.critic is not None:
         config.critic.check_model(model)
     if config.algorithm.distillation is None:
         return None
-    from proxima.runtime.launch.teacher import unloaded_teacher
 
     return unloaded_teacher(config.algorithm.distillation, model)
 

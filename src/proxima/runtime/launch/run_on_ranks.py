@@ -11,11 +11,11 @@ from proxima.runtime.launch.models import load_models
 from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import RankModels, seen_here
 from proxima.runtime.placement.rank_watch import RankWatch
-from proxima.train.checkpoint import read_checkpoint
-from proxima.train.checkpoint_restore import restore
-from proxima.train.messages import Start
-from proxima.train.ranks import Ranks
-from proxima.train.stack import POLICY
+from proxima.training.checkpoint import read_checkpoint
+from proxima.training.checkpoint_restore import restore
+from proxima.training.messages import Start
+from proxima.training.ranks import Ranks
+from proxima.training.stack import POLICY
 
 
 def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> RankModels:

@@ -1,18 +1,17 @@
 """The date that a run's chat template reads: that of its start, kept in config.yaml for every resume."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.recipe_reader import read_yaml
+from proxima.config.resolved import Resolved
 from proxima.runtime.state.folder import RunFolder
-
-if TYPE_CHECKING:
-    from proxima.config import Resolved
 
 FIELD = "data.template_date"
 STARTED = "the day on which the run was started"
 
 
-def with_date(config: Any, resolved: "Resolved[Any] | None", date: str) -> tuple[Any, "Resolved[Any] | None"]:
+def with_date(config: Any, resolved: Resolved[Any] | None, date: str) -> tuple[Any, Resolved[Any] | None]:
     """The config, and the same with provenance, with this date for the chat template."""
     config = replace(config, data=replace(config.data, template_date=date))
     if resolved is None:
@@ -30,7 +29,6 @@ def date_of_run(folder: RunFolder) -> str | None:
     """The date of the run in a folder; None if it has none, or there is no run."""
     if not folder.config.is_file():
         return None
-    from proxima.config.recipe_reader import read_yaml
 
     data: Any = read_yaml(folder.config).to_python()
     date = (data.get("data") or {}).get("template_date")

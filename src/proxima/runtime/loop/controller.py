@@ -16,18 +16,21 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
-from proxima.evaluate.held_out import Evaluation, summarise
+from proxima.evaluation.held_out import Evaluation, summarise
+from proxima.evaluation.named_metric import named_metric
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
+from proxima.runtime.loop.nothing_left import not_filled
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.loop.step_review import StepReview
 from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop
+from proxima.runtime.state.pending_files import write_groups
 from proxima.runtime.watch.engine_watch import engine_errors
-from proxima.train import UpdateResult
-from proxima.train.batch_builder import BatchBuilder, TrainingBatch
-from proxima.train.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
-from proxima.train.learner import Learner
+from proxima.training.batch_builder import BatchBuilder, TrainingBatch
+from proxima.training.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
+from proxima.training.learner import Learner
+from proxima.training.stack import UpdateResult
 
 
 class Controller(TrainingLoop):
@@ -163,8 +166,6 @@ class Controller(TrainingLoop):
         scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
         record = self.evaluation_record(label, start) | scoring | figures
         if metric := self.config.eval.metric:
-            from proxima.evaluate.named_metric import named_metric
-
             record["metric"], problem = named_metric(record, metric)
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)
@@ -188,8 +189,6 @@ class Controller(TrainingLoop):
         facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state()}
         files = {**self._stage_files}
         if self._pending.groups:
-            from proxima.runtime.state.pending_files import write_groups
-
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)
         if (head := self.learner.policy.value_head) is not None:
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
@@ -197,8 +196,6 @@ class Controller(TrainingLoop):
 
     async def not_filled(self, step: int, shortfall: BatchNotFilled) -> RunEnded:
         """Write the completions of a step that gets no batch; returns the end of the run."""
-        from proxima.runtime.loop.nothing_left import not_filled
-
         unused = self.batch_builder.step_batch((), step, shortfall.dropped)
         await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
         return not_filled(shortfall, step, self.folder.rollout_file(step).name, self.batch_builder.selection)

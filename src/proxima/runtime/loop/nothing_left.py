@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.core.selection.group_selection import DropUniformGroups
-from proxima.data import Group, Outcomes
+from proxima.data.flow import Group
+from proxima.data.outcomes import Outcomes
 from proxima.rollout.collector import BatchNotFilled, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
-from proxima.train.batch_builder import TrainingBatch
+from proxima.training.batch_builder import TrainingBatch
 
 
 def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Sequence[Any]) -> RunEnded:

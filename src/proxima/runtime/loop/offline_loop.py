@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.data import Group, Prompt, Score
+from proxima.data.flow import Group, Prompt, Score
 from proxima.engine.local import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
@@ -18,9 +18,9 @@ from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.step_metrics import mean_metrics
 from proxima.runtime.loop.training_loop import TrainingLoop
-from proxima.train import TrainStack, UpdateResult
-from proxima.train.checkpoint import read_checkpoint
-from proxima.train.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
+from proxima.training.checkpoint import read_checkpoint
+from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
+from proxima.training.stack import TrainStack, UpdateResult
 
 UNSCORED = Score(value=float("nan"), valid=False)  # nobody judges them
 

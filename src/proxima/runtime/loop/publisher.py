@@ -7,7 +7,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
-from proxima.train.learner import Learner
+from proxima.training.learner import Learner
 
 
 class DeviceTurns:

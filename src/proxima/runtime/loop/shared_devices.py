@@ -9,7 +9,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.loop.publisher import DeviceTurns
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.engine_watch import engine_errors
-from proxima.train import TrainStack
+from proxima.training.stack import TrainStack
 
 
 class SharedDevices(DeviceTurns):

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.data import Group
-from proxima.train.batch_builder import TrainingBatch
+from proxima.data.flow import Group
+from proxima.rollout.episodes.figures import episode_metrics
+from proxima.training.batch_builder import TrainingBatch
 
 OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
 RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
@@ -42,8 +43,6 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
         "tokens/generated": sum(lengths),
     }
     if any(c.episode is not None for c, _ in pairs):
-        from proxima.rollout.episodes.figures import episode_metrics
-
         out |= episode_metrics([c for c, _ in pairs])
     if judgements:
         out["accuracy"] = sum(judgements) / len(judgements)

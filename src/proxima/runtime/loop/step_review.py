@@ -5,12 +5,13 @@ from itertools import islice
 from typing import Any
 
 from proxima.core.correction.health import health
-from proxima.data import Group
+from proxima.data.flow import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
+from proxima.runtime.loop.nothing_left import nothing_left
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
-from proxima.train.batch_builder import TrainingBatch
-from proxima.train.learner import Learner
+from proxima.training.batch_builder import TrainingBatch
+from proxima.training.learner import Learner
 
 
 class StepReview:
@@ -56,8 +57,6 @@ class StepReview:
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
         self.nothing_left = ""
         if not batch.updates:
-            from proxima.runtime.loop.nothing_left import nothing_left
-
             self.nothing_left = nothing_left(batch, self.selection)
             self.observer.warning(f"step {step}: {self.nothing_left}")
 

@@ -9,8 +9,10 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.model.compute_thread import Progress
@@ -23,13 +25,9 @@ from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Stage
 from proxima.runtime.watch.pace import CoreShare
 from proxima.runtime.watch.stall import StallWatch
-from proxima.train import TrainStack
-from proxima.train.checkpoint import checkpoints, read_checkpoint
-from proxima.train.ranks import RankError
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-    from proxima.config.sections.offline_section import OfflineConfig
+from proxima.training.checkpoint import checkpoints, read_checkpoint
+from proxima.training.ranks import RankError
+from proxima.training.stack import TrainStack
 
 T = TypeVar("T")
 RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
@@ -78,9 +76,7 @@ class TrainingLoop:
     others: Mapping[str, TrainStack] = MappingProxyType({})  # further models, by their folder in a checkpoint
     generator: GroupGenerator | None = None  # engine and rewards that the steps wait for; None: they need none
 
-    def __init__(
-        self, config: "RunConfig | OfflineConfig", steps: int, stack: TrainStack, services: RunServices
-    ) -> None:
+    def __init__(self, config: RunConfig | OfflineConfig, steps: int, stack: TrainStack, services: RunServices) -> None:
         store = services.store
         self.config, self.steps, self.stack, self.compute = config, steps, stack, services.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder

@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxima import __version__
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 from proxima.system.environment import package_version
-from proxima.train.ranks import Ranks
+from proxima.training.ranks import Ranks
+from proxima.version import __version__
 
 MIB = 2**20
 LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node, for NCCL's buffers

@@ -13,7 +13,9 @@ from typing import Any
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
-from proxima.engine.serve import LAUNCHES, Serve, start_servers
+from proxima.engine.serve.launch import LAUNCHES
+from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.servers import start_servers
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of, kill_actor, reserve, say, start_actor

@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from proxima.data import UserError
 from proxima.runtime.state.summary import Summary
-from proxima.train import ForwardStage, LogProbStage, TrainStack
-from proxima.train.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
-from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
-from proxima.train.stack import POLICY
+from proxima.training.forward_stage import ForwardStage, LogProbStage
+from proxima.training.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
+from proxima.training.process_ranks import ProcessRanks
+from proxima.training.ranks import Message, Ranks, Refused, SharedProblem
+from proxima.training.stack import POLICY, TrainStack
 
 T = TypeVar("T")
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
@@ -68,8 +69,6 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> Summary:
     Raises:
         UserError: something is missing on this node.
     """
-    from proxima.train.process_ranks import ProcessRanks
-
     assert isinstance(ranks, ProcessRanks)
     models = RankModels(stacks={})
     while not isinstance(message := ranks.receive(), End):

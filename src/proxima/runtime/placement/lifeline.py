@@ -14,7 +14,7 @@ from io import TextIOBase
 from typing import Any
 
 from proxima.runtime.placement.rank_messages import BEAT_SECONDS, Channel, RankFailure, silent_seconds
-from proxima.train.process_ranks import ProcessRanks
+from proxima.training.process_ranks import ProcessRanks
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
 LONGEST_LINE, LINES_AT_ONCE = 1 << 14, 256  # characters, and lines of a message: less than `MOST_MESSAGE`

@@ -19,9 +19,9 @@ from proxima.runtime.placement.agreement import compare_facts, rank_facts
 from proxima.runtime.placement.lifeline import ForwardedLines, Lifeline, obey_rank_zero
 from proxima.runtime.placement.rank_listener import watch_addresses
 from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
-from proxima.train.process_ranks import ProcessRanks
-from proxima.train.ranks import RankError, Ranks
-from proxima.train.sharded_checkpoint import ShardedWriter
+from proxima.training.process_ranks import ProcessRanks
+from proxima.training.ranks import RankError, Ranks
+from proxima.training.sharded_checkpoint import ShardedWriter
 
 IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdog ends a run that hangs
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more

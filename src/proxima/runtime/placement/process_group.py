@@ -3,16 +3,15 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.resolved import Resolved
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.placement_section import KIND, is_supervised
 from proxima.data import FieldError
+from proxima.runtime.placement.slurm import slurm_variables
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.ranks import ALONE, Ranks
-
-if TYPE_CHECKING:
-    from proxima.config.resolved import Resolved
+from proxima.training.ranks import ALONE, Ranks
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
@@ -22,8 +21,6 @@ def adopt_launcher() -> None:
     """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
     without one."""
     if "SLURM_STEP_NUM_TASKS" in os.environ:
-        from proxima.runtime.placement.slurm import slurm_variables
-
         os.environ.update(slurm_variables(os.environ))
 
 
@@ -63,7 +60,7 @@ def check_launch(placement: Any) -> None:
         raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 
-def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
+def check_before_imports(resolved: Resolved[Any], *, resume: bool, overwrite: bool) -> None:
     """Run the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
     check_launch(resolved.config.placement)
     if is_first() and (folder := resolved.config.folder):

@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
-
-if TYPE_CHECKING:
-    from proxima.config.sections.ranks_section import RayPlacement  # imports torch, which no reward actor needs
 
 ADDRESS = "RAY_ADDRESS"
 QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
@@ -22,7 +20,7 @@ LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray w
 
 
 @contextmanager
-def connected(spec: "RayPlacement") -> Iterator[None]:
+def connected(spec: RayPlacement) -> Iterator[None]:
     """Make this process a driver of the cluster within the block; with the block end its actors, and a cluster that is
     started here.
 
@@ -75,7 +73,7 @@ def first_line_of(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".:")
 
 
-def bundle_of(spec: "RayPlacement") -> dict[str, float]:
+def bundle_of(spec: RayPlacement) -> dict[str, float]:
     """The resources that one rank reserves; with `colocate`, a server and its ranks."""
     cpus = spec.ranks // spec.bundles * spec.cpus_per_rank + (spec.cpus_per_engine if spec.colocate else 0)
     return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
@@ -86,7 +84,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def fitted(spec: "RayPlacement") -> "RayPlacement":
+def fitted(spec: RayPlacement) -> RayPlacement:
     """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
     Returns: the placement; where no node has a GPU, with ranks that compute on CPUs, which is said.
@@ -121,7 +119,7 @@ def _listed(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
-def reserve(spec: "RayPlacement", field: str, bundle: dict[str, float]) -> Any:
+def reserve(spec: RayPlacement, field: str, bundle: dict[str, float]) -> Any:
     """Ray's placement group of as many bundles as the placement's `field` says: `ranks`, or `engines`. It is the run's
     until it is removed, or this process disconnects.
 

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from proxima.config.sections.eval_section import CheckpointConfig
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import Checkpoint, checkpoints, prune
+from proxima.training.checkpoint import Checkpoint, checkpoints, prune
 
 
 def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:

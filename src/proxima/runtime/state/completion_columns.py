@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from proxima.data import Completion, Score
+from proxima.data.flow import Completion, Score
 from proxima.data.json_reader import load_json
 from proxima.system.jsonl import dumps, utf8
 

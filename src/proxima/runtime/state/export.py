@@ -5,16 +5,18 @@ from pathlib import Path
 
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
-from proxima.model import load, load_scalar_model, save
 from proxima.model.adapter_folder import base_of
 from proxima.model.files import is_adapter
+from proxima.model.load import load
 from proxima.model.pretrained import DTYPES
+from proxima.model.save import save
+from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
 from proxima.system.atomic_folders import atomic_folder
-from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
-from proxima.train.checkpoint_restore import damage
+from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints
+from proxima.training.checkpoint_restore import damage
 
 
 def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -> Checkpoint:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import UserError
+from proxima.model.image_folder import RESTORE, image_damage, read_names
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY, RESTORED
 from proxima.runtime.state.restored_journal import RestoredJournal, copied_journal
 from proxima.system.checksum import Checksum
-from proxima.train.checkpoint_restore import damage
+from proxima.training.checkpoint_restore import damage
 
 FROM_JOURNAL = "a resume writes it again from run.sqlite"
 FROM_COPY = "restore it from a copy; a resume needs it only after the last checkpoint, and then writes it again"
@@ -113,8 +114,6 @@ def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
 
 
 def _images(place: Path) -> Finding:
-    from proxima.model.image_folder import RESTORE, image_damage, read_names
-
     try:
         wrong = image_damage(place)
         whole = "" if wrong else f"{len(read_names(place)):,} images"

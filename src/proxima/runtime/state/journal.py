@@ -11,9 +11,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from proxima.data import UserError
+from proxima.data.flow import Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.runtime.state.journal_checksums import JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
@@ -21,9 +22,6 @@ from proxima.runtime.watch.clock import Clock
 from proxima.system.damaged_files import reading
 from proxima.system.full_disk import sqlite_disk_full
 from proxima.system.jsonl import dumps
-
-if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
-    from proxima.data import Group, Prompt
 
 RESTORED = "a resume restores the steps up to the last checkpoint from metrics.jsonl"
 MOVE_AWAY = f"move it away, and {RESTORED}"
@@ -132,7 +130,7 @@ class Journal:
             self.checksums.record_files()
         self.checksums.files.clear()
 
-    def enqueue(self, prompts: Iterable["Prompt"], *, size: int = 0) -> None:
+    def enqueue(self, prompts: Iterable[Prompt], *, size: int = 0) -> None:
         """Add prompts to the run: they are queued.
 
         Args:
@@ -156,7 +154,7 @@ class Journal:
             for uid in uids:
                 self._move(uid, "generating", "attempts = attempts + 1, generating_at = :now")
 
-    def scored(self, groups: Iterable["Group"]) -> None:
+    def scored(self, groups: Iterable[Group]) -> None:
         """Groups are complete and scored: generating → scored."""
         columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid"
         with self._transaction():

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from proxima.config.recipe_reader import read_yaml
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
 from proxima.runtime.state.folder import RunFolder
 
 LEFT_OUT = (

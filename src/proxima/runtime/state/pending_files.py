@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from proxima.data import Group, Prompt
+from proxima.data.flow import Group, Prompt
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     PER_TOKEN,
@@ -20,7 +20,7 @@ from proxima.runtime.state.completion_columns import (
 )
 from proxima.runtime.state.stored_completions import array_rows, stored_group
 from proxima.system.jsonl import dumps
-from proxima.train.next_policy import NextLogProbs
+from proxima.training.next_policy import NextLogProbs
 
 OF_PROMPT = ("messages", "prompt_tokens", "answer", "metadata", "chat")  # with the baseline in a group's first row
 OF_COMPLETION = ("sample", "turn", "text", *PER_TOKEN, "k", *MASK_COLUMNS, "finish_reason", "temperature")

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from proxima.data import FieldError
+from proxima.engine.http.route_rows import RouteShape
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
@@ -128,8 +129,6 @@ class StoredRollouts:
         Raises:
             FieldError: other layers, experts, or experts of each token.
         """
-        from proxima.engine.http.route_rows import RouteShape
-
         shape, file = RouteShape.of(text_config), self.folder.rollout_file(1)
         if not set(ROUTES) <= set(pq.read_schema(file).names):
             return

@@ -6,6 +6,7 @@ from proxima.config.comparable import ABSENT, Purpose, compared, differences, fl
 from proxima.config.scalars import in_one_line
 from proxima.data import FieldErrors
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.refused_resume import refusals
 
 
 class Change(TypedDict):
@@ -33,8 +34,6 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     differing = list(differences(before, now, Purpose.RESUME))
     refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
     if refused:
-        from proxima.runtime.state.refused_resume import refusals
-
         raise FieldErrors(*refusals(journal, refused))
     changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
     return [Change(field=path, before=was, now=new) for path, (was, new) in changed]

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from proxima.data import Completion, Group, Prompt, Score, UserError
-from proxima.data.flow import Key
+from proxima.data import UserError
+from proxima.data.flow import Completion, Group, Key, Prompt, Score
+from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
     FIELDS,
     MASK_COLUMNS,
@@ -29,7 +30,7 @@ from proxima.runtime.state.completion_columns import (
 from proxima.system.atomic_files import atomic_writer
 from proxima.system.damaged_files import check_columns, reading
 from proxima.system.jsonl import dumps, utf8
-from proxima.train.completion_record import CompletionRecord
+from proxima.training.completion_record import CompletionRecord
 
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
@@ -126,7 +127,6 @@ def _images(prompt: Prompt) -> list[int] | None:
     """The numbers of the images that a prompt shows."""
     if (prompt.tokens >= 0).all():
         return None
-    from proxima.data.image_tokens import shown_images
 
     return shown_images(prompt.tokens)
 

@@ -4,27 +4,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from proxima.data import Group, Prompt
-from proxima.data.flow import Key
+from proxima.data.flow import Group, Key, Prompt
 from proxima.rollout.generator import RolloutListener
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.system.checksum import Checksum
 from proxima.task.prompts import PromptSource
-from proxima.train import TrainStack
-from proxima.train.checkpoint import write_checkpoint
-from proxima.train.completion_record import CompletionRecord
-from proxima.train.messages import Finish, Save
-from proxima.train.ranks import ALONE, Message, Ranks
-
-if TYPE_CHECKING:
-    from proxima.runtime.state.replay import StoredRollouts
+from proxima.training.checkpoint import write_checkpoint
+from proxima.training.completion_record import CompletionRecord
+from proxima.training.messages import Finish, Save
+from proxima.training.ranks import ALONE, Message, Ranks
+from proxima.training.stack import TrainStack
 
 
 class RunStore:
@@ -93,7 +90,7 @@ class RolloutRecorder(RolloutListener):
     """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
     it is."""
 
-    def __init__(self, store: RunStore, source: "PromptSource | StoredRollouts", observer: Observer) -> None:
+    def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:

@@ -12,7 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from proxima.data import Completion, Episode, Group, Prompt, SamplingMask, Score
+from proxima.data.episode import Episode
+from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.state.completion_columns import ABOUT, MASK_COLUMNS, PER_TOKEN, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
 from proxima.system.damaged_files import reading

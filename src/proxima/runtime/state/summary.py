@@ -2,19 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.config.describe import kind_of
 from proxima.config.presets import ALGORITHMS
-from proxima.evaluate.headline import Headline
-from proxima.evaluate.held_out import named_sets
+from proxima.config.schema import RunConfig
+from proxima.evaluation.headline import Headline
+from proxima.evaluation.held_out import named_sets
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, Record, WarningList
 from proxima.system.machine import peak_memory_bytes
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,7 @@ class Summary:
     plateau: str = ""  # why the run ended before its last step
 
 
-def algorithm_name(config: "RunConfig") -> str:
+def algorithm_name(config: RunConfig) -> str:
     """The preset's name, or the kind of the surrogate or preference loss; `cppo with surrogate ppo_clip` if it is not
     the preset's."""
     algorithm = config.algorithm

@@ -7,13 +7,12 @@ import heapq
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.episode_spans import write_episode
 from proxima.runtime.watch.timeline import ENGINE, REWARDS, TRAINER, Lane, Timeline
-
-if TYPE_CHECKING:
-    from proxima.data.episode import EpisodeLife
 
 
 @dataclass
@@ -123,10 +122,8 @@ class Activity:
                     self._write(uid, life, at)
         self._changed(at)
 
-    def played(self, life: "EpisodeLife") -> None:
+    def played(self, life: EpisodeLife) -> None:
         """Note an episode that has ended: its turns, and its environment between them."""
-        from proxima.runtime.watch.episode_spans import write_episode
-
         if self.timeline.has_room(self.moved()):
             write_episode(self.timeline, life, self._start, self._episode_lanes)
 

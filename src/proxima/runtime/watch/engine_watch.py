@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.data import UserError
+from proxima.engine.http.client import ServerError
 from proxima.engine.protocol import Engine, Health
 
 RESUME = "repair the engine and resume (--resume)"
@@ -62,8 +63,6 @@ def engine_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from proxima.engine.http.client import ServerError
-
         if not isinstance(error, ServerError):
             raise
         raise UserError(str(error), remedy=RESUME) from error

@@ -1,14 +1,10 @@
 """An episode on the timeline: its turns, and its environment between them."""
 
-from typing import TYPE_CHECKING
-
+from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.timeline import EPISODES, Lane, Timeline
 
-if TYPE_CHECKING:
-    from proxima.data.episode import EpisodeLife
 
-
-def write_episode(timeline: Timeline, life: "EpisodeLife", start: float, lanes: list[float]) -> None:
+def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: list[float]) -> None:
     """Write the spans of an episode that has ended, of a run that began at `start` of the clock.
 
     Args:

@@ -11,7 +11,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.data import Group
+from proxima.data.flow import Group
 
 Stage = Literal["check", "tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
 Record = Mapping[str, Any]

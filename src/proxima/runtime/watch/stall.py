@@ -6,6 +6,7 @@ from collections.abc import Callable
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.stall_report import stall_report
 
 LOOKS = 10  # in the time that makes a stall
 PATIENCE = 5.0  # seconds that a health check may take
@@ -48,8 +49,6 @@ class StallWatch:
             if still < self.seconds:
                 wait = self.seconds
             elif still >= wait:
-                from proxima.runtime.watch.stall_report import stall_report  # most runs never stall
-
                 self.warn(stall_report(self, still))
                 wait *= 2
 

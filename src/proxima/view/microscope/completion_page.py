@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,10 @@ from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.data.image_tokens import shown_images
 from proxima.data.json_reader import load_json
+from proxima.view.microscope.explained_tokens import ExplainedTokens
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.thumbnails import thumbnails
-
-if TYPE_CHECKING:
-    from proxima.view.microscope.explained_tokens import ExplainedTokens
 
 FACTS = (
     "reward",
@@ -85,9 +83,7 @@ class CompletionPage:
         return row
 
     @cached_property
-    def explained(self) -> "ExplainedTokens":
-        from proxima.view.microscope.explained_tokens import ExplainedTokens
-
+    def explained(self) -> ExplainedTokens:
         return ExplainedTokens.of(self.run, self.file.step, self.row)
 
     @cached_property

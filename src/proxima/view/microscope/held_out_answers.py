@@ -6,8 +6,8 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
-from proxima.evaluate.headline import ACCURACY
-from proxima.evaluate.results import QuestionResult, read_completions
+from proxima.evaluation.headline import ACCURACY
+from proxima.evaluation.results import QuestionResult, read_completions
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.formatting import fixed, shortened
 

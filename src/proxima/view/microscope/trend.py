@@ -6,7 +6,7 @@ from typing import Any
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.ideal_range import verdicts
 from proxima.data import FieldError
-from proxima.evaluate.headline import Headline
+from proxima.evaluation.headline import Headline
 from proxima.view.microscope.metric_meanings import metric_meanings
 
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from proxima.core.correction.ideal_range import verdicts
 from proxima.data import UserError
@@ -14,11 +14,10 @@ from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import is_locked
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups
+from proxima.view.microscope.stages import last_stages
+from proxima.view.microscope.step_file import StepFile
+from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.trend import guard_of, trend_of
-
-if TYPE_CHECKING:
-    from proxima.view.microscope.step_file import StepFile
-    from proxima.view.microscope.token_text import TokenText
 
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
@@ -75,10 +74,8 @@ class ViewedRun:
         return self._growing.records
 
     @cached_property
-    def text(self) -> "TokenText":
+    def text(self) -> TokenText:
         """Its tokens as text."""
-        from proxima.view.microscope.token_text import TokenText
-
         return TokenText.of_run(self.files.path, self.model)
 
     @cached_property
@@ -100,10 +97,8 @@ class ViewedRun:
         stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
-    def step(self, number: int) -> "StepFile":
+    def step(self, number: int) -> StepFile:
         """Return the completions of a step. Raises: UserError, see `StepFile`."""
-        from proxima.view.microscope.step_file import StepFile
-
         path = self.files.rollout_file(number)
         try:
             file = self._read(path, lambda: StepFile(path))
@@ -198,8 +193,6 @@ class ViewedRun:
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """Return the spans of the last steps of timeline.json, see `last_stages`; None without the file."""
-        from proxima.view.microscope.stages import last_stages
-
         return last_stages(self.files.timeline)
 
 

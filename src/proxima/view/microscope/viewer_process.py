@@ -12,6 +12,8 @@ from proxima.process.start import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.view.microscope import PORT
+from proxima.view.microscope.app import MicroscopeApp
+from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
 
 NICE = 10  # training has priority
 
@@ -70,9 +72,6 @@ class ViewerObserver(Observer):
 
 def main(channel: socket.socket, folder: str) -> None:
     """Serve for as long as this process lives."""
-    from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
-
     os.nice(NICE)
     app = MicroscopeApp(open_runs([folder]))
     with listen("127.0.0.1", PORT, otherwise=0) as listening:

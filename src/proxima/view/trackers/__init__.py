@@ -11,18 +11,7 @@ To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.to
 `tests/view/trackers` that reads the tool's data back. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """
 
-from typing import TYPE_CHECKING
-
-from proxima.data.kinds import Kinds, lazy_imports
-
-if TYPE_CHECKING:
-    from proxima.view.trackers.mlflow import Mlflow
-    from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
-    from proxima.view.trackers.tensorboard import TensorBoard
-    from proxima.view.trackers.trackio import Trackio
-    from proxima.view.trackers.wandb import Wandb
-
-__getattr__, __dir__ = lazy_imports(__name__)
+from proxima.data.kinds import Kinds
 
 TRACKERS = Kinds(
     {
@@ -33,4 +22,4 @@ TRACKERS = Kinds(
     }
 )
 
-__all__ = ["TRACKERS", "Mlflow", "TensorBoard", "TrackedRun", "Tracker", "TrackerSession", "Trackio", "Wandb"]
+__all__ = ["TRACKERS"]

@@ -6,9 +6,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from proxima.config import ConfigError, check, resolve
-from proxima.config.problems import Problem, one_problem
+from proxima.config.problems import ConfigError, Problem, one_problem
+from proxima.config.resolution import resolve
 from proxima.config.tree import FILL_IN
+from proxima.config.validate import check
 from proxima.system.text_files import read_text
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.draft import Draft, Entry

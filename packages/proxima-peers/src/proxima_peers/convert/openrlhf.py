@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxima.config import ConfigError
-from proxima.config.problems import one_problem
+from proxima.config.problems import ConfigError, one_problem
 
 OWN = {  # options that no supported peer has
     *("pretrain", "reward_pretrain", "critic_pretrain", "prompt_data", "remote_rm_url", "vllm_num_engines"),

@@ -23,7 +23,8 @@ from proxima.core.ratio import masked_log_ratio
 from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.core.surrogate.weight import Sapo
 from proxima.core.value import ValueLoss
-from proxima.data import Outcomes, PolicyBatch
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
 from proxima.core.correction.guard import MismatchGuard

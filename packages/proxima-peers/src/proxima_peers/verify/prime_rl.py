@@ -13,7 +13,7 @@ from proxima.core.metrics import k3
 from proxima.core.penalty import LogRatioSq
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.tv_band import TvBand
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 from proxima_peers.verify.unirl import concatenated

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.data import PolicyBatch, UserError
+from proxima.data import UserError
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor, leaves, padded_to
 from proxima_peers.verify.record_steps import SLOTS
 

@@ -16,7 +16,7 @@ from proxima.core.ratio import masked_log_ratio, masked_ratio, spread
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT, Cispo, Sapo, Vespo
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.trl_metrics import epsilons, grpo_numbers

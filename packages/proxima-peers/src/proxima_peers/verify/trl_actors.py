@@ -18,7 +18,7 @@ from proxima.core.surrogate.clip import PpoClip
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.weight import GeoMean
 from proxima.core.value import ValueLoss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 from proxima_peers.verify.trl import (

@@ -12,7 +12,7 @@ from proxima.core.advantage.group_variants import Gdpo, Rloo
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, place_scores, whiten
 from proxima.core.penalty import K1, K3
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record
 

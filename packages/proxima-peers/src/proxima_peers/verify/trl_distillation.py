@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from proxima.core import DISTILLATIONS, TokenMean, distillation_loss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, UnsupportedRecord
 

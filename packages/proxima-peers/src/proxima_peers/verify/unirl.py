@@ -17,7 +17,8 @@ from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.drpo import Drpo, Spo
-from proxima.data import Outcomes, PolicyBatch
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, loss_of, masked, reasons

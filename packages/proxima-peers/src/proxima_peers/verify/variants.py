@@ -18,7 +18,8 @@ from proxima.core.surrogate import weight
 from proxima.core.surrogate.clip import Gspo
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.dppo import Dppo
-from proxima.data import Outcomes, PolicyBatch
+from proxima.data.outcomes import Outcomes
+from proxima.data.policy_batch import PolicyBatch
 
 
 class Changed(partial[Any]):

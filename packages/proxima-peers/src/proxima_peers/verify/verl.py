@@ -21,7 +21,7 @@ from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
 from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov
 from proxima.core.value import ValueLoss
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import (
     Changed,

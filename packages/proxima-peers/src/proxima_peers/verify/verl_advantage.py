@@ -11,7 +11,7 @@ from proxima.core.advantage.group import Grpo
 from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, reward_to_go
-from proxima.data import Outcomes
+from proxima.data.outcomes import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record, Tracked
 from proxima_peers.verify.variants import in_groups_of_one, with_partners

@@ -24,7 +24,7 @@ from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
 from proxima.core.surrogate.whole_batch import ClipCov, KlCov
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.verify.record import Check, Record
 
 EPSILON = 1e-8  # in verl's masked means

@@ -10,7 +10,7 @@ from proxima.core.correction.importance import Importance
 from proxima.core.correction.rejection import Rejection
 from proxima.core.loss import apply_corrections
 from proxima.core.metrics import Metrics
-from proxima.data import PolicyBatch
+from proxima.data.policy_batch import PolicyBatch
 from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
 from proxima_peers.verify.variants import reasons
 from proxima_peers.verify.verl_metrics import (

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from proxima.model.parallel import experts
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.model.parallel.sharded import is_sharded
-from proxima.train.ranks import ALONE, Ranks
+from proxima.training.ranks import ALONE, Ranks
 
 T = TypeVar("T")
 
@@ -26,8 +27,6 @@ def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
         return
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from proxima.model.parallel import experts
 
     original, experts.host_counts = experts.host_counts, _even_counts
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())

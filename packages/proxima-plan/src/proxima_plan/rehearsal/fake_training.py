@@ -13,8 +13,9 @@ from proxima.config.families import family_name, family_of_config
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import replays_sampling_masks
 from proxima.core.distillation import Distillation
-from proxima.data import LabeledCompletion, PreferencePair, Trajectory
+from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.sampling_mask import SamplingMask
+from proxima.data.trajectory import Trajectory
 from proxima.model import model_source, scalar_model
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.lora import Lora
@@ -25,10 +26,10 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import learning, models, teacher
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
-from proxima.train import TrainStack
-from proxima.train.forward_stage import ForwardStage
-from proxima.train.objectives.protocol import Objective
-from proxima.train.ranks import ALONE, Ranks
+from proxima.training.forward_stage import ForwardStage
+from proxima.training.objectives.protocol import Objective
+from proxima.training.ranks import ALONE, Ranks
+from proxima.training.stack import TrainStack
 
 VERSION = 3  # of the weights; > 0 so that completions can come from older weights
 

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from proxima.config import resolve
 from proxima.config.estimate import StepEstimate
 from proxima.config.families import family_name
+from proxima.config.resolution import resolve
 from proxima.config.step_size import ExampleStep, StepSize
-from proxima.data import Trajectory, UserError
+from proxima.data import UserError
+from proxima.data.trajectory import Trajectory
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch

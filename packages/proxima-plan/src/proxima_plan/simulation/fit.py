@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from proxima.config import resolve
+from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
 from proxima.data import UserError
 from proxima.experiments.run_reader import read_run

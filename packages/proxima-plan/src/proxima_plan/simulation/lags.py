@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from proxima.config import RunConfig
 from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
 from proxima.data import UserError
 from proxima.engine import ENGINES
 from proxima.engine.decoder import padded_rows

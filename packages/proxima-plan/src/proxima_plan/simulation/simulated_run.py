@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, cast
 
-from proxima.config import RunConfig
+from proxima.config.schema import RunConfig
 from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
@@ -28,9 +28,9 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.watch.observer import Observer, Record
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
-from proxima.train import PolicyObjective
-from proxima.train.batch_builder import BatchBuilder
-from proxima.train.learner import Learner
+from proxima.training.batch_builder import BatchBuilder
+from proxima.training.learner import Learner
+from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima_plan.simulation.parts import (
     RecordsInMemory,
     TimedAdvantage,

@@ -10,8 +10,8 @@ from itertools import count
 
 import numpy as np
 
-from proxima.config import RunConfig
-from proxima.data import Completion
+from proxima.config.schema import RunConfig
+from proxima.data.flow import Completion
 from proxima.engine.protocol import Capabilities, Health, PauseMode, Request, WeightUpdate
 from proxima.engine.scheduler import worth_admitting
 from proxima.runtime.launch.generation import training_groups

@@ -1,0 +1,196 @@
+"""An evaluation from the command line: one model answers sets of questions, and the result is written to a folder.
+
+The model is loaded once for all sets. Metrics and formats are those of `proxima.evaluate`: result.json and the
+completions are the same bytes for the same command; facts that may differ (time, machine) are in environment.json.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import torch
+
+from proxima.data import UserError
+from proxima.data.flow import Group
+from proxima.data.kinds import Kinds
+from proxima.engine import ENGINES
+from proxima.engine.protocol import WeightUpdate, close_engine
+from proxima.evaluation.eval_observer import EvalObserver
+from proxima.evaluation.group_metrics import eval_metrics
+from proxima.evaluation.question_sets import LoadedSuite
+from proxima.evaluation.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
+from proxima.evaluation.votes import answer_extractor
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.files import model_files
+from proxima.model.pretrained import LoadedModel
+from proxima.model.quiet import quiet_transformers
+from proxima.model.template_clock import current_clock
+from proxima.reward import REWARDS
+from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
+from proxima.system.atomic_files import atomic_writer, write_atomic
+from proxima.system.environment import describe_environment, package_version
+from proxima.system.jsonl import dumps
+from proxima.task import TASKS
+from proxima.task.prompts import EVAL_UID
+
+ENGINE_LOG = "engine.log"  # output of a process that the engine starts
+LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG)
+
+
+@dataclass(kw_only=True)
+class EvalOutcome:
+    """The result of an evaluation."""
+
+    result: dict[str, Any]  # the content of result.json
+    seconds: dict[str, float]  # of generation and scoring, by suite; `load`: of the model
+    folder: Path  # where it was written
+    groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> None:
+    """Refuse a folder that is not empty.
+
+    Raises:
+        UserError: it contains a result and overwrite is not set; it contains something else, or is a file.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not folder.is_dir():
+        raise UserError(f"--out {folder} is a file; give a folder")
+    if not any((folder / name).is_file() for name in (RESULT, ENVIRONMENT)):
+        raise UserError(f"--out {folder} contains files, but no evaluation; give another folder")
+    if not overwrite:
+        raise UserError(f"--out {folder} contains an evaluation; replace it with --overwrite, or give another folder")
+
+
+def run_eval(
+    config: Any,
+    suites: Sequence[LoadedSuite],
+    *,
+    folder: Path,
+    ks: Sequence[int] = (),
+    observer: EvalObserver | None = None,
+) -> EvalOutcome:
+    """Generate and score answers to all questions, and write them.
+
+    Args:
+        config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
+        folder: one that `check_folder` accepts; an earlier evaluation in it is replaced.
+        ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples.
+
+    Raises:
+        UserError: the model can't be loaded.
+    """
+    observer, now = observer or EvalObserver(), time.monotonic
+    started = now()
+    _prepare_folder(config, folder)
+    observer.progress("load", 0, 1, "models")
+    with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
+        sha = background.submit(model_sha, config.model.path, config.model.revision)
+        model = replace(config.model.source(config.seed), images=suites[0].images).load()
+        compute, log = ComputeThread(), folder / ENGINE_LOG
+        engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
+        opened.callback(close_engine, engine)
+        if not getattr(config.engine, "needs_weights", False) and engine.capabilities.takes_weights:
+            # a server has the weights that it was started with
+            compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
+        outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)
+        facts: dict[str, Any] = {}
+        for note in notes:
+            observer.warning(note)
+        for loaded in suites:
+            name, start, questions = loaded.suite.name, now(), loaded.questions
+            for note in loaded.notes:
+                observer.warning(note)
+            observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
+            with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
+                rewards.start()
+                log = folder / ENVIRONMENTS_LOG
+                groups = compute.serve(questions.evaluation(engine, rewards, now, observer.progress, log).groups())
+            outcome.groups[name] = groups
+            facts[name] = _suite_facts(config, loaded, groups, ks)
+            outcome.seconds[name] = now() - start
+            table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
+            with atomic_writer(folder / f"{name}.parquet") as file:
+                pq.write_table(table, file, compression="zstd")
+            observer.suite_finished(name, facts[name], outcome.seconds[name])
+        outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
+    tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
+    may_differ = {  # between two runs of one command
+        **describe_environment(config.seed, outcome.result["model"]),
+        "seconds": seconds,
+        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+    }
+    write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
+    write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+    return outcome
+
+
+def _prepare_folder(config: Any, folder: Path) -> None:
+    """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in folder.iterdir():
+        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, *LOGS):
+            entry.unlink()
+    write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
+
+
+def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
+    """The suite's part of result.json."""
+    suite, questions, extract = loaded.suite, loaded.questions, answer_extractor(loaded.suite.rewards)
+    return {
+        **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
+        "metric": config.eval.metric,
+        "sampling": asdict(questions.groups.sampling),
+        "system": config.data.system,
+        "template_arguments": dict(config.data.template_arguments),
+        **({"template_date": clock.date} if (clock := current_clock()) is not None and clock.read else {}),
+        "task": _spec_facts(suite.task, TASKS),
+        "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
+        "data": {
+            "source": suite.data,
+            "rows": len(questions.rows),
+            "limit": suite.limit,
+            "skipped": questions.count - len(questions.prompts),
+            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in questions.prompts]),
+        },
+    }
+
+
+def _spec_facts(spec: Any, table: Kinds) -> dict[str, Any]:
+    """A spec as its kind and its fields."""
+    return {"kind": table.kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
+
+
+def _run_facts(config: Any, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
+    """The entries of result.json about model, engine and versions."""
+    model, environment = config.model, describe_environment(config.seed)
+    parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
+    return {
+        "model": {
+            "path": model.path,
+            "revision": model.revision,
+            "name": loaded.name,
+            "parameters": loaded.parameters,
+            "sha256": sha,
+        },
+        "seed": config.seed,
+        "k": list(ks),
+        "engine": _spec_facts(config.engine, ENGINES),
+        "device": str(loaded.model.device),
+        "threads": torch.get_num_threads(),
+        "versions": {name: environment[name] for name in ("proxima", "python")} | environment["packages"] | parsers,
+    }
+
+
+def model_sha(path: str, revision: str | None = None) -> str | None:
+    """SHA-256 over the names and hashes of `model_files`; None if there are none."""
+    files = model_files(path, revision)
+    lines = "".join(f"{name} {value}\n" for name, value in files.items())
+    return sha256(lines.encode()).hexdigest() if files else None

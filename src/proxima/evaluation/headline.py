@@ -1,0 +1,85 @@
+"""The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.evaluation.intervals import PART, bound_keys
+
+Record = Mapping[str, Any]
+ACCURACY, REWARD, CUT = "accuracy", "reward/mean", "truncated_fraction"
+SHORT_NAMES = {
+    "accuracy": ACCURACY,
+    "acc": ACCURACY,
+    "reward": REWARD,
+    "score": REWARD,
+    "length": "length/mean",
+    "truncated": CUT,
+}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A metric of evaluations.
+
+    Args:
+        key: in the records of metrics.jsonl; `reward/part/<name>` for one reward of several.
+    """
+
+    key: str = ACCURACY
+
+    @classmethod
+    def of(cls, records: Iterable[Record], metric: str | None = None) -> "Headline":
+        """The named metric; otherwise the accuracy if a record has it, else the mean reward if a record has that.
+
+        Args:
+            records: evaluations of one run or of several, in order.
+            metric: `accuracy`, `reward`, `length`, `truncated`, `mean@n`, `pass@k`, a reward or a part of one by its
+                name, or a key of the records; None: that of `eval.metric`, which the records name. A reward that has
+                one of the first four names goes by its key, `reward/part/reward`: `reward` is always the mean reward.
+        """
+        evaluations = list(records)
+        named = metric or next((str(record["metric"]) for record in reversed(evaluations) if record.get("metric")), "")
+
+        def has(key: str) -> bool:
+            return any(record.get(key) is not None for record in evaluations)
+
+        if named:
+            return cls(SHORT_NAMES.get(named) or next(filter(has, (named, PART + named)), named))
+        return cls(REWARD if has(REWARD) and not has(ACCURACY) else ACCURACY)
+
+    @property
+    def name(self) -> str:
+        """`accuracy`, `reward`, `length`, or a reward's name; `reward/part/reward` for one of such a name."""
+        short = {key: name for name, key in SHORT_NAMES.items() if name not in ("acc", "score")}
+        part = self.key.removeprefix(PART)
+        return short.get(self.key, self.key if part in SHORT_NAMES else part)
+
+    @property
+    def title(self) -> str:
+        """`accuracy`, `mean reward`, `mean length`."""
+        return f"mean {self.name}" if self.key.endswith("/mean") else self.name
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.key == "loss"
+
+    def score(self, record: Record) -> float | None:
+        """Return the value, negated where lower is better."""
+        value = self.value(record)
+        return -value if value is not None and self.lower_is_better else value
+
+    @property
+    def share(self) -> bool:
+        """True if the metric is in [0, 1] whatever the reward."""
+        return self.key in (ACCURACY, CUT) or self.key.startswith(("mean@", "pass@"))
+
+    def value(self, record: Record) -> float | None:
+        """Return the metric of an evaluation; None if it is unknown."""
+        value = record.get(self.key)
+        return float(value) if isinstance(value, int | float) else None
+
+    def bounds(self, record: Record) -> tuple[float, float] | None:
+        """Return the 95 % interval; None if the record has none."""
+        low, high = bound_keys(self.key)
+        return None if record.get(low) is None else (float(record[low]), float(record[high]))

@@ -1,0 +1,139 @@
+"""Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.data.flow import Completion, Group, Prompt
+from proxima.engine.protocol import Engine
+from proxima.evaluation.answer_means import mean_estimates
+from proxima.evaluation.estimators import powers_of_two
+from proxima.evaluation.group_metrics import estimates, question_scores
+from proxima.evaluation.headline import ACCURACY, CUT, REWARD
+from proxima.evaluation.intervals import Interval, wilson_interval
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.episodes.figures import episode_metrics
+from proxima.rollout.episodes.played import Told
+from proxima.rollout.episodes.worlds import AgentWorld, World
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.task.prompts import EVAL_UID, PromptSource
+from proxima.task.protocol import Rows
+
+Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), as `Observer.progress`
+
+
+class Evaluation(RolloutListener):
+    """Held-out questions, and the engine, rewards and sampling with which they are answered and scored. Their uids are
+    never those of training, so that the draws differ. `progress` is told the answers so far."""
+
+    def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Progress) -> None:
+        self.prompts, self.generator, self.progress = prompts, generator, progress
+
+    async def groups(self) -> list[Group]:
+        """A scored group for each question, in the order of the questions."""
+        groups = {group.prompt.uid: group async for group in self.generator.generate(self.prompts, self)}
+        return [groups[prompt.uid] for prompt in self.prompts]
+
+    def completed(self, done: int, total: int) -> None:
+        self.progress("evaluate", done, total, "answers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSet:
+    """A set of held-out questions, before weights are loaded.
+
+    Args:
+        rewards: the specs that score its answers.
+        rows: its data, of which the first `count` are asked.
+        prompts: of these rows, without those that are too long.
+        groups: how the answers are generated.
+        name: empty for the main set of a run.
+        world: of a task with an environment or tools, which the caller closes; None: a question has one answer.
+    """
+
+    rewards: Sequence[Any]
+    rows: Rows
+    count: int
+    prompts: list[Prompt]
+    groups: GroupSpec
+    name: str = ""
+    world: World | AgentWorld | None = None
+
+    @classmethod
+    def of(cls, source: PromptSource, limit: int, rewards: Sequence[Any], groups: GroupSpec, name: str) -> "HeldOutSet":
+        """The set of the first `limit` rows of a source; 0: of all."""
+        count = min(limit or len(source.rows), len(source.rows))
+        prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
+        fitting = [prompt for prompt in prompts if prompt is not None]
+        return cls(rewards=rewards, rows=source.rows, count=count, prompts=fitting, groups=groups, name=name)
+
+    def evaluation(
+        self,
+        engine: Engine,
+        rewards: RewardRunner,
+        now: Callable[[], float],
+        progress: Progress,
+        log: Path | None = None,
+        told: Told | None = None,
+    ) -> Evaluation:
+        """The evaluation of its prompts; `log` and `told` are those of `World.player`."""
+        player = None if self.world is None else self.world.player(engine, log, told)
+        return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress)
+
+
+def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The records of the further sets in the record of an evaluation, by name."""
+    names = [key.removesuffix("/questions") for key in record if key.endswith("/questions")]
+    return {
+        name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
+        for name in names
+    }
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+    """The metrics of a run's evaluation, flat.
+
+    Accuracy is the share of correct answers among the valid ones; a failed reward is counted separately, never as
+    wrong. `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question,
+    bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These
+    and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics`.
+    """
+    pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
+    judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]
+    shares = _shares(groups, judged) if judged else {}
+    first = next(iter(shares.values()), None)  # the accuracy itself, or mean@n, whose interval it takes
+    return {
+        **_flat({} if first is None else {ACCURACY: first, **shares}),
+        ACCURACY: sum(judged) / len(judged) if judged else None,
+        "correct": sum(judged) if judged else None,
+        "questions": len(groups),
+        "answers": len(pairs),
+        "invalid": sum(not s.valid for _, s in pairs),
+        **dict.fromkeys((REWARD, "length/mean", CUT)),  # None without a sample that has it
+        **_flat(mean_estimates(groups)),
+        "tokens/generated": sum(c.generated for c, _ in pairs),
+        **_episodes([completion for completion, _ in pairs]),
+    }
+
+
+def _shares(groups: Sequence[Group], judged: Sequence[bool]) -> dict[str, Interval]:
+    """Return the accuracy, or with several samples mean@n and pass@k."""
+    samples = max(len(group.scores) for group in groups)
+    if samples == 1:
+        return {ACCURACY: wilson_interval(sum(judged), len(judged))}
+
+    questions = [question_scores(group, None) for group in groups]
+    return estimates(questions, samples, powers_of_two(samples), vote=False)
+
+
+def _episodes(completions: Sequence[Completion]) -> dict[str, float]:
+    if all(completion.episode is None for completion in completions):
+        return {}
+
+    return episode_metrics(completions)
+
+
+def _flat(intervals: Mapping[str, Interval]) -> dict[str, float]:
+    """Return each value together with the bounds of its interval."""
+    return {key: value for name, interval in intervals.items() for key, value in interval.figures(name).items()}

@@ -1,0 +1,116 @@
+"""Metrics of how well scores identify the better of two completions: accuracy, calibration, and trivial baselines.
+
+Pairs of one question are not independent, so every interval is over the questions.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from proxima.data import require
+from proxima.evaluation.intervals import Interval, resampled_indices, wilson_interval
+from proxima.evaluation.ratios import ratio_of_sums
+
+BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # edges of the confidence
+REPLICATES = 2_000  # of the bootstrap of the calibration error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredPair:
+    """A pair whose sides have a score.
+
+    Args:
+        question: the same number for pairs with the same prompt.
+        chosen, rejected: the scores, reward units. chosen_length, rejected_length: tokens of the completions.
+    """
+
+    question: int
+    chosen: float
+    rejected: float
+    chosen_length: int
+    rejected_length: int
+
+    @property
+    def lead(self) -> float:
+        return self.chosen - self.rejected
+
+
+def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, float]:
+    """The metrics of held-out pairs, intervals (95 %) as NAME/low and NAME/high.
+
+        accuracy             share of pairs whose chosen side scores strictly higher; a tie is wrong
+        loss                 mean of -log sigmoid(lead)
+        margin               mean of the lead
+        length_only/…        accuracy of a rule that reads no text: the longer side, or the shorter one, whichever is
+                             right more often on these very pairs, which favours the rule; equal lengths count half
+        random/…             accuracy of a coin: 0.5, and the range of 95 % of coins on as many questions
+        over_length/…        accuracy minus that of the length rule, on the same pairs
+        calibration/error    expected calibration error of the confidence p = sigmoid(|lead|) that the higher score is
+                             the better side, Σ_b n_b / n |share right - mean p| over the bins of `BINS`; its interval
+                             is a bootstrap over the questions; few pairs make error and interval too large
+        calibration/BIN/…    pairs, mean confidence and share right of a bin named in %; bins without pairs are left out
+        score/mean, score/std   of all completions
+
+    Args:
+        pairs: at least one. seed: of the bootstrap.
+    Source: Guo et al., arXiv 1706.04599, for the calibration error.
+    """
+    require(len(pairs) >= 1, "pairs", len(pairs), "must be at least 1")
+    lead = np.array([pair.lead for pair in pairs])
+    right = (lead > 0).astype(np.float64)
+    longer = np.sign(np.array([pair.chosen_length - pair.rejected_length for pair in pairs])) / 2 + 0.5
+    length = longer if longer.mean() >= 0.5 else 1 - longer
+    question = np.unique([pair.question for pair in pairs], return_inverse=True)[1]
+    count = int(question.max()) + 1
+    scores = np.array([score for pair in pairs for score in (pair.chosen, pair.rejected)])
+    out = {
+        **over_questions(right, question).figures("accuracy"),
+        "correct": int(right.sum()),
+        "answers": len(pairs),
+        "questions": count,
+        "loss": float(np.logaddexp(0, -lead).mean()),
+        "margin": float(lead.mean()),
+        **over_questions(length, question).figures("length_only/accuracy"),
+        **wilson_interval(count / 2, count).figures("random/accuracy"),
+        **_sums(right - length, question).figures("over_length/accuracy"),
+        "score/mean": float(scores.mean()),
+        "score/std": float(scores.std()),
+    }
+    return out | calibration(lead, right, question, seed)
+
+
+def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed: int) -> dict[str, float]:
+    """The calibration part of `pair_metrics`."""
+    confidence = 1 / (1 + np.exp(-np.minimum(np.abs(lead), 700)))
+    place = np.clip(np.searchsorted(BINS, confidence, side="right") - 1, 0, len(BINS) - 2)
+    count, bins = int(question.max()) + 1, len(BINS) - 1
+    gaps = np.zeros((count, bins))  # of each question: Σ (right - confidence) in each bin
+    np.add.at(gaps, (question, place), right - confidence)
+    sizes = np.bincount(question, minlength=count).astype(np.float64)
+    drawn = (resampled_indices(seed, replicate, replicate + 1, count)[0] for replicate in range(REPLICATES))
+    resampled = [float(np.abs(gaps[rows].sum(axis=0)).sum() / sizes[rows].sum()) for rows in drawn]
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    value = float(np.abs(gaps.sum(axis=0)).sum() / len(lead))
+    out = {"calibration/error": value}
+    out |= {"calibration/error/low": min(value, float(low)), "calibration/error/high": max(value, float(high))}
+    for b in range(bins):
+        if (inside := place == b).any():
+            name = f"calibration/{round(100 * BINS[b])}-{round(100 * BINS[b + 1])}"
+            facts = {"pairs": int(inside.sum()), "confidence": confidence[inside].mean(), "right": right[inside].mean()}
+            out |= {f"{name}/{key}": float(fact) for key, fact in facts.items()}
+    return out
+
+
+def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
+    """A share of the pairs, with Wilson's interval if each question has one pair, or if all pairs are equal, so that
+    the sums of the questions show no spread; otherwise with the interval over these sums."""
+    count = int(question.max()) + 1
+    if count < len(right) and np.ptp(right) > 0:
+        return _sums(right, question)
+    return wilson_interval(float(right.mean()) * count, count)
+
+
+def _sums(values: np.ndarray, question: np.ndarray) -> Interval:
+    interval = ratio_of_sums(np.bincount(question, weights=values).tolist(), np.bincount(question).tolist())
+    return replace(interval, low=max(float(values.min()), interval.low), high=min(float(values.max()), interval.high))

@@ -1,0 +1,201 @@
+"""The question sets of `proxima eval`, loaded and validated before any weights are read.
+
+An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds its data, lets the rewards check the
+reference answers, and builds the prompts; `run_eval` then runs the model on them.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.data import FieldError, UserError
+from proxima.engine.choice import EngineChoice
+from proxima.engine.protocol import EngineRequirements, Sampling
+from proxima.evaluation.group_metrics import check_ks
+from proxima.evaluation.held_out import HeldOutSet
+from proxima.evaluation.suites import Suite
+from proxima.model.pretrained import UnloadedModel
+from proxima.model.quiet import quiet_transformers
+from proxima.model.template_clock import clock_notes, current_clock
+from proxima.reward import REWARDS
+from proxima.rollout.episodes.worlds import Play, make_worlds
+from proxima.rollout.generator import GroupSpec
+from proxima.rollout.reference_answers import ReferenceAnswers
+from proxima.system.machine import usable_cores
+from proxima.task import TASKS
+from proxima.task.prompts import key_notes
+from proxima.task.protocol import Rows, is_played
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSuite:
+    """A set of questions, how they are sampled and how they are scored."""
+
+    name: str  # file name of the completions, and key in the result
+    task: Any
+    rewards: tuple[Any, ...]
+    sampling: Sampling
+    samples: int = 1  # answers per question
+    limit: int = 0  # the first questions of the data, at most; 0: all
+    data: str = ""  # source of the questions, as shown to people
+    remedy: str = ""  # shown if the data is missing; empty: the error says enough
+    given: bool = False  # the caller named the data: what is wrong with its content has a remedy of its own
+    path: str = ""  # of the task in the recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedSuite:
+    """A suite with its questions, and the engine of the evaluation; `notes` are warnings about the data. The caller
+    closes the world of the questions."""
+
+    suite: EvalSuite
+    questions: HeldOutSet
+    engine: EngineChoice  # the same for all suites of the evaluation
+    notes: tuple[str, ...] = ()
+    images: Any = None  # an `ImageStore`, if the questions show images
+
+
+NAMED_COLUMNS = "give the file rows with the columns question and answer"
+
+
+def named_suite(
+    suite: Suite,
+    *,
+    given: Path | None = None,
+    data: Path | None = None,
+    samples: int = 1,
+    limit: int = 0,
+    sampling: Mapping[str, Any],
+    json_columns: Sequence[str] = (),
+) -> EvalSuite:
+    """Build a named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling`
+    overrides.
+
+    Raises:
+        UserError: the data or a package of a reward is missing, or several samples at temperature 0.
+    """
+    settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
+    if samples > 1 and settings["temperature"] == 0:
+        remedy = "greedy answers are identical; set --temperature 1, or --samples 1"
+        raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
+    task, place = suite.find(given, data, json_columns)
+    return EvalSuite(
+        name=suite.name,
+        task=task,
+        rewards=(REWARDS[suite.reward](),),
+        sampling=Sampling(**settings),
+        samples=samples,
+        limit=limit,
+        data=place,
+        remedy=f"{suite.remedy}, or name a file: --task {suite.name}=PATH" if given is None else NAMED_COLUMNS,
+        given=given is not None,
+    )
+
+
+def recipe_suites(eval: Any, reward: Sequence[Any]) -> list[EvalSuite]:
+    """The suites of a recipe's `eval` section, scored by the recipe's rewards or their own.
+
+    Raises:
+        FieldError: the section has no task.
+    """
+    if eval.task is None:
+        remedy = (
+            "name a task, for example eval.task.kind=gsm8k, or --task gsm8k; held-out rows "
+            "of SFT, reward models and DPO have no reward, and are measured during the training"
+        )
+        raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
+    suites = [_recipe_suite(path, held_out, reward) for path, held_out in eval.all_sets.items()]
+    taken = {suite.name for suite in suites[1:]}
+    return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
+
+
+def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
+    name = held_out.name or TASKS.kind_of(held_out.task).rpartition(":")[2].lower()
+    return EvalSuite(
+        name=name,  # a file is named after it
+        task=held_out.task,
+        rewards=tuple(held_out.reward or reward),
+        sampling=held_out.sampling,
+        samples=held_out.samples,
+        limit=held_out.limit,
+        data=str(getattr(held_out.task, "path", "") or name),
+        path=f"{path}.task",
+    )
+
+
+def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+    """Load the data and prompts of all suites; needs the tokenizer, but no weights.
+
+    Args:
+        config: an `EvaluateConfig`, a class of a room above.
+
+    Raises:
+        UserError: a k above the number of samples, missing data, more unreadable answers than `data.max_unreadable`, or
+            no prompt fits the context.
+    """
+    for suite in suites:
+        check_ks(ks, suite.samples)
+    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
+    with quiet_transformers():
+        model = config.model.unloaded([*(suite.task for suite in suites), config.episode])
+    samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
+    needs = EngineRequirements(
+        model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
+    )  # no log-probs are read
+    engine = EngineChoice(spec=config.engine, needs=needs)
+    data[0][2].extend(engine.check())
+    stops = {text for sampling in samplings for text in sampling.stop}
+    data[0][2].extend(config.data.template_notes(model, data[0][1], tuple(stops)))  # once, for all suites
+    loaded = [
+        LoadedSuite(
+            suite=suite,
+            questions=_questions(config, suite, rows, model),
+            engine=engine,
+            notes=(*notes, *key_notes(suite.name, rows, model.tokenizer, config.data.template_arguments)),
+            images=model.images,
+        )
+        for suite, rows, notes in data
+    ]
+    warned = clock_notes(current_clock(), config.data.template_date)
+    loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
+    played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
+    if not played:
+        return loaded
+    tasks = {path: part.suite.task for path, part in played.items()}
+    prompts = {path: part.questions.prompts for path, part in played.items()}
+    warned = []
+
+    worlds = make_worlds(tasks, prompts, model, Play.of(config), warned)
+    loaded = [replace(part, questions=replace(part.questions, world=worlds.get(part.suite.path))) for part in loaded]
+    return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
+
+
+def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
+    """The rows, and the warnings of the rewards about their answers."""
+    try:
+        rows: Rows = suite.task.rows(config.seed)
+    except UserError as error:
+        if not suite.remedy:
+            raise
+        own = suite.given and not isinstance(error, FieldError)  # a field of the task is none of the caller's
+        remedy = error.remedy if own else suite.remedy
+        raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=remedy) from None
+    answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
+    with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
+        return rows, config.data.answer_notes(rewards, [answers], config.seed)
+
+
+def _questions(config: Any, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
+    sampling = replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1))
+    groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed)
+    source = config.data.prompt_source(rows, model, config.seed)
+    questions = HeldOutSet.of(source, suite.limit, suite.rewards, groups, suite.name)
+    if not questions.prompts:
+        fits = f"none of the {questions.count} questions fits a context of {model.context} tokens"
+        raise UserError(f"{suite.name}: {fits}; raise model.max_length")
+    return questions

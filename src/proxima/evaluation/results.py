@@ -1,0 +1,215 @@
+"""The folder of an evaluation, and reading it back.
+
+result.json        metrics with intervals, sampling, prompt, rewards, seed, versions, hashes of model and data; the
+                   same command gives the same bytes
+<suite>.parquet    a row per completion: question, text, extracted answer, score
+environment.json   machine, command, time: may differ between two runs of the same command
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proxima.data import UserError
+from proxima.data.episode import Episode
+from proxima.data.flow import Group
+from proxima.data.json_reader import load_json
+from proxima.evaluation.headline import ACCURACY
+from proxima.evaluation.votes import canonical
+from proxima.system.damaged_files import check_columns, reading
+from proxima.system.jsonl import utf8
+
+FORMAT = "proxima evaluation 1"
+RESULT, ENVIRONMENT = "result.json", "environment.json"
+NULL = "null: "  # marks a column that may be null, in COLUMNS
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "row": (pa.int64(), "of the data set, from 0"),
+    "prompt_uid": (pa.int64(), ""),
+    "sample": (pa.int32(), ""),
+    "question": (pa.string(), "the last user message, with the suite's template"),
+    "answer": (pa.string(), "JSON: what the reward compared with"),
+    "text": (pa.string(), ""),
+    "tokens": (pa.list_(pa.int32()), ""),
+    "correct": (pa.bool_(), f"{NULL}no reward decides, or the score is invalid"),
+    "reward": (pa.float64(), f"{NULL}the score is invalid; otherwise the weighted sum"),
+    "parts": (pa.string(), "JSON: each reward by name, before its weight"),
+    "extracted": (pa.string(), f"{NULL}no answer in the text; otherwise the answer"),
+    "vote": (pa.string(), f"{NULL}no answer; otherwise its canonical form"),
+    "length": (pa.int32(), "tokens"),
+    "finish_reason": (pa.string(), ""),
+    "valid": (pa.bool_(), "false: a reward failed, the completion is in no metric"),
+    "error": (pa.string(), f"{NULL}the score is valid; otherwise why it is not"),
+    "log_prob_sum": (pa.float64(), "nats, under the sampled distribution; greedy: at temperature 1"),
+    "metadata": (pa.string(), "JSON: level, source … of the row"),
+}
+_FIELDS = [
+    pa.field(name, kind, nullable=doc.startswith(NULL), metadata={"doc": doc} if doc else None)
+    for name, (kind, doc) in COLUMNS.items()
+]
+SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
+EPISODE = pa.field("episode", pa.string(), metadata={"doc": "JSON: the messages, and how it ended; only of episodes"})
+
+
+def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
+    """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        prompt = group.prompt
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            extracted = None if extract is None else extract(completion.text)
+            vote = canonical(extracted)
+            row = {
+                "row": prompt.uid - first_uid,
+                "prompt_uid": prompt.uid,
+                "sample": completion.sample,
+                "question": utf8(prompt.question),
+                "answer": utf8(_json(prompt.answer)),
+                "text": utf8(completion.text),
+                "tokens": completion.tokens.tolist(),
+                "correct": score.correct if score.valid else None,
+                "reward": float(score.value) if score.valid else None,
+                "parts": utf8(_json(dict(score.parts))),
+                "extracted": None if extracted is None else utf8(extracted),
+                "vote": None if vote is None else utf8(str(vote)),
+                "length": completion.generated,
+                "finish_reason": completion.finish_reason,
+                "valid": score.valid,
+                "error": None if score.error is None else utf8(score.error),
+                "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
+                "metadata": utf8(_json(dict(prompt.metadata))),
+                "episode": None if completion.episode is None else completion.episode.to_json(),
+            }
+            rows.append(row)
+    played = any(row["episode"] is not None for row in rows)
+    return pa.Table.from_pylist(rows, schema=SCHEMA.append(EPISODE) if played else SCHEMA)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str, allow_nan=True)
+
+
+def questions_sha(questions: Sequence[tuple[str, Any]]) -> str:
+    """A hash of the questions and their answers, in order."""
+    digest = sha256()
+    for question, answer in questions:
+        digest.update(utf8(json.dumps([question, answer], ensure_ascii=False, default=str)).encode() + b"\n")
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionResult:
+    """One question of a result, with the scores of its samples, in order.
+
+    Args:
+        correct: None if no reward decides, or the score is invalid.
+        texts: the answers.
+        metrics: name → value of each sample, None if it is unknown: `reward`, `length`, `truncated`, each reward
+            by its name, and for episodes `turns` and `calls`.
+    """
+
+    question: str
+    answer: str
+    correct: tuple[bool | None, ...]
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    texts: tuple[str, ...] = ()
+
+    def values(self, metric: str) -> tuple[float | None, ...]:
+        """Return the values of the samples; all None for a metric that the question lacks."""
+        return self.correct if metric == ACCURACY else self.metrics.get(metric, (None,) * len(self.correct))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """A result read back.
+
+    Args:
+        suites: suite → question uid → its scores. A run's evaluation has one suite, `held-out`.
+        facts: result.json; empty for a run's evaluation.
+    """
+
+    path: Path
+    suites: Mapping[str, Mapping[int, QuestionResult]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def sampled_unlike(self, other: "EvalResult", name: str) -> tuple[str, ...]:
+        """What the two did not have in common of sampling settings, system prompt, template arguments and template
+        date, by the keys of result.json; empty if they had all, or if one of them is unknown."""
+        first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
+        if "sampling" not in first or "sampling" not in second:
+            return ()
+        given = ("sampling", "system", "template_arguments", "template_date")
+        return tuple(key for key in given if (first.get(key) or None) != (second.get(key) or None))
+
+
+def read_result(path: str | Path) -> EvalResult:
+    """Read an evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
+
+    Raises: UserError if the path is not an evaluation, or an unfinished one, or a file can't be read.
+    """
+    place = Path(path).expanduser()
+    if place.is_file():
+        name = "held-out" if place.parent.name == "evals" else place.stem
+        return EvalResult(path=place, suites={name: read_completions(place)})
+    if (place / RESULT).is_file():
+        with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
+            facts = load_json((place / RESULT).read_text(encoding="utf-8"))
+            names = list({name: dict(suite) for name, suite in facts["suites"].items()})
+        suites = {name: read_completions(place / f"{name}.parquet") for name in names}
+        return EvalResult(path=place, suites=suites, facts=facts)
+    if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
+        return EvalResult(path=place, suites={"held-out": read_completions(files[-1])})
+    if not place.exists():
+        raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
+    unfinished = " (the evaluation is unfinished: run it again with --overwrite)" * any(place.glob("*.parquet"))
+    raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+
+
+def read_completions(file: Path) -> dict[int, QuestionResult]:
+    """Read uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
+    columns = ["prompt_uid", "sample", "question", "answer", "text", "correct", "reward", "tokens", "finish_reason"]
+    remedy = "give a file that proxima eval or a run's evaluation wrote, or write it again"
+    if not file.exists():
+        raise UserError(f"{file} does not exist", remedy=remedy)
+    with reading(file, remedy, "an evaluation"):
+        stored = pq.read_schema(file).names
+        columns += [name for name in ("parts", "length", "sampled", "episode") if name in stored]
+        table = pq.read_table(file, columns=columns, partitioning=None)
+        check_columns(table, dict(zip(SCHEMA.names, SCHEMA, strict=True)))
+        return _results(table.to_pylist())
+
+
+def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
+    by_uid: dict[int, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["sample"]):
+        by_uid.setdefault(row["prompt_uid"], []).append(row)
+    results = {}
+    for uid, samples in sorted(by_uid.items()):
+        correct, metrics = tuple(row["correct"] for row in samples), [_metrics(row) for row in samples]
+        names = dict.fromkeys(name for sample in metrics for name in sample)
+        values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
+        facts = {name: samples[0][name] for name in ("question", "answer")}
+        load_json(facts["answer"])  # which readers show
+        texts = tuple(row["text"] for row in samples)
+        results[uid] = QuestionResult(**facts, correct=correct, metrics=values, texts=texts)
+    return results
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the entries of `QuestionResult.metrics` for one sample; a failed score has no `reward` and no parts."""
+    written = len(row["tokens"]) if row.get("sampled") is None else sum(row["sampled"])
+    metrics: dict[str, float | None] = {
+        "length": float(written if row.get("length") is None else row["length"]),
+        "truncated": float(row["finish_reason"] == "length"),
+    }
+    if row.get("episode") is not None:
+        spans = [span for span in Episode.from_json(row["episode"]).spans if span.role == "assistant"]
+        metrics |= {"turns": float(len(spans)), "calls": float(sum(len(span.calls) for span in spans))}
+    if row["reward"] is None:
+        return metrics
+    return {**load_json(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}

@@ -1,0 +1,110 @@
+r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
+
+A reward that extracts answers has a method `extract(text) -> str | None`; for built-in rewards without one,
+`ANSWER_EXTRACTORS` has a function. The reward remains the judge: all answers that it accepts are one class, however
+they are written (`estimators.maj_at_k`).
+"""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+from proxima.reward import REWARDS
+from proxima.reward.exact import Exact
+from proxima.reward.math.extract import as_number, final_number, last_number
+from proxima.reward.math.marked import Gsm8kReward, as_fraction, last_boxed, last_tagged
+
+LONGEST = 200  # characters of an answer that is normalized as mathematics
+
+
+def _number(reward: Any, text: str) -> str | None:
+    number = last_number(text)
+    return None if number is None else str(number)
+
+
+def _gsm8k(reward: "Gsm8kReward", text: str) -> str | None:
+    _, marker, answer = text.rpartition("####")
+    if marker:
+        number = final_number(answer)
+        return None if number is None else str(number)
+    return None if reward.strict else _number(reward, text)
+
+
+def _math(reward: Any, text: str) -> str | None:
+    """Like the reward: the last box, else the last tag, else the last formula or number."""
+    answer = last_boxed(text)
+    if answer is None:
+        answer = last_tagged(text, "answer")
+    if answer is not None:
+        return _filled(answer)
+    tail = text[-2000:]
+    formulas = re.findall(r"\$([^$]{1,200})\$", tail)
+    return _filled(formulas[-1]) if formulas else _number(reward, tail)
+
+
+def _exact(reward: Exact, text: str) -> str | None:
+    answer = _filled(text)
+    return answer.casefold() if answer and reward.ignore_case else answer
+
+
+def _filled(text: str | None) -> str | None:
+    """The stripped text; None if nothing is left."""
+    return (text or "").strip() or None
+
+
+ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → function of reward and text
+    "accuracy_1_5_2": lambda reward, text: _filled(text if reward.tag is None else last_tagged(text, reward.tag)),
+    "boxed": lambda reward, text: _filled(last_boxed(text)),
+    "exact": _exact,
+    "gsm8k": _gsm8k,
+    "math": _math,
+    "number": _number,
+}
+
+
+def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
+    """Return the extraction function of the first reward that has one; None without any, so that there is no vote."""
+    for reward in rewards:
+        own: Callable[[str], str | None] | None = getattr(reward, "extract", None)
+        if own is not None:
+            return own
+        for kind, extract in ANSWER_EXTRACTORS.items():
+            if REWARDS.holds(reward, kind):
+                return partial(extract, reward)
+    return None
+
+
+_FRAC = re.compile(
+    r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))"
+)
+_MARKUP = re.compile(r"\\(?:left\.?|right\.?|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
+_COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+
+
+def canonical(answer: str | None) -> Hashable | None:
+    r"""One value for answers that are obviously equal: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
+
+    A number is exact (no float); otherwise the text without dollar signs, spacing commands, `\left`, `\right`,
+    `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Takes linear time; texts
+    longer than 200 characters are returned unchanged.
+
+    """
+    if answer is None or not answer.strip():
+        return None
+    text = answer.strip()
+    if len(text) > LONGEST:
+        return text
+    number = as_number(text)
+    if number is not None:
+        return Fraction(number)
+    bare = _MARKUP.sub(lambda match: (match[1] or "").strip(), text).rstrip(".")
+    bare = _COMMAS.sub("", re.sub(r"^[a-zA-Z]=", "", bare))
+    while bare.startswith("{") and bare.endswith("}") and "}" not in bare[:-1]:
+        bare = bare[1:-1]
+    bare = _FRAC.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", bare)
+    exact = as_fraction(bare)
+    if exact is None and (number := as_number(bare)) is not None:
+        exact = Fraction(number)
+    return bare if exact is None else exact

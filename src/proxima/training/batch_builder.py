@@ -1,0 +1,320 @@
+"""From scored groups to training batches: advantage, selection, and the order of the updates. In prompt order."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count, takewhile
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.reward_kl import KL, RewardKl
+from proxima.core.selection.protocol import select
+from proxima.data import NotFiniteError, UserError
+from proxima.data.columns import Bools, Floats
+from proxima.data.flow import REPAIR, Completion, Group, Key
+from proxima.data.outcomes import Outcomes
+from proxima.data.random import EPOCH_ORDER, permutation
+from proxima.data.trajectory import Trajectory
+from proxima.training.completion_record import CompletionRecord
+from proxima.training.episode_tokens import TokenCredit
+from proxima.training.objectives.protocol import TokenStatistics
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch:
+    """The training data of a step, and why the rest was dropped."""
+
+    groups: tuple[Group, ...]  # all groups that the step consumes: the usable ones, by uid, then those dropped before
+    unused: Set[int] = frozenset()  # uids of the groups dropped before
+    completions: tuple[Trajectory, ...]  # of the usable groups, one per path, with their advantages
+    reasons: Mapping[Key, str]  # why a path's completion was dropped; absent for those that are trained
+    updates: tuple[tuple[Key, ...], ...]  # the paths of each optimizer step
+    step: int = 0  # its number, from 1
+    critic_only: bool = False  # only the critic is trained in this step
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward, the values and the guard
+    rejected: Mapping[Key, TokenStatistics] = field(default_factory=dict)  # after their first forward pass
+
+    @cached_property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The completions that are trained."""
+        return tuple(item for item in self.completions if item.key not in self.reasons)
+
+    @property
+    def valued(self) -> tuple[Trajectory, ...]:
+        """The completions with `value` and `returns`, from which a critic learns. Those that a selection drops are
+        included: they were sampled like the rest."""
+        return tuple(item for item in self.completions if item.returns is not None)
+
+    def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
+        """The batch with these trajectories, which have further columns, in place of those of the same key."""
+        by_key = {item.key: item for item in trajectories}
+        return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
+
+    @property
+    def usable(self) -> list[Group]:
+        """The groups that were not dropped before, by uid."""
+        return [group for group in self.groups if group.prompt.uid not in self.unused]
+
+    @property
+    def scored(self) -> set[Key]:
+        """The paths of the completions with a valid score, of the usable groups."""
+        pairs = (pair for group in self.usable for pair in zip(group.completions, group.scores, strict=True))
+        return {path.key for completion, score in pairs if score.valid for path in completion.paths}
+
+    @property
+    def kept(self) -> list[int]:
+        """uids of the groups with at least one trained completion."""
+        trained = {item.uid for item in self.trajectories}
+        return [group.prompt.uid for group in self.groups if group.prompt.uid in trained]
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """uid → reason, for the other groups."""
+        return _by_group(self.groups, self.reasons, kept=set(self.kept))
+
+    @property
+    def drop_counts(self) -> dict[str, int]:
+        """Number of dropped completions, by reason; an episode counts once."""
+        dropped = dict.fromkeys((uid, sample, reason) for (uid, sample, _), reason in self.reasons.items())
+        return dict(Counter(reason for *_, reason in dropped))
+
+    def records(self, statistics: Mapping[Key, TokenStatistics]) -> dict[Key, CompletionRecord]:
+        """The outcome of each path of each completion; `statistics` as `TrainStack.update` returns them."""
+        by_key, scored = {item.key: item for item in self.completions}, self.scored
+        measured = {**statistics, **self.rejected}
+        return {
+            key: CompletionRecord(
+                outcome=self._outcome(key, measured.get(key)),
+                used=key[0] not in self.unused,
+                advantage=completion_advantage(by_key[key]) if key in scored else None,
+                trajectory=by_key.get(key) if key not in self.reasons or key in self.rejected else None,
+                statistics=measured.get(key),
+            )
+            for key in (path.key for group in self.groups for path in group.paths)
+        }
+
+    def _outcome(self, key: Key, statistics: TokenStatistics | None) -> str:
+        if reason := self.reasons.get(key):
+            return reason if reason == "invalid" else f"dropped_{reason}"
+        if self.critic_only:
+            return "critic_only"
+        return "skipped_zero_advantage" if statistics is None else "trained"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchBuilder:
+    """Builds the batch of a step: advantage, selection and the assignment to updates.
+
+    With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
+    left out of a step in which the engine does not provide it. `fill` is `Learner.fill`, which runs the forward stages
+    of some columns; an advantage of tokens asks it for its `needs`.
+    """
+
+    advantage: Any
+    selection: Sequence[Any]
+    behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
+    reads_behavior: bool = True
+    needs_sampling_mask: bool = False  # for all completions: sampling is truncated and μ is the sampled distribution
+    replays_routes: bool = False  # the trainer sends tokens to the experts that the engine sent them to
+    updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
+    epochs: int = 1  # passes over the batch, see `split_into_updates`
+    seed: int = 0
+    rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
+    reward_kl: RewardKl | None = None  # that of the next step; None: the score is the reward
+    value_warmup: int = 0  # the first steps, in which only the critic is trained
+    unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
+    turn_weight: float = 0.0  # of the environment's reward in the score; each turn pays its reward at its last token
+
+    def state(self) -> dict[str, Any]:
+        """The state to store in a checkpoint."""
+        return {} if self.reward_kl is None else {"kl_coefficient": self.reward_kl.coefficient}
+
+    def after(self, batch: TrainingBatch) -> "BatchBuilder":
+        """The builder for the step after that of `batch`."""
+        if self.reward_kl is None or KL not in batch.metrics:
+            return self
+        samples = len({key[:2] for key in batch.scored})
+        return replace(self, reward_kl=self.reward_kl.after(batch.metrics[KL], samples))
+
+    def reject(self, groups: Sequence[Group]) -> dict[int, str]:
+        """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
+
+        An advantage of tokens, or of rewards with a KL, is not known before the batch is full: the first selection that
+        reads it ends the list.
+        """
+        unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
+        local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
+        outcomes = Outcomes.from_groups(groups, self.rewards)
+        advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
+        keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
+        kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
+        keys = [completion.key for group in groups for completion in group.completions]
+        dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
+        return _by_group(groups, dropped, kept)
+
+    def step_batch(
+        self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
+    ) -> TrainingBatch:
+        """Advantages over the full groups, then selection, then the assignment to updates.
+
+        Args:
+            groups: the usable groups of the step.
+            step: decides the order of further epochs.
+            dropped: groups that were dropped before, with the reason; they get no advantage.
+        """
+        ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
+        outcomes = Outcomes.from_groups(ordered, self.rewards)
+        paid, items, metrics = self._with_token_rewards(ordered, outcomes, self._trajectories(ordered))
+        advantage, items = self._with_advantages(ordered, paid, items)
+        keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
+        verdicts = zip(_completions(ordered), keep.tolist(), reasons, strict=True)
+        of_path = {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
+        dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
+        dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
+        uids = [group.prompt.uid for group in ordered]
+        kept = [item for item in items if of_path[item.key][0]]
+        return TrainingBatch(
+            groups=(*ordered, *(group for group, _ in dropped)),
+            unused={group.prompt.uid for group, _ in dropped},
+            completions=tuple(items),
+            reasons=dropped_for,
+            updates=split_into_updates(kept, uids, self.seed, step, updates=self.updates, epochs=self.epochs),
+            step=step,
+            critic_only=step <= self.value_warmup,
+            metrics=metrics,
+        )
+
+    def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """The trajectory of each path of each completion, with an advantage of 0."""
+        of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
+        items = [
+            Trajectory.of(path.opening or group.prompt, path, group=number, advantage=0.0, **of_engine)
+            for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
+            for path, number in zip(group.paths, numbers, strict=True)
+        ]
+        return self._with_behavior(items)
+
+    def _with_token_rewards(
+        self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
+    ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
+        """Where the reward or the advantage is one of tokens: the outcomes with the KL in their rewards, the
+        trajectories with the columns of tokens, and metrics. Otherwise both as they are."""
+        scored = [c for c, valid in zip(_completions(groups), outcomes.valid.tolist(), strict=True) if valid]
+        if not scored or not (self.advantage.per_token or self.reward_kl is not None):
+            return outcomes, items, {}
+
+        credit = TokenCredit(
+            advantage=self.advantage, reward_kl=self.reward_kl, turn_weight=self.turn_weight, fill=self.fill
+        )
+        return credit.pay(scored, outcomes, items)
+
+    def _with_advantages(
+        self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
+    ) -> tuple[Tensor, list[Trajectory]]:
+        """The advantage [S] of each completion, and the trajectories with theirs. Where the trajectories have an
+        advantage per token already, a completion's is the mean over its loss tokens, 0 without any."""
+        completions = _completions(groups)
+        if self.advantage.per_token:
+            by_key = {item.key: item for item in items}
+            means = [completion_advantage(*(by_key[path.key] for path in c.paths)) for c in completions]
+            advantage = torch.tensor(means, dtype=outcomes.reward.dtype)
+        else:  # the same for all tokens of a completion
+            advantage = self.advantage(outcomes)
+            pairs = zip(completions, advantage.tolist(), strict=True)
+            values = {
+                path.key: np.asarray(value, np.float32) for completion, value in pairs for path in completion.paths
+            }
+            items = [replace(item, advantage=values[item.key]) for item in items]
+        if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
+            raise NotFiniteError(
+                f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
+            )
+        return advantage, items
+
+    def _with_behavior(self, items: list[Trajectory]) -> list[Trajectory]:
+        """The trajectories, all with μ or all without it.
+
+        Raises:
+            UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
+        """
+        complete = True
+        for item in items:
+            where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
+            if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
+                remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
+                raise UserError(f"{where}: the engine did not report which tokens could be sampled", remedy=remedy)
+            if item.behavior_log_prob is not None and (absent := _absent(item, item.behavior_log_prob)).any():
+                complete = False
+                if self.reads_behavior:
+                    column = f"{self.behavior}_log_prob"
+                    reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
+                    raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
+        return items if complete else [replace(item, behavior_log_prob=None) for item in items]
+
+
+def split_into_updates(
+    trajectories: Sequence[Trajectory], groups: Sequence[int], seed: int, step: int, *, updates: int, epochs: int
+) -> tuple[tuple[Key, ...], ...]:
+    """Assign whole groups to optimizer steps, as evenly as the original groups divide; empty steps are omitted.
+
+    Args:
+        trajectories: those to train, in the order of their groups.
+        groups: uids of the groups before any selection.
+        seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
+        updates: optimizer steps per epoch; groups are dealt to them in order.
+        epochs: passes over the trajectories.
+
+    Returns: the keys of the trajectories of each optimizer step.
+    """
+    keys: dict[int, list[Key]] = {uid: [] for uid in groups}
+    for item in trajectories:
+        keys[item.uid].append(item.key)
+    out: list[tuple[Key, ...]] = []
+    for epoch in range(epochs):
+        order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist() if epoch else range(len(groups))
+        for u in range(updates):
+            dealt = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
+            out.append(tuple(key for i in dealt for key in keys[groups[i]]))
+    return tuple(update for update in out if update)
+
+
+def completion_advantage(*paths: Trajectory) -> float:
+    """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
+    advantages = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
+    values = np.concatenate(advantages)
+    return float(values.mean(dtype=np.float64)) if values.size else 0.0
+
+
+def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
+    """For each group, the prompt number of each path: i, that of the group, or for a path with its own opening i plus a
+    multiple of the number of groups."""
+    for i, group in enumerate(groups):
+        others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
+        yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
+
+
+def _completions(groups: Sequence[Group]) -> list[Completion]:
+    """The completions of all groups, in the order of `Outcomes`."""
+    return [completion for group in groups for completion in group.completions]
+
+
+def _absent(item: Trajectory, column: Floats) -> Bools:
+    """[T] bool, True where a token that the policy sampled has no value in `column`."""
+    absent: Bools = np.isnan(column)
+    return absent if item.sampled is None else absent & item.sampled
+
+
+def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
+    """uid → reason for the groups not in `kept`: a selection's reason takes precedence over missing scores."""
+    out: dict[int, str] = {}
+    for group in groups:
+        if group.prompt.uid not in kept:
+            of_group = [reasons[c.key] for c in group.completions if c.key in reasons]
+            by_selection = [reason for reason in of_group if reason != "invalid"]
+            out[group.prompt.uid] = (by_selection or of_group or ["empty"])[-1]
+    return out

@@ -1,0 +1,183 @@
+"""Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
+
+checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
+                  critic/, critic_optimizer.safetensors if the critic is a separate model
+                  optimizer/, critic_optimizer/ instead of the files if many ranks wrote, see `sharded_checkpoint`
+                  state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
+"""
+
+import json
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from proxima.data.json_reader import load_json
+from proxima.model.save import save, save_trained
+from proxima.system.atomic_files import flush_to_disk, ordinary_modes
+from proxima.system.checksum import Checksum
+from proxima.system.full_disk import as_disk_full
+from proxima.training.stack import TrainStack
+
+FORMAT = 2
+CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # the folder of a separate critic; the weights of a value head
+CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"  # kept for later steps
+DELETE = "delete this checkpoint to use the one before"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint on disk."""
+
+    path: Path
+    step: int
+    facts: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """Its Hugging Face folder; with LoRA, that of the adapter."""
+        return self.path / "model"
+
+
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    stack: TrainStack,
+    facts: Mapping[str, Any],
+    files: Mapping[str, Callable[[Path], None]] | None = None,
+    others: Mapping[str, TrainStack] | None = None,
+) -> Checkpoint:
+    """Write `folder/<step>`; a reader sees a complete checkpoint or none, even after a kill.
+
+    Args:
+        facts: JSON values that a resume needs besides weights and optimizer (version, data cursor …).
+        files: further files by name, each with a function that writes it.
+        others: the stacks of further models, by the name of their folder.
+
+    Raises:
+        OSError: the disk is full; the temporary folder is removed, earlier checkpoints are untouched.
+    """
+    final, temporary = folder / f"{step:06d}", begin_checkpoint(folder, step)
+    try:
+        save_trained(stack.model.loaded, temporary / "model")
+        tensors, trainer_facts = stack.state()
+        write_tensors(temporary / "optimizer.safetensors", tensors)
+        more: dict[str, Any] = {}
+        for name, other in (others or {}).items():
+            save(other.model.model, other.model.loaded.tokenizer, temporary / name)
+            tensors, more[f"{name}_trainer"] = other.state()
+            write_tensors(temporary / f"{name}_optimizer.safetensors", tensors)
+        for name, write in (files or {}).items():
+            write(temporary / name)
+        crc32 = {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in files_below(temporary)}
+        return finish_checkpoint(temporary, final, {"trainer": trainer_facts, **more}, facts, crc32)
+    except BaseException as error:
+        full = as_disk_full(error, final)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if full is not None and full is not error:
+            raise full from error
+        raise
+
+
+def begin_checkpoint(folder: Path, step: int) -> Path:
+    """The new temporary folder of a checkpoint in `folder`."""
+    temporary = folder / f".{step:06d}.part"
+    shutil.rmtree(temporary, ignore_errors=True)
+    folder.mkdir(exist_ok=True)  # not the run folder above it, which may have been moved during the run
+    temporary.mkdir()
+    return temporary
+
+
+def finish_checkpoint(
+    temporary: Path, final: Path, trainers: Mapping[str, Any], facts: Mapping[str, Any], crc32: Mapping[str, str]
+) -> Checkpoint:
+    """Write state.json into the folder of a checkpoint and rename the folder: the checkpoint is then complete.
+
+    Args:
+        trainers: the facts of each stack, as returned by `TrainStack.state`.
+        crc32: CRC-32 by name of every file.
+    """
+    state = {
+        "format": FORMAT,
+        "step": int(final.name),
+        **trainers,
+        "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
+        **facts,
+        "crc32": dict(crc32),
+    }
+    state["state_crc32"] = _state_crc32(state)
+    (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    ordinary_modes(temporary)
+    for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
+        flush_to_disk(path)
+    if final.exists():  # the same step again, after a rewind
+        remove_checkpoint(final)
+    temporary.rename(final)
+    flush_to_disk(final.parent)
+    return Checkpoint(path=final, step=int(final.name), facts=state)
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """All complete checkpoints, by step."""
+    read = (read_checkpoint(path) for path in folder.glob("[0-9]*"))
+    return sorted((checkpoint for checkpoint in read if checkpoint), key=lambda checkpoint: checkpoint.step)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in `path`; None if it is missing, damaged, or a copy under another name."""
+    try:
+        facts = load_json((path / "state.json").read_text())
+    except (OSError, ValueError):
+        return None
+    complete = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys()
+    if not complete or path.name != str(facts.get("step")).zfill(6):
+        return None
+    checked = "state_crc32" in facts or facts.get("format") == FORMAT
+    if checked and facts.get("state_crc32") != _state_crc32(facts):
+        return None
+    return Checkpoint(path=path, step=int(path.name), facts=facts)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors by name, from any device, as safetensors."""
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: bool = True) -> None:
+    """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; delete the temporary
+    folders of interrupted writes, the `leftovers`."""
+    for leftover in folder.glob(".*.part") if leftovers else ():
+        shutil.rmtree(leftover, ignore_errors=True)
+    kept = set(keep)
+    for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:
+        if checkpoint.step not in kept:
+            remove_checkpoint(checkpoint.path)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, after renaming it: if interrupted, no partial checkpoint looks complete. Of a link, only the
+    link is deleted."""
+    aside = path.with_name(f".{path.name}.old.part")  # `prune` deletes what a kill leaves
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
+    if aside.is_symlink():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its subfolders, by name."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _state_crc32(state: Mapping[str, Any]) -> str:
+    """The CRC-32 of state.json's content without its own entry."""
+    text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
+    return f"{zlib.crc32(text.encode()):08x}"

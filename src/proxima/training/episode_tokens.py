@@ -1,0 +1,269 @@
+"""The tokens of episodes as a token advantage reads them, a sequence per episode, with its turns and their rewards; and
+what each token earns."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.token import place_scores
+from proxima.core.reward_kl import KL, RewardKl
+from proxima.core.segment import segment_index
+from proxima.core.value import value_metrics
+from proxima.data.flow import Completion
+from proxima.data.outcomes import Outcomes
+from proxima.data.packed_batch import PackedBatch, pack
+from proxima.data.trajectory import Trajectory
+
+
+class TrainedTurn(NamedTuple):
+    """A turn of the model in a path: its number, its reward from the environment, the places of its tokens in the path,
+    and a key for the state that it saw."""
+
+    number: int
+    reward: float
+    places: NDArray[np.intp]
+    state: Hashable
+
+
+def turns_of(path: Completion) -> Iterator[TrainedTurn]:
+    """The trained turns of a path; a completion without an episode is one turn.
+
+    The state before a turn is `Span.state`, or else the path's tokens between the model's previous message and the
+    turn: the last observation, which is empty before the first turn. A path that begins with another prompt than the
+    group's has that in the state of a turn that no message of the model precedes.
+
+    Raises:
+        ValueError: the spans do not add up to the tokens of the path.
+    """
+    count = len(path.tokens)
+    sampled = np.ones(count, np.bool_) if path.sampled is None else path.sampled
+    if path.episode is None:
+        yield TrainedTurn(0, 0.0, sampled.nonzero()[0], b"")
+        return
+    start = seen = 0  # start of the span; start of what follows the model's last message
+    for span in path.episode.spans:
+        end = start + span.tokens
+        if span.sampled:
+            state: Hashable = path.tokens[seen:start].tobytes() if span.state is None else span.state
+            if span.state is None and not seen and path.opening is not None:
+                state = path.opening.tokens.tobytes(), state
+            yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
+        if span.role == "assistant":
+            seen = end
+        start = end
+    if start != count:
+        place = f"prompt {path.prompt_uid}, sample {path.sample}, turn {path.turn}"
+        raise ValueError(f"{place}: its spans have {start} tokens, its path {count}")
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTokens:
+    """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
+    time steps of an episode, in the order of its turns: each is sampled in exactly one path.
+
+    The conversations of an agent may overlap in time (a helper answers between two turns of the main one), and then no
+    order of whole paths is that of the turns. So a column has two orders: that of the paths, in `batch`, and that of
+    time, in which rewards, advantages and returns are computed. `in_time` and `in_paths` convert; for all other
+    episodes they return the column itself.
+
+    Args:
+        batch: the paths.
+        episodes: the completions to which they belong.
+        turn_weight: the weight of the rewards of turns in the score.
+    """
+
+    batch: PackedBatch
+    episodes: Sequence[Completion]
+    turn_weight: float = 0.0
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """[S+1] the index of the first path of each episode, and the number of all paths."""
+        return [0, *accumulate(len(episode.paths) for episode in self.episodes)]
+
+    @property
+    def group(self) -> list[int]:
+        """[S] the number of the group of each episode."""
+        numbers: dict[int, int] = {}
+        return [numbers.setdefault(episode.prompt_uid, len(numbers)) for episode in self.episodes]
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """[S+1] the edges of the episodes on the axis of the tokens."""
+        return self.batch.cu_seqlens[self.ends]
+
+    @cached_property
+    def turns(self) -> list[tuple[int, TrainedTurn]]:
+        """The turns of all episodes, each with the number of its episode, path by path: the last turn of an episode is
+        its last one here too. Their `places` are those of a column in time."""
+        if self._time_order is None:
+            return self._turns_of_paths
+        position = self._time_order.argsort().numpy()
+        return [(i, turn._replace(places=position[turn.places])) for i, turn in self._turns_of_paths]
+
+    @cached_property
+    def _turns_of_paths(self) -> list[tuple[int, TrainedTurn]]:
+        """The turns of all paths, each with the number of its episode; their `places` are those of a column of
+        `batch`."""
+        edges, path = self.batch.cu_seqlens.tolist(), 0
+        out: list[tuple[int, TrainedTurn]] = []
+        for i, episode in enumerate(self.episodes):
+            for each in episode.paths:
+                out += [(i, turn._replace(places=edges[path] + turn.places)) for turn in turns_of(each)]
+                path += 1
+        return out
+
+    @cached_property
+    def _time_order(self) -> Tensor | None:
+        """[N] the index in `batch` of each token in time; None if the paths are in that order already. What the model
+        did not write comes first in its episode: nothing reads it."""
+        numbers = [(i, turn.number) for i, turn in self._turns_of_paths if len(turn.places)]
+        if numbers == sorted(numbers):
+            return None
+        number = torch.full((len(self.batch.loss_mask),), -1)
+        for _, turn in self._turns_of_paths:
+            number[turn.places] = turn.number
+        episode = segment_index(self.cu_seqlens, len(number))
+        return (episode * (int(number.max()) + 2) + number).argsort(stable=True)
+
+    def in_time(self, column: Tensor) -> Tensor:
+        """A column [N] of `batch` in the order of time."""
+        return column if self._time_order is None else column[self._time_order]
+
+    def in_paths(self, column: Tensor) -> Tensor:
+        """A column [N] in the order of time in that of `batch`."""
+        return column if self._time_order is None else torch.empty_like(column).scatter_(0, self._time_order, column)
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """[N] bool, in time."""
+        return self.in_time(self.batch.loss_mask)
+
+    @cached_property
+    def paid_by_turn(self) -> Tensor | None:
+        """[N] float64 in time, reward units, paid before the end: a turn's weighted reward at its last token, and minus
+        their sum at the episode's last loss token, because the score already contains it. So the rewards of an
+        episode's tokens add up to its score. A turn without a token is paid at the end. None: no turn has a reward."""
+        last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
+        if not any(self.turn_weight * turn.reward for turn in last.values()):
+            return None
+        paid = torch.zeros(len(self.batch.loss_mask), dtype=torch.float64)
+        end = {i: turn.places[-1] for (i, _), turn in last.items()}
+        for (i, _), turn in last.items():
+            paid[turn.places[-1]] += self.turn_weight * turn.reward
+            paid[end[i]] -= self.turn_weight * turn.reward
+        return paid
+
+    def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
+        """The input of a token advantage that has these `needs`, in time.
+
+        Args:
+            reward: [N] reward units, in time.
+            needs: of the advantage.
+            bootstrap: of each path; an episode has that of its last path, in which its last turn is sampled.
+        """
+        ends = self.ends
+        more: dict[str, Any] = {
+            name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}
+        }
+        more |= {name: column for name, column in self._turn_columns().items() if name in needs}
+        if bootstrap is not None:
+            more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
+        facts = {"reward": reward, "loss_mask": self.loss_mask, "cu_seqlens": self.cu_seqlens}
+        return TokenRewards(**facts | more | {"group": torch.tensor(self.group)})
+
+    def _turn_columns(self) -> dict[str, Tensor]:
+        """`turn` and `state`, [N] int64, in time."""
+        group = self.group
+        numbers: dict[Hashable, int] = {}
+        columns = {name: torch.full((len(self.batch.loss_mask),), -1) for name in ("turn", "state")}
+        for i, turn in self.turns:
+            columns["turn"][turn.places] = turn.number
+            columns["state"][turn.places] = numbers.setdefault((group[i], turn.state), len(numbers))
+        return columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCredit:
+    """Pays the scores of completions to their tokens; the fields are as in `BatchBuilder`."""
+
+    advantage: Any
+    reward_kl: RewardKl | None
+    turn_weight: float
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]]
+
+    def pay(
+        self, scored: Sequence[Completion], outcomes: Outcomes, items: Sequence[Trajectory]
+    ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
+        """The outcomes with the KL in their rewards, the trajectories with the columns of tokens, and metrics.
+
+        Args:
+            scored: the completions with a valid score, at least one.
+            outcomes, items: of all completions, and the trajectory of each path.
+        """
+        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
+        if self.reward_kl is not None:
+            needs |= {"proximal_log_prob", "reference_log_prob"}
+        keys = {path.key for completion in scored for path in completion.paths}
+        filled = self.fill([item for item in items if item.key in keys], needs)
+        tokens = EpisodeTokens(pack(filled), scored, self.turn_weight)
+        reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
+        columns: dict[str, Tensor] = {}
+        if self.reward_kl is not None:
+            outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
+        if self.reward_kl is not None or tokens.paid_by_turn is not None:
+            columns["reward"] = reward
+        if self.advantage.per_token:
+            of_tokens, of_values = self._token_advantage(reward, filled, tokens)
+            columns, metrics = columns | of_tokens, metrics | of_values
+        by_key = {item.key: item for item in _with_columns(filled, columns, tokens)}
+        return outcomes, [by_key.get(item.key, item) for item in items], metrics
+
+    def _shaped(self, score: Tensor, tokens: EpisodeTokens) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """The rewards of tokens [N], in time, and of completions [S], and metrics: the score is paid at the last loss
+        token, except for the rewards of turns."""
+        batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
+        if self.reward_kl is None:
+            reward, total, metrics = place_scores(score, mask, edges), score, dict[str, float]()
+        else:
+            policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+            assert policy is not None and batch.reference_log_prob is not None
+            log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
+            shaped = self.reward_kl(score, *log_probs, mask, edges)
+            reward, total = shaped.reward, shaped.total
+            metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.reward_kl.coefficient}
+            metrics["reward_kl/paid"] = float(shaped.paid.mean())
+        by_turn = tokens.paid_by_turn
+        return reward if by_turn is None else reward + by_turn, total, metrics
+
+    def _token_advantage(
+        self, reward: Tensor, filled: Sequence[Trajectory], tokens: EpisodeTokens
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Columns [N] in time: `advantage` and, where it reads values, `returns`; and metrics of the values. A
+        completion without a `bootstrap` from a stage ends in a terminal state."""
+        needs = self.advantage.needs
+        if "value" not in needs:
+            return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
+        rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
+        returns = self.advantage.returns(rewards)
+        metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
+        return {"advantage": self.advantage(rewards), "returns": returns}, metrics
+
+
+def _with_columns(
+    items: Sequence[Trajectory], columns: Mapping[str, Tensor], tokens: EpisodeTokens
+) -> list[Trajectory]:
+    """The trajectories with columns of values [N], which are in time."""
+    edges = tokens.batch.cu_seqlens[1:-1].tolist()
+    of_paths: dict[str, Any] = {
+        name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()
+    }
+    return [replace(item, **{name: of_paths[name][i] for name in columns}) for i, item in enumerate(items)]

@@ -1,0 +1,260 @@
+"""The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after its own.
+
+While V is the newest version, the tokens of version V - 1 that no step has consumed get log pi_V: those of completions
+in the queue, of unfinished groups, and of completions that are still running. A step at a later version reads them. The
+engine computes them in a hook, before it pauses for V + 1; or the trainer does, before it updates V.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from proxima.data import UserError
+from proxima.data.columns import Bools, Columns, Floats, Ints
+from proxima.data.flow import Completion, Key, Prompt
+from proxima.data.trajectory import Trajectory
+from proxima.engine.protocol import Engine, InFlight, ScoreRequest
+from proxima.rollout.collector import Pending
+
+SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
+Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
+Playing = Callable[[Sequence[InFlight]], Sequence[tuple[InFlight, Bools]]]
+LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
+WriteEntries = Callable[[Path, Sequence["NextLogProbs"]], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NextLogProbs(Columns):
+    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them, which
+    differ if the completion is generated again."""
+
+    uid: int
+    sample: int
+    turn: int
+    tokens: Ints  # [T] int32
+    policy_version: Ints  # [T] int32
+    log_prob: Floats  # [T] float32, nats, each under the version after its own; NaN where unknown
+
+    @property
+    def key(self) -> Key:
+        """The key of the completion."""
+        return self.uid, self.sample, self.turn
+
+    def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
+        """True if the other begins with these tokens, of the same versions."""
+        length = len(self.tokens)
+        versions = other.policy_version
+        same = versions is not None and np.array_equal(versions[:length], self.policy_version)
+        return same and np.array_equal(other.tokens[:length], self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Tokens `[start:end]` of a completion, from the first to the last whose log-prob is needed."""
+
+    of: InFlight
+    start: int
+    end: int
+
+    @property
+    def prompt(self) -> tuple[int, bytes]:
+        """The key of segments with the same prompt: uid and prompt tokens."""
+        return self.of.key[0], self.of.prompt_tokens.tobytes()
+
+    def trajectory(self, group: int) -> Trajectory:
+        """The completion up to the end of the segment, for the trainer."""
+        tokens, temperature = self.of.tokens[: self.end], self.of.temperature
+        return Trajectory(group=group, prompt_tokens=self.of.prompt_tokens, tokens=tokens, temperature=temperature)
+
+    @property
+    def request(self) -> ScoreRequest:
+        """The segment after everything before it, for the engine."""
+        before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
+        tokens = self.of.tokens[self.start : self.end]
+        return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
+
+
+class NextPolicy:
+    """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
+
+    A log-prob is written once, under its one version. Nothing else is kept: a token that was not found while its next
+    version was the newest has no log-prob, and is counted.
+
+    Args:
+        engine: generates the completions; in `before_pause` it also scores.
+        unconsumed: returns all completions that the engine has delivered and no step has used yet.
+        trainer: computes log-probs of trajectories under the trained policy, which `fill` then writes; None:
+            `before_pause` writes those of the engine.
+        entries: from a checkpoint.
+        file: the name of the checkpoint's file, and the function that writes it.
+        playing: maps the engine's completions in flight to the paths of the running episodes, each with a mask of the
+            tokens that the model wrote; None: a completion is one turn.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        unconsumed: Unconsumed,
+        trainer: LogProbs | None = None,
+        entries: Iterable[NextLogProbs] = (),
+        file: tuple[str, WriteEntries] | None = None,
+        playing: Playing | None = None,
+    ) -> None:
+        self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
+        self.playing = playing
+        self.entries = {entry.key: entry for entry in entries}
+        self._metrics: dict[str, float] = {}
+        self._missed = ""  # why the engine gave nothing in the last window
+
+    # ---- writing -----------------------------------------------------------------------------------------------------
+
+    async def before_pause(self) -> None:
+        """The executor's hook. The engine reports its own version: at the start of a run, and after a resume, no token
+        is older than that.
+
+        If the engine fails or takes more than `SCORE_SECONDS`, the window is lost but not the run: `warnings` says why.
+
+        Raises:
+            UserError: from the engine, including NotFiniteError.
+        """
+        try:
+            async with asyncio.timeout(SCORE_SECONDS):
+                segments = await self._segments((await self.engine.health()).version)
+                requests = [segment.request for segment in segments]
+                scored = await self.engine.score(requests)
+            lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
+            if lengths[0] != lengths[1]:
+                raise ValueError(f"score gave {lengths[1]} log-probs for {lengths[0]} tokens")
+        except Exception as error:
+            self._miss(error)
+            return
+        self._write(segments, scored)
+
+    def _miss(self, error: Exception) -> None:
+        if isinstance(error, UserError):
+            raise error
+        why = f"{error}" or (f"no answer in {SCORE_SECONDS:g} s" if isinstance(error, TimeoutError) else "")
+        self._missed = f"{type(error).__name__}: {why}".removesuffix(": ")
+
+    async def fill(self, trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
+        """The trajectories with `next_log_prob` as far as it is known."""
+        self._metrics = {"next/written": 0.0}
+        if self.trainer is not None:
+            try:
+                async with asyncio.timeout(SCORE_SECONDS):
+                    segments = await self._segments(version)
+            except Exception as error:
+                self._miss(error)
+                segments = []
+            segments.sort(key=lambda segment: segment.prompt)  # neighbours share their prompt
+            prompts = dict.fromkeys(segment.prompt for segment in segments)
+            groups = {prompt: number for number, prompt in enumerate(prompts)}
+            columns = await self.trainer([segment.trajectory(groups[segment.prompt]) for segment in segments])
+            self._write(segments, [column[segment.start :] for segment, column in zip(segments, columns, strict=True)])
+        filled = [self._filled(item) for item in trajectories]
+        self._metrics |= missing_metrics(filled, version)
+        return filled
+
+    async def _segments(self, version: int) -> list[Segment]:
+        """The segments to compute while `version` is the newest."""
+        # the engine's first: a completion that it delivers meanwhile is among the unconsumed ones
+        running = await self.engine.in_flight()
+        parts: Sequence[tuple[InFlight, Bools | None]] = [(partial, None) for partial in running]
+        if self.playing is not None:
+            parts = self.playing(running)
+        waiting = {partial.key: (partial, sampled) for partial, sampled in parts if partial.temperature > 0}
+        paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
+        waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
+        segments = []
+        for completion, sampled in waiting.values():
+            entry = self._entry(completion)
+            wanted = completion.policy_version == version - 1
+            if sampled is not None:
+                wanted &= sampled
+            if entry is not None:
+                wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
+            places = wanted.nonzero()[0]
+            if len(places):
+                segments.append(Segment(of=completion, start=int(places[0]), end=int(places[-1]) + 1))
+        return segments
+
+    def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
+        """The entry of this completion, not of an earlier one with the same key."""
+        entry = self.entries.get(completion.key)
+        return entry if entry is not None and entry.is_prefix_of(completion) else None
+
+    def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
+        for segment, column in zip(segments, columns, strict=True):
+            completion, entry = segment.of, self._entry(segment.of)
+            log_prob = np.full(segment.end, np.nan, np.float32)
+            if entry is not None:
+                log_prob[: len(entry.log_prob)] = entry.log_prob
+            log_prob[segment.start :] = column
+            uid, sample, turn = completion.key
+            self.entries[completion.key] = NextLogProbs(
+                uid=uid,
+                sample=sample,
+                turn=turn,
+                tokens=completion.tokens[: segment.end],
+                policy_version=completion.policy_version[: segment.end],
+                log_prob=log_prob,
+            )
+            self._metrics["next/written"] = self._metrics.get("next/written", 0.0) + len(column)
+
+    # ---- reading -----------------------------------------------------------------------------------------------------
+
+    def _filled(self, item: Trajectory) -> Trajectory:
+        column, entry = np.full(len(item.tokens), np.nan, np.float32), self._entry(item)
+        if entry is not None:
+            column[: len(entry.log_prob)] = entry.log_prob
+        return replace(item, next_log_prob=column)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the step: the missing and the written tokens."""
+        return self._metrics
+
+    def warnings(self) -> list[str]:
+        """Warnings for the user, each once."""
+        missed, self._missed = self._missed, ""
+        if not missed:
+            return []
+        what = "tokens that lack it are counted in next/missing_fraction, and algorithm.next_missing says what becomes "
+        return [f"the engine gave no next_log_prob ({missed}); {what}of them"]
+
+    # ---- keeping -----------------------------------------------------------------------------------------------------
+
+    def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
+        """The file for a checkpoint at this instant, by name with the function that writes it; `pending` is what the
+        collector holds for later steps."""
+        entries = self.forget(pending)
+        if self.file is None or not entries:
+            return {}
+        name, write = self.file
+        return {name: lambda path: write(path, entries)}
+
+    def forget(self, pending: Pending) -> list[NextLogProbs]:
+        """Forget the entries that a step has consumed or dropped. Returns the entries for a checkpoint: those of the
+        waiting groups. A prompt that is still generating will be generated again after a resume."""
+        groups = {group.prompt.uid for group in pending.groups}
+        uids = groups | {prompt.uid for prompt in pending.prompts}
+        self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}
+        return [entry for key, entry in sorted(self.entries.items()) if key[0] in groups]
+
+
+def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """Shares of the loss tokens that are at least two versions old, with and without their `next_log_prob`."""
+    stale, missing, tokens = 0, 0, 0
+    for item in trajectories:
+        assert item.policy_version is not None and item.next_log_prob is not None
+        in_loss: Bools = np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask
+        aged = in_loss & (version - item.policy_version >= 2)
+        stale += int(aged.sum())
+        missing += int((aged & np.isnan(item.next_log_prob)).sum())
+        tokens += int(in_loss.sum())
+    return {
+        "next/missing_fraction": missing / tokens if tokens else 0.0,
+        "next/cached_fraction": (stale - missing) / tokens if tokens else 0.0,
+    }

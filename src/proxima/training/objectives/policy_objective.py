@@ -1,0 +1,220 @@
+"""The objective of RL: surrogate, corrections, penalties and aggregation over trajectories with advantages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.batch_decisions import Precomputed, precompute
+from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.distillation import Distillation, distillation_loss
+from proxima.core.divergence import divergence
+from proxima.core.loss import (
+    Aggregate,
+    Correction,
+    Loss,
+    NextMissing,
+    Penalty,
+    PolicyLoss,
+    Surrogate,
+    needs_precompute,
+    policy_loss,
+)
+from proxima.core.metrics import Metrics, Peak, SumCount
+from proxima.data.columns import Floats
+from proxima.data.packed_batch import PackedBatch
+from proxima.data.policy_batch import HostCounts, PolicyBatch
+from proxima.data.trajectory import Trajectory
+from proxima.data.transfer import to_device
+from proxima.model.packed_model import TokenOutputs
+from proxima.training.objectives.intermediate_policies import loglinear_proximal, next_log_prob
+from proxima.training.objectives.protocol import INVALID, FirstForward, Objective, loss_masks, loss_tokens
+from proxima.training.objectives.router_balance import fallback_metrics, replay_metrics
+
+ProximalSource = Literal["given", "first_forward", "loglinear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationTerm:
+    """`proxima.core.distillation_loss` with these arguments."""
+
+    divergence: Distillation
+    aggregate: Aggregate
+    coefficient: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyObjective(Objective[Trajectory]):
+    """`proxima.core.policy_loss` over whole updates.
+
+    Args:
+        surrogate, aggregate, corrections, penalties: the loss, see `proxima.core.policy_loss`.
+        proximal: `given` by the trajectories (the behavior policy if they hold none); `first_forward`: the policy that
+            the update starts from, by its own forward pass, detached (`proximal: recompute` with one update per step);
+            `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
+        current_version: of the weights, which `loglinear` and `next_missing` read.
+        next_missing: sets `next_log_prob` to that of `core.segment_wise_log_prob`, from the trajectories' cached
+            values, NaN where missing. A loss token that lacks it gets the proximal policy's (`decoupled`), weight 0 in
+            the corrections that read it (`drop_token`), or weight 0 with its whole sequence (`drop_sample`). None: off.
+        skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
+            declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
+        distillation: pulls the policy towards a teacher, whose columns the trajectories must contain: an additional
+            loss to that of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is
+            skipped.
+        terms: further losses of the same forward pass, each with its own denominator: that of a value head on the
+            policy's trunk, `RouterBalance` of a mixture. No trajectory is skipped.
+        replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
+            metric.
+        measure_mismatch: report `core.mismatch_metrics` of engine and trainer in the first update, before the weights
+            move.
+    """
+
+    surrogate: Surrogate
+    aggregate: Aggregate
+    corrections: Sequence[Correction] = ()
+    penalties: Sequence[Penalty] = ()
+    proximal: ProximalSource = "given"
+    current_version: int = 0
+    next_missing: NextMissing | None = None
+    skip_zero_advantage: bool = True
+    distillation: DistillationTerm | None = None
+    terms: Sequence[Objective[Any]] = ()
+    replays_routes: bool = False
+    measure_mismatch: bool = True
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        tokenwise = {"entropy"}  # also a metric
+        tokenwise |= {"entropy_gradient" for penalty in self.penalties if "entropy" in penalty.needs}
+        tokenwise |= {"top_k_gradient" for spec in self.corrections if "top_k_log_prob" in spec.needs}
+        return frozenset(tokenwise).union(*(term.outputs for term in self.terms))
+
+    @property
+    def statistics_outputs(self) -> frozenset[str]:
+        return self.surrogate.needs.union(*(spec.needs for spec in self.corrections)) & {"entropy"}
+
+    @cached_property
+    def has_batch_statistics(self) -> bool:
+        return needs_precompute(self.surrogate, self.corrections)
+
+    @cached_property
+    def skips_zero_advantage(self) -> bool:
+        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.has_batch_statistics
+        return self.skip_zero_advantage and inert and self.distillation is None and not self.terms
+
+    def at_version(self, version: int) -> "PolicyObjective":
+        return replace(self, current_version=version)
+
+    def skippable(self, item: Trajectory) -> bool:
+        return self.skips_zero_advantage and not item.advantage.any()
+
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
+        batch = PolicyBatch.cat([self._policy_batch(packed, outputs) for packed, outputs in parts])
+        return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
+
+    def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
+        masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
+        aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
+        policy = [aggregate.denominator(*masks) for aggregate in aggregates]
+        return policy + [denominator for term in self.terms for denominator in term.denominators(items)]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
+        if statistics is None:
+            policy_batch = self._policy_batch(batch, outputs)
+        else:
+            policy_batch = replace(
+                statistics.batch,
+                log_prob=outputs.need("log_prob"),
+                entropy=outputs.entropy,
+                top_k_log_prob=outputs.top_k_log_prob,
+                bucket_log_prob=outputs.bucket_log_prob,
+            )
+        losses: list[Loss] = [
+            policy_loss(
+                policy_batch,
+                surrogate=self.surrogate,
+                aggregate=self.aggregate,
+                correction=self.corrections or None,
+                penalty=self.penalties or None,
+                check=True if batch.target.device.type == "cpu" else "later",  # without a wait for the device
+            )
+        ]
+        if (term := self.distillation) is not None:
+            divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
+            losses.append(
+                distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
+            )
+        for further in self.terms:
+            losses += further.losses(batch, outputs)
+        if outputs.route_counts is not None:
+            losses[0] = replace(losses[0], metrics=losses[0].metrics | replay_metrics(outputs.route_counts))
+        return losses
+
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        trajectories = [trajectory for trajectory, _ in first]
+        sizes = mask_sizes(trajectories)
+        if self.replays_routes:
+            sizes |= fallback_metrics(trajectories)
+        if not self.measure_mismatch or any(item.behavior_log_prob is None for item in trajectories):
+            return sizes
+        log_probs = [statistics.log_prob for _, statistics in first]
+        return sizes | mismatch_metrics(first_forward(trajectories, log_probs, device))
+
+    def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
+        policy = losses[0]
+        assert isinstance(policy, PolicyLoss)
+        columns = {"log_prob": outputs.need("log_prob"), "keep": policy.keep, "entropy": outputs.entropy}
+        columns |= {"proximal_log_prob": batch.proximal_log_prob, "selected": policy.selected}
+        if "top_k_log_prob" in self.surrogate.needs and (kind := getattr(self.surrogate, "divergence", None)):
+            columns["top_k_divergence"] = divergence(self._policy_batch(batch, outputs), kind)
+        return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
+
+    def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
+        """The loss's view of a forward pass, with the proximal policy filled in."""
+        log_prob = outputs.need("log_prob")
+        if self.proximal == "first_forward":
+            batch = replace(batch, proximal_log_prob=log_prob.detach())
+        elif self.proximal == "loglinear":
+            batch = replace(batch, proximal_log_prob=loglinear_proximal(batch, log_prob, self.current_version))
+        if self.next_missing is not None:
+            batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
+        return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
+
+
+def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
+    """Under `sampling_mask/`, over all tokens that have a set: the mean and the largest size of the sets, and the share
+    of sets with a single token, from which nothing is learned. Empty without sampling masks."""
+    masks = [item.sampling_mask for item in trajectories if item.sampling_mask is not None]
+    if not masks:
+        return {}
+    size = torch.from_numpy(np.concatenate([mask.counts for mask in masks]))
+    truncated = size > 0
+    return {
+        "sampling_mask/size_mean": SumCount.over(size, truncated),
+        "sampling_mask/size_max": Peak.over(size, truncated),
+        "sampling_mask/one_fraction": SumCount.over(size == 1, truncated),
+    }
+
+
+def first_forward(
+    trajectories: Sequence[Trajectory], log_probs: Sequence[Floats], device: torch.device | str = "cpu"
+) -> PolicyBatch:
+    """The input of `mismatch_metrics` and the guard: two log-probs and the loss mask of every response token. Tokens
+    that a correction rejects are included.
+
+    Raises:
+        ValueError: a trajectory without `behavior_log_prob`.
+    """
+    behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
+    if len(behavior) < len(trajectories):
+        raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
+    columns = {"log_prob": log_probs, "behavior_log_prob": behavior}
+    joined = {name: to_device(torch.from_numpy(np.concatenate(values)), device) for name, values in columns.items()}
+    mask, cu = (to_device(column, device) for column in loss_masks(trajectories))
+    lengths, sampled = tuple(len(item.tokens) for item in trajectories), torch.ones_like(mask)
+    counts = HostCounts(lengths, lengths, tuple(map(loss_tokens, trajectories)), cu, sampled, mask)
+    return PolicyBatch(**joined, loss_mask=mask, cu_seqlens=cu, sampled=sampled, host_counts=counts)

@@ -1,0 +1,248 @@
+"""The objective of preference learning: DPO's family over pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.loss import Loss
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.preference.likelihood import Sft
+from proxima.core.preference.protocol import Pairwise, PreferencePairs
+from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
+from proxima.core.segment import segment_count
+from proxima.data import UserError, require
+from proxima.data.field_checks import check_choices
+from proxima.data.flow import Key
+from proxima.data.packed_batch import PackedBatch
+from proxima.data.pairs import PreferencePair
+from proxima.data.trajectory import Trajectory
+from proxima.data.transfer import to_device
+from proxima.model.packed_model import TokenOutputs
+from proxima.training.objectives.policy_objective import first_forward
+from proxima.training.objectives.protocol import FirstForward, Objective, loss_tokens
+
+
+@dataclass(frozen=True)
+class PairGradients:
+    """The terms of a `PreferenceObjective` that depend on the whole update, by the term's position.
+
+    Args:
+        terms: losses, and the derivatives of their sum with respect to the log-probs of both sides, [S] float each; S
+            pairs.
+    """
+
+    terms: dict[int, tuple[Tensor, ...]]
+    metrics: Metrics
+
+    def take(self, rows: Sequence[int]) -> "PairGradients":
+        index = torch.tensor(rows, dtype=torch.long)
+        parts = {i: tuple(x[to_device(index, x.device)] for x in term) for i, term in self.terms.items()}
+        return PairGradients(parts, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceObjective(Objective[PreferencePair]):
+    """A weighted sum of `proxima.core.preference` losses, each averaged over the pairs of an update.
+
+        log π(y) = Σ_t log π(y_t)  (`reduce: sum`)   or   its mean over the tokens of y  (`reduce: mean`)
+
+    The sum is the log-prob of the completion, as DPO derives it: long completions have larger log-ratios, and β counts
+    nats. The mean removes the effect of the length: β must be larger by about the length of a completion for the same
+    pull, and the implicit reward is no longer that of a KL-regularised optimum.
+
+    Args:
+        terms: the losses. Metrics, which are implicit rewards, come from the first.
+        weights: one each; () for 1.
+        reduce: see above. `ipo` and `sigmoid_norm` divide by the lengths themselves; `sft` always takes the sum.
+        ld_alpha: weight of the tokens beyond the shorter completion, see `completion_log_prob`; 1: off.
+        on_policy_weights: multiply a pair's loss by the `wpo_weight` of both sides.
+        measure_mismatch: report the mismatch of engine and trainer, if the pairs come from an engine.
+
+    The pairs' `reference_log_prob` is the reference; without it log π_ref is 0. A term that depends on the whole
+    update (`aot`, which sorts) costs a further forward pass: its derivatives with respect to the log-probs are computed
+    before the split into micro-batches, so the split changes nothing.
+
+    Raises: FieldError for settings that contradict one another.
+    """
+
+    terms: Sequence[Pairwise]
+    weights: Sequence[float] = ()
+    reduce: Literal["sum", "mean"] = "sum"
+    ld_alpha: float = 1.0
+    on_policy_weights: bool = False
+    measure_mismatch: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [type(term).__name__ for term in self.terms]
+        require(len(kinds) > 0, "terms", kinds, "must name a loss")
+        fits = len(self.weights) in (0, len(kinds)) and all(0 <= weight < float("inf") for weight in self.weights)
+        require(fits, "weights", self.weights, f"must be finite numbers >= 0, one for each of the {len(kinds)} losses")
+        require(
+            not self.weights or any(self.weights),
+            "weights",
+            self.weights,
+            "must not all be 0: nothing would be trained",
+        )
+        require(0 <= self.ld_alpha <= 1, "ld_alpha", self.ld_alpha, "must be in [0, 1]")
+        check_choices(self)
+        divides = next((name for term, name in zip(self.terms, kinds, strict=True) if term.by_length), None)
+        require(self.reduce == "sum" or not divides, "reduce", self.reduce, f"must be sum: {divides} takes the mean")
+        bound = "must be 1 with reduce=mean, which has no sum to cut"
+        require(self.reduce == "sum" or self.ld_alpha == 1, "ld_alpha", self.ld_alpha, bound)
+        sorts = next((name for term, name in zip(self.terms, kinds, strict=True) if term.whole_batch), None)
+        weighted = self.on_policy_weights and sorts is not None
+        bound = f"must be false: the losses of {sorts} are not those of single pairs"
+        require(not weighted, "on_policy_weights", self.on_policy_weights, bound)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        return frozenset({"log_sum_square"} if self.on_policy_weights else ())
+
+    @property
+    def has_batch_statistics(self) -> bool:
+        return any(term.whole_batch for term in self.terms)
+
+    def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[PreferencePair]]:
+        """Online DPO: the pairs of `best_against_worst`; an update has the pairs of the groups that it names."""
+        pairs = best_against_worst(trajectories)
+        group = {trajectory.key: trajectory.group for trajectory in trajectories}
+        return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
+
+    def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
+        return (item.chosen, item.rejected)
+
+    def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
+        whole = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
+        leaves = whole.chosen.detach().requires_grad_(), whole.rejected.detach().requires_grad_()
+        whole = replace(whole, chosen=leaves[0], rejected=leaves[1])
+        terms: dict[int, tuple[Tensor, ...]] = {}
+        for i, term in enumerate(self.terms):
+            if term.whole_batch:
+                with torch.enable_grad():
+                    loss = term(whole)
+                    slopes = torch.autograd.grad(loss.sum(), leaves)
+                terms[i] = (loss.detach(), *slopes)
+        return PairGradients(terms, {})
+
+    def denominators(self, items: Sequence[PreferencePair], statistics: PairGradients | None = None) -> list[Tensor]:
+        lengths = torch.tensor([loss_tokens(item.chosen) for item in items])
+        return [term.denominator(lengths) for term in self.terms]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
+        pairs = self.pairs(batch, outputs.need("log_prob"))
+        plain = self.reduce == "sum" and self.ld_alpha == 1
+        summed = pairs if plain else _summed(batch, outputs.need("log_prob"))
+        on_policy = self._on_policy(batch, outputs)
+        metrics = self.terms[0].metrics(pairs) | _log_probs(summed)
+        losses = []
+        for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
+            denominator = term.denominator(pairs.chosen_length)
+            if statistics is not None and i in statistics.terms:
+                numerator = _passed_on(pairs, *statistics.terms[i])
+            else:
+                loss = term(summed if isinstance(term, Sft) else pairs) * on_policy
+                numerator = loss.mean(dtype=torch.float64) * denominator
+            losses.append(Loss(weight * numerator, denominator, metrics))
+            metrics = {}
+        return losses
+
+    def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
+        log_prob = outputs.need("log_prob")
+        return {"log_prob": log_prob, "keep": torch.ones_like(log_prob, dtype=torch.bool)}
+
+    def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
+        if not self.measure_mismatch:
+            return {}
+        sides, log_probs = [side for side, _ in first], [statistics.log_prob for _, statistics in first]
+        return mismatch_metrics(first_forward(sides, log_probs, device))
+
+    def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:
+        """The log-probs of the pairs of a batch in which chosen and rejected completions alternate."""
+        if self.reduce == "sum":
+            return _summed(batch, log_prob, self.ld_alpha)
+        pairs = _summed(batch, log_prob)
+        chosen, rejected = pairs.chosen_length.clamp(min=1), pairs.rejected_length.clamp(min=1)
+        return replace(
+            pairs,
+            chosen=pairs.chosen / chosen,
+            rejected=pairs.rejected / rejected,
+            reference_chosen=pairs.reference_chosen / chosen,
+            reference_rejected=pairs.reference_rejected / rejected,
+        )
+
+    def _on_policy(self, batch: PackedBatch, outputs: TokenOutputs) -> Tensor | float:
+        if not self.on_policy_weights:
+            return 1.0
+        columns = outputs.need("log_prob"), outputs.need("log_sum_square")
+        weight = wpo_weight(*columns, batch.loss_mask, batch.cu_seqlens)
+        return weight[0::2] * weight[1::2]
+
+
+def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, PreferencePair]:
+    """The two trajectories of each group as a pair, by group; the one with the larger advantage is chosen.
+
+    Raises:
+        ValueError: a group has not exactly two, or both have the same advantage.
+        UserError: a completion of a group is a forked episode.
+    """
+    groups: dict[int, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.turn:
+            reason = f"an episode of prompt {trajectory.uid} has several paths, and a preference compares single ones"
+            raise UserError(reason, remedy="set episode.forks=refuse")
+        groups.setdefault(trajectory.group, []).append(trajectory)
+    pairs: dict[int, PreferencePair] = {}
+    for number, members in groups.items():
+        members.sort(key=lambda trajectory: -float(trajectory.advantage.mean()))
+        advantages = {float(trajectory.advantage.mean()) for trajectory in members}
+        if len(members) != 2 or len(advantages) != 2:
+            got = f"{len(members)} completions with advantages {sorted(advantages)}"
+            raise ValueError(f"group {number} has {got}; a pair is two that differ: select with best_and_worst")
+        pairs[number] = PreferencePair(row=number, chosen=members[0], rejected=members[1])
+    return pairs
+
+
+def reference_log_prob(batch: PackedBatch) -> Tensor:
+    """[N] log-probs of the reference; 0 without one."""
+    reference = batch.reference_log_prob
+    return torch.zeros_like(batch.advantage) if reference is None else reference
+
+
+def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> PreferencePairs:
+    """The pairs of a batch in which chosen and rejected completions alternate."""
+    length = segment_count(batch.loss_mask, batch.cu_seqlens)
+    other = length.view(-1, 2).flip(1).flatten()
+    ours, reference = (
+        completion_log_prob(values, batch.loss_mask, batch.cu_seqlens, other, alpha)
+        for values in (log_prob, reference_log_prob(batch))
+    )
+    return PreferencePairs(
+        chosen=ours[0::2],
+        rejected=ours[1::2],
+        reference_chosen=reference[0::2],
+        reference_rejected=reference[1::2],
+        chosen_length=length[0::2],
+        rejected_length=length[1::2],
+    )
+
+
+def _joined(parts: Sequence[PreferencePairs]) -> PreferencePairs:
+    return PreferencePairs(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(parts[0])})
+
+
+def _passed_on(pairs: PreferencePairs, loss: Tensor, *slopes: Tensor) -> Tensor:
+    """[] float64 with the given value of the losses, and the given derivatives with respect to the log-probs of both
+    sides."""
+    sides = (pairs.chosen, pairs.rejected)
+    steps = [slope * (side - side.detach()) for slope, side in zip(slopes, sides, strict=True)]
+    return (loss + steps[0] + steps[1]).sum(dtype=torch.float64)
+
+
+def _log_probs(pairs: PreferencePairs) -> Metrics:
+    """The log-prob of a completion, nats, summed over its tokens."""
+    every = torch.ones_like(pairs.chosen, dtype=torch.bool)
+    return {f"logps/{side}": SumCount.over(getattr(pairs, side), every) for side in ("chosen", "rejected")}

@@ -1,0 +1,195 @@
+"""DPO, its relatives and KTO on the offline loop."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxima.core.preference.likelihood import Sft
+from proxima.data import UserError
+from proxima.data.columns import Floats
+from proxima.data.pairs import LabeledCompletion, PreferencePair
+from proxima.data.trajectory import Trajectory
+from proxima.evaluation.preference_metrics import ComparedItem, preference_metrics
+from proxima.model.packed_model import PackedModel
+from proxima.model.policy import Policy
+from proxima.model.pretrained import LoadedModel
+from proxima.system.atomic_files import check_writable
+from proxima.task.protocol import Row
+from proxima.training.forward_stage import ForwardStage, LogProbStage
+from proxima.training.objectives.kto_objective import KtoObjective
+from proxima.training.objectives.preference_objective import PreferenceObjective
+from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
+from proxima.training.offline.reference_cache import cached_log_probs
+from proxima.training.stack import TrainStack
+
+Item = PreferencePair | LabeledCompletion
+
+
+class PreferenceMethod(OfflineMethod[Item]):
+    """Makes preferred completions more probable than the others, relative to a frozen reference; see
+    `PreferenceObjective` and `KtoObjective`."""
+
+    headline = "accuracy"
+
+    begins = True  # the weights are those at the start of the run
+    policy: Policy | None = None
+
+    @property
+    def section(self) -> Any:
+        return self.settings.preference
+
+    def check(self) -> None:
+        if self.cache is not None:  # checked before anything is computed; created when it is written
+            check_writable("preference.cache", self.section.cache, "name another folder, or null for none")
+
+    @property
+    def cache(self) -> Path | None:
+        """The folder of the reference's log-probs; None if they are not stored."""
+        cache = self.section.cache if self.section.reference == "start" else None
+        return None if cache is None else Path(cache).expanduser()
+
+    def item(self, row: Row, number: int) -> Item:
+        item: Item = self.settings.item(number, row, self.tokenizer, self.context)
+        return item
+
+    def joined(self, items: list[Item]) -> list[Item]:
+        """Add the mismatched completions of KTO, which only its loss reads."""
+        kto = self.section.kto
+        return items if kto is None or kto.anchor == "zero" else with_mismatched(items, self.context)
+
+    def load(self, path: str | None) -> LoadedModel:
+        self.begins = path is None
+        return super().load(path)
+
+    def model(self, loaded: LoadedModel) -> PackedModel:
+        self.policy = self.source.policy(loaded)
+        return self.policy
+
+    def objective(self) -> Any:
+        kto = self.section.kto
+        return self.section.pair_objective() if kto is None else KtoObjective(spec=kto)
+
+    def unmeasured(self, held_out: Sequence[Item]) -> str:
+        """KTO's accuracy needs both a good and a bad completion."""
+        labels = {item.good for item in held_out if isinstance(item, LabeledCompletion)}
+        if len(labels) != 1:
+            return ""
+        kind, other = ("good", "bad") if labels == {True} else ("bad", "good")
+        return f"all {len(held_out)} held-out completions are {kind}: an accuracy needs {other} ones too"
+
+    def prepare(self, items: list[Item], progress: Progress, stack: TrainStack) -> list[Item]:
+        """Add the log-probs of the reference."""
+        if self.section.reference == "none" or not items:
+            return items
+        sides = [side for item in items for side in item.sides]
+        identity, budget = self.source.identity(), {"tokens_per_micro_batch": str(stack.tokens_per_micro_batch)}
+        compute = partial(self._reference, sides, progress, stack)
+        log_probs = iter(cached_log_probs(self.cache if identity else None, identity | budget, sides, compute))
+        return [
+            item.with_sides([replace(side, reference_log_prob=next(log_probs)) for side in item.sides])
+            for item in items
+        ]
+
+    def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
+        """[T] log-probs under the model that the run begins with. They are run in batches of the same size as those of
+        `measure`: so at the start the model's own log-probs are bit-identical, whatever the rounding, and no pair has a
+        margin."""
+        (stage,) = stack.late_stages(self.stages)
+        done, total = 0, sum(map(len, trajectories))
+        out: list[Floats] = []
+        at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
+        for batch in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
+            out += stack.columns(stage, batch)[stage.column]
+            done += sum(map(len, batch))
+            progress(done, total)
+        return out
+
+    def stages(self) -> Sequence[ForwardStage]:
+        """The reference: the trained model before the first step, or with its adapter off at any time; otherwise it is
+        loaded again."""
+        assert self.policy is not None
+        lora, policy = self.source.lora is not None, self.policy
+        if not self.begins and not lora:
+            policy = self.source.policy(self.source.load())
+        return [LogProbStage("reference_log_prob", policy, adapter=not lora)]
+
+    def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[ComparedItem]:
+        log_probs = stack.log_prob([side for item in items for side in item.sides])
+        pairs = [item for item in items if isinstance(item, PreferencePair)]
+        if pairs:
+            return _compared(pairs, log_probs, stack, self.section.pair_objective())
+        kto, labeled = self.section.kto, [item for item in items if isinstance(item, LabeledCompletion)]
+        assert kto is not None
+        return [_compared_alone(item, x, kto.beta) for item, x in zip(labeled, log_probs, strict=True)]
+
+    def summarise(self, measured: Sequence[ComparedItem]) -> dict[str, float]:
+        return preference_metrics(measured)
+
+
+def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
+    """Pair each labeled completion with the next one in the data that has another prompt and fits after its own prompt.
+
+    Raises:
+        UserError: no such completion exists.
+    """
+    out: list[Item] = []
+    labeled = [item for item in items if isinstance(item, LabeledCompletion)]
+    for i, item in enumerate(labeled):
+        own = item.completion
+        others = (labeled[(i + step) % len(labeled)].completion for step in range(1, len(labeled)))
+        fits = (
+            other
+            for other in others
+            if not np.array_equal(other.prompt_tokens, own.prompt_tokens)
+            and len(own.prompt_tokens) + len(other.tokens) <= context
+        )
+        other = next(fits, None)
+        if other is None:
+            reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
+            remedy = "add rows, or set preference.loss.0.anchor=zero"
+            raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
+        out.append(replace(item, mismatched=replace(other, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
+    return out
+
+
+def _compared(
+    pairs: Sequence[PreferencePair], log_probs: Sequence[Floats], stack: TrainStack, objective: PreferenceObjective
+) -> list[ComparedItem]:
+    """Compare pairs by the log-probs [T] of both sides, which alternate."""
+    batch = stack.model.pack([side for pair in pairs for side in pair.sides])
+    values = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
+    beta = objective.terms[0].beta
+    chosen, rejected = (
+        beta * (ours - theirs)
+        for ours, theirs in ((values.chosen, values.reference_chosen), (values.rejected, values.reference_rejected))
+    )
+    losses: list[float | None] = [None] * len(pairs)
+    if not objective.has_batch_statistics and not any(isinstance(term, Sft) for term in objective.terms):
+        weights = objective.weights or [1.0] * len(objective.terms)
+        terms = [weight * term(values) for weight, term in zip(weights, objective.terms, strict=True)]
+        losses = reduce(torch.add, terms).tolist()
+    sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
+    return [
+        ComparedItem(
+            question=pair.chosen.prompt_tokens.tobytes(),
+            reward={"chosen": float(chosen[i]), "rejected": float(rejected[i])},
+            log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
+            loss=losses[i],
+        )
+        for i, pair in enumerate(pairs)
+    ]
+
+
+def _compared_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> ComparedItem:
+    reference = item.completion.reference_log_prob
+    ours = float(log_prob.sum(dtype=np.float64))
+    theirs = 0.0 if reference is None else float(reference.sum(dtype=np.float64))
+    side = "chosen" if item.good else "rejected"
+    return ComparedItem(
+        question=item.completion.prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
+    )

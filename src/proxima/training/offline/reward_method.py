@@ -1,0 +1,96 @@
+"""Reward models on the offline loop."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core import RewardLoss
+from proxima.data.packed_batch import PackedBatch
+from proxima.data.pairs import PreferencePair
+from proxima.data.trajectory import Trajectory
+from proxima.evaluation.pair_metrics import ScoredPair, pair_metrics
+from proxima.model.pretrained import LoadedModel
+from proxima.model.scalar_model import ScalarModel, pad_token, scalar_config, set_score_normalization
+from proxima.task.protocol import Row
+from proxima.training.forward_stage import ForwardStage
+from proxima.training.objectives.reward_objective import RewardObjective
+from proxima.training.offline.method import OfflineMethod
+from proxima.training.stack import TrainStack
+
+
+@dataclass(frozen=True)
+class ScoreStage:
+    """The score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, at every place of
+    its column; see `ScalarModel.sequence_scores`."""
+
+    model: ScalarModel
+    column: str = "score"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.model.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        return torch.repeat_interleave(self.model.sequence_scores(batch), batch.cu_seqlens.diff())
+
+
+class RewardMethod(OfflineMethod[PreferencePair]):
+    """Trains the better completion of a pair to score higher; see `RewardObjective`.
+
+    An evaluation stores mean and standard deviation of the held-out scores in the model's config, from which the reward
+    `model` reads them (`normalize`).
+    """
+
+    headline = "accuracy"
+    marks_model = True
+
+    def check(self) -> None:
+        scalar_config(self.source.path, self.source.revision, new_head=True)
+
+    def item(self, row: Row, number: int) -> PreferencePair:
+        pair: PreferencePair = self.settings.pair(number, row, self.tokenizer, self.context)
+        return pair
+
+    def load(self, path: str | None) -> LoadedModel:
+        return self.source.load_scalar(path, head_std=self.settings.reward_model.head_std)
+
+    def model(self, loaded: LoadedModel) -> ScalarModel:
+        self.scored = self.source.scalar(loaded)
+        return self.scored
+
+    def stages(self) -> Sequence[ForwardStage]:
+        return [ScoreStage(self.scored)]
+
+    def objective(self) -> RewardObjective:
+        section, pad = self.settings.reward_model, pad_token(self.scored.model.config)
+        return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=pad)
+
+    def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
+        (stage,) = stack.late_stages(self.stages)
+        sides = [side.with_sentinel() for pair in items for side in (pair.chosen, pair.rejected)]
+        columns = stack.columns(stage, sides)[stage.column]
+        scores = np.array([column[0] for column in columns], np.float32).reshape(-1, 2)
+        return [
+            ScoredPair(
+                question=_question(pair),
+                chosen=float(chosen),
+                rejected=float(rejected),
+                chosen_length=len(pair.chosen.tokens),
+                rejected_length=len(pair.rejected.tokens),
+            )
+            for pair, (chosen, rejected) in zip(items, scores, strict=True)
+        ]
+
+    def summarise(self, measured: Sequence[ScoredPair]) -> dict[str, float]:
+        metrics = pair_metrics(measured, seed=self.source.seed)
+        if metrics["score/std"] > 0:
+            set_score_normalization(self.scored.model.config, metrics["score/mean"], metrics["score/std"])
+        return metrics
+
+
+def _question(pair: PreferencePair) -> int:
+    """A number that is equal for pairs with the same prompt."""
+    return int.from_bytes(blake2b(pair.chosen.prompt_tokens.tobytes(), digest_size=7).digest(), "big")

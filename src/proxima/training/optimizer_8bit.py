@@ -1,0 +1,136 @@
+"""AdamW with moments of 8 bits, by torchao."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import UserError
+from proxima.model.parallel.sharded import own_slice
+from proxima.training.optimizer import Adam
+from proxima.training.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer
+
+BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
+SIGNED = MOMENTS[0]
+SMALLEST = 4096  # elements of a matrix below which its moments are not quantised, as in bitsandbytes
+AT_ONCE = 1 << 24  # elements that are float32 at once; torchao needs some 50 bytes for each
+
+
+@dataclass(frozen=True)
+class AdamW8bit(Adam):
+    """AdamW whose two moments are stored in 8 bits each: a code per element into a table of 256 values, dynamic in its
+    exponent, times the largest magnitude of its block. About 2 bytes per weight instead of 8.
+
+        m = table[code] * scale, by block      m, v ← AdamW's, in float32      codes and scales of m and v again
+
+    A block is at most 256 elements of one row, so the number of ranks does not change a bit of it. But it also divides
+    a rank's part of a row, which placement.tensor_parallel may cut: then resume with the same tensor_parallel. Vectors,
+    and matrices of fewer than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own
+    dtype.
+
+    Needs: `pip install 'proxima-rl[low-bit]'`.
+    Source: arXiv 2110.02861; torchao's `AdamW8bit`.
+    Differs: its blocks run on from row to row, and it updates a matrix at once, compiled; here rows at a time, eagerly.
+    """
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over `parameters`, in their order.
+
+        Raises:
+            UserError: torchao is not installed.
+        """
+        if find_spec("torchao") is None:
+            remedy = "pip install 'proxima-rl[low-bit]'"
+            raise UserError("optimizer 'adamw_8bit' needs the package torchao", remedy=remedy)
+        return EightBitAdamW(self.groups(parameters), self.settings())
+
+    def moments(self, matrices: int, others: int) -> tuple[int, int]:
+        moments = 2 * (matrices + others)
+        return 0, moments + 4 * moments // BLOCK
+
+
+class EightBitAdamW(WeightwiseOptimizer):
+    """torchao's update, after which the moments are stored as torchao's codes: `exp_avg` (uint8, of the weight's shape)
+    and `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
+
+    def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
+        super().__init__(groups, settings)
+        from torchao.optim import adam, quant_utils
+
+        self.update, self.codes = adam.single_param_adam, quant_utils
+        self.tables = {name: torch.tensor(quant_utils.create_dynamic_map(name == SIGNED)) for name in MOMENTS}
+
+    def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
+        return (*ADAM, *(_scale_of(name) for name in MOMENTS)) if block_of(parameter) else ADAM
+
+    def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
+        shape = parameter.shape
+        if slot in map(_scale_of, MOMENTS):
+            shape = torch.Size((*shape[:-1], shape[-1] // max(1, block_of(parameter))))
+        return shape, torch.device("cpu") if slot == "step" else parameter.device
+
+    def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
+        weight, gradient, slots = own_slice(parameter), own_slice(parameter.grad), self.state[parameter]
+        block = block_of(parameter)
+        if not slots:
+            slots["step"] = torch.tensor(0.0)
+            for name in MOMENTS:
+                slots[name] = self.zeros(name, parameter, torch.uint8 if block else weight.dtype)
+                if block:
+                    slots[_scale_of(name)] = self.zeros(_scale_of(name), parameter, torch.float32, block)
+        slots["step"] += 1
+        shards = {name: own_slice(slot) for name, slot in slots.items()}
+        beta1, beta2 = group["betas"]
+        for rows in _row_ranges(weight):
+            part = {name: slot[rows] if slot.dim() else slot for name, slot in shards.items()}
+            moments = [self._read(part, name) for name in MOMENTS]
+            self.update(
+                weight[rows], gradient[rows], part["step"], *moments, None, torch.tensor(float(group["lr"])),
+                beta1, beta2, group["weight_decay"], group["eps"], True, False,
+            )  # fmt: skip
+            if block:
+                for name, moment in zip(MOMENTS, moments, strict=True):
+                    self._write(part, name, moment, block)
+
+    def _read(self, slots: dict[str, Tensor], name: str) -> Tensor:
+        """Read a moment: a float32 copy if it is quantised, otherwise the entry itself."""
+        codes, scale = slots[name], slots.get(_scale_of(name))
+        if scale is None:
+            return codes
+        self.tables[name] = table = self.tables[name].to(codes.device)
+        moment: Tensor = self.codes.dequant_with_qmap(codes, table, scale.flatten())
+        return moment
+
+    def _write(self, slots: dict[str, Tensor], name: str, moment: Tensor, block: int) -> None:
+        shares, scale = self.codes.scale_tensor(moment, block)
+        slots[name].copy_(self.codes.quantize_8bit_with_qmap(shares, self.tables[name]))
+        slots[_scale_of(name)].copy_(scale.view_as(slots[_scale_of(name)]))
+
+
+def _scale_of(moment: str) -> str:
+    return f"{moment}_scale"
+
+
+def block_of(parameter: Any) -> int:
+    """The number of elements in a block of this weight's moments; 0: they are not quantised. The same on every rank."""
+    width = parameter.shape[-1] if parameter.dim() >= 2 else 0
+    if hasattr(parameter, "placements"):
+        for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
+            if placement.is_shard(parameter.dim() - 1):
+                width = width // size if width % size == 0 else 0
+    block: int = math.gcd(width, BLOCK) if width else 0
+    return block if block >= SMALLEST_BLOCK and parameter.numel() >= SMALLEST else 0
+
+
+def _row_ranges(weight: Tensor) -> Iterator[Any]:
+    """Ranges of rows that are computed at once; none for an empty slice."""
+    if not weight.dim():
+        yield ...
+        return
+    rows = max(1, AT_ONCE // max(1, math.prod(weight.shape[1:])))
+    for start in range(0, len(weight) if weight.numel() else 0, rows):
+        yield slice(start, start + rows)

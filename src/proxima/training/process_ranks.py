@@ -1,0 +1,146 @@
+"""The ranks of a run on several processes, over torch.distributed."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from proxima.core.metrics import Metrics, merge_metrics
+from proxima.data import NotFiniteError
+from proxima.model.parallel.norm import clip_gradients, total_norm
+from proxima.training.messages import End
+from proxima.training.rank_status import RankStatus
+from proxima.training.ranks import Message, RankError, Ranks, Refused, SharedProblem
+
+T = TypeVar("T")
+
+
+class ProcessRanks(Ranks):
+    """The ranks of the default process group; `objects` is a group of the same ranks over gloo, for everything except
+    the model's tensors; None: the default group. `writer` is set once the process group exists. Every `together`
+    neighbours compute the same share."""
+
+    def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
+        self.rank, self.size, self.objects, self.together = rank, size, objects, together
+        self.status = RankStatus(_collectives)
+
+    @contextmanager
+    def call(self, message: Message) -> Iterator[None]:
+        if self.rank > 0:  # it is in the call that rank 0 has told it to make
+            yield
+            return
+        self.in_call = True
+        self.status.begin(str(message))
+        self._broadcast(message)
+        try:
+            yield
+        except SharedProblem:
+            self.in_call = False
+            raise
+        else:
+            self.in_call = False
+        finally:
+            if not self.in_call:  # else the run ends in this call, and the watch may still report it later
+                self.status.begin("")
+
+    def end(self, outcome: Any) -> None:
+        if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
+            self._broadcast(End(outcome))
+
+    def receive(self) -> Message:
+        """Receive the next message, on the other ranks."""
+        self.status.begin("")
+        message = self._broadcast(None)
+        assert message is not None
+        self.status.begin(str(message))
+        return message
+
+    def at(self, part: str) -> None:
+        self.status.at(part)
+
+    def _broadcast(self, message: Message | None) -> Message | None:
+        box = [message]
+        with self.status.within("broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.objects)
+        return box[0]
+
+    def agree(self, problem: Exception | None) -> None:
+        text = f"{type(problem).__name__}: {problem}"
+        problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
+        rank = next((rank for rank, other in enumerate(problems) if other is not None), None)
+        if rank is None:
+            return
+        self.in_call = False
+        if self.rank > 0:
+            raise Refused from problem
+        if problem is not None:
+            raise problem
+        text, not_finite = problems[rank] or ("", False)
+        raise (SharedProblem if not_finite else RankError)(f"{self.name(rank)}: {text}")
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with self.status.within("gather"):
+            dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
+        return [value] if values is None else values
+
+    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
+        values = self.gather_everywhere(value) if everywhere else self.gather(value)
+        return [moved(each, device) for each in values[:: self.together]]
+
+    def gather_everywhere(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        with self.status.within("all_gather"):
+            dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)
+        return values
+
+    def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
+        return self.gather_shares(merge_metrics(metrics), everywhere=True)
+
+    def sum(self, value: Tensor) -> Tensor:
+        total = value.detach().cpu().clone()
+        if self.rank % self.together:
+            total.zero_()
+        with self.status.within("all_reduce"):
+            dist.all_reduce(total, group=self.objects)
+        return total.to(value.device)
+
+    def maximum(self, count: int) -> int:
+        largest = torch.tensor(count)
+        with self.status.within("all_reduce"):
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.objects)
+        return int(largest)
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        with self.status.within("norm"):
+            total: Tensor = total_norm(tensors)
+        return total
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        clip_gradients(parameters, most, norm)
+
+
+def _collectives() -> int:
+    """Count the collectives that this process has begun, over all groups."""
+    groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
+    return sum(group._get_sequence_number_for_group() for group in groups)
+
+
+def moved(value: T, device: torch.device | str) -> T:
+    """A copy of a value with its tensors, detached, on a device; recursive through dataclasses, lists, tuples and
+    mappings."""
+    copy: Any = value
+    if isinstance(value, Tensor):
+        copy = value.detach().to(device)
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value) if field.init]
+        copy = replace(value, **{name: moved(getattr(value, name), device) for name in names})
+    elif isinstance(value, dict):
+        copy = {key: moved(part, device) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        copy = type(value)(moved(part, device) for part in value)
+    return copy  # type: ignore[no-any-return]

@@ -1,0 +1,135 @@
+"""Lets the processes of a run share an update and combine their results.
+
+Rank 0 runs the loop, and tells the other ranks what to compute (`messages`); each computes its share of the items. No
+objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
+`proxima.training.process_ranks` has several.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from proxima.core.metrics import Metrics
+from proxima.data import NotFiniteError
+from proxima.data.trajectory import Trajectory
+from proxima.training.shares import split
+
+T = TypeVar("T")
+
+
+class Message:
+    """What rank 0 tells the others, see `messages`; `str` of it names the work in status reports, such as `update of
+    policy`."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()} of {getattr(self, 'stack', 'run')}"
+
+
+class Refused(Exception):
+    """Raised on the other ranks when rank 0 has ended a call with an error, which rank 0 reports itself."""
+
+
+class SharedProblem(NotFiniteError):
+    """A problem that every rank finds at the same point, so that none waits for another."""
+
+
+class RankError(Exception):
+    """An error on another rank."""
+
+
+class Ranks:
+    """A single process. Methods marked collective are called by every rank, in the same order."""
+
+    rank: int = 0
+    size: int = 1
+    together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
+
+    writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
+    in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
+    watch: Any = None  # the `RankWatch` of `placement`, on rank 0 of several
+
+    @property
+    def shares(self) -> int:
+        """The number of parts into which an update is split."""
+        return self.size // self.together
+
+    @property
+    def share(self) -> int:
+        """The index of this rank's share."""
+        return self.rank // self.together
+
+    @property
+    def writing(self) -> bool:
+        """True if a checkpoint is not complete yet."""
+        return self.writer is not None and self.writer.unfinished
+
+    def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
+        """The indices of this rank's share of items, of which these are the sequences."""
+        if self.shares == 1:
+            return list(range(len(items)))
+
+        return split(items, self.shares, share_prompt=share_prompt)[self.share]
+
+    def call(self, message: Message) -> AbstractContextManager[None]:
+        """On rank 0: send a message to every rank, which does what rank 0 does in the block. Elsewhere, no effect."""
+        return nullcontext()
+
+    def end(self, outcome: Any) -> None:
+        """On rank 0: end the other ranks, with the outcome of the run."""
+
+    def losing(self) -> bool:
+        """True if another rank has failed."""
+        return self.watch is not None and bool(self.watch.losing)
+
+    def name(self, rank: int) -> str:
+        """The name of a rank, for messages."""
+        return f"rank {rank}" if self.watch is None else str(self.watch.name(rank))
+
+    def at(self, part: str) -> None:
+        """Note the part of the call that comes next, for status reports of this rank."""
+
+    def agree(self, problem: Exception | None) -> None:
+        """Raise a rank's problem on every rank at the same point, so that none waits for another: on rank 0 its own
+        problem, if it has one; on the other ranks `Refused`. Collective.
+
+        Raises:
+            SharedProblem: a rank has a NotFiniteError.
+            RankError: another rank has another problem.
+        """
+        if problem is not None:
+            raise problem
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
+        return [value]
+
+    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
+        """The values of all shares, each from the first rank that has it, on rank 0; elsewhere only this rank's, unless
+        `everywhere`. Collective; the tensors of several ranks arrive on `device`."""
+        return [value]
+
+    def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
+        """The metrics of all shares, on every rank; collective."""
+        return metrics
+
+    def sum(self, value: Tensor) -> Tensor:
+        """[] summed over the shares; collective."""
+        return value
+
+    def maximum(self, count: int) -> int:
+        """The largest count of any rank; collective."""
+        return count
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        """[] the 2-norm of tensors that may be sharded over the ranks; collective."""
+        return nn.utils.get_total_norm(tensors)
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        """Scale the gradients, of norm `norm`, down to `most`."""
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+
+
+ALONE = Ranks()

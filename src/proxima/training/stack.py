@@ -1,0 +1,335 @@
+"""The training stack: from items and an objective to new weights. It knows no RL."""
+
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from proxima.core.metrics import Metrics, merge_metrics, on_host
+from proxima.data import NotFiniteError
+from proxima.data.columns import Floats
+from proxima.data.flow import Key
+from proxima.data.trajectory import Trajectory
+from proxima.model.packed_model import PackedModel
+from proxima.model.parallel.gather import gather_into, plain_copy
+from proxima.model.parallel.sharded import own_slice
+from proxima.model.pretrained import LoadedModel, beside_decoder
+from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
+from proxima.training.messages import Fill, Gather, Release, Stages, Update
+from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
+from proxima.training.one_pass_adamw import OnePassAdamW, one_pass
+from proxima.training.optimizer import AdamW, Schedule
+from proxima.training.optimizer_state import restore_state
+from proxima.training.ranks import ALONE, Message, Ranks, SharedProblem
+from proxima.training.shared_update import SharedUpdate
+
+POLICY = "policy"  # the name of a run's first stack
+LEAST_COMPILED = 1 << 20  # number of trained weights from which a compiled step pays off
+EXPLODED = 3.0  # growth of the norm of all trained weights in one update that has destroyed the model
+
+
+class OptimizerSpec(Protocol):
+    """The config of an optimizer, a kind of `OPTIMIZERS`. One that distinguishes parameters by name also has
+    `build_named(pairs)`, with the names in the model."""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
+
+
+@dataclass(kw_only=True)
+class UpdateResult:
+    """The result of a call of `TrainStack.update`.
+
+    Args:
+        metrics: merged over micro-batches and updates, ready to be logged.
+        token_statistics: by key of the trajectory, from its first forward pass; skipped items have none.
+        tokens: tokens fed to the forward passes that had a backward pass.
+        updates: optimizer steps made.
+        skipped: items, over all updates, for which `Objective.skippable` saved the forward pass.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    token_statistics: dict[Key, TokenStatistics] = field(default_factory=dict)
+    tokens: int = 0
+    updates: int = 0
+    skipped: int = 0
+
+
+class TrainStack:
+    """Optimizer, learning-rate schedule, gradient clipping and micro-batches around a model.
+
+    Args:
+        model: the model to train; a `Policy` or a `ScalarModel`.
+        optimizer: spec with `build`.
+        schedule: of the learning rate, over the updates of the whole run.
+        max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
+        on_zero_gradient: what an update does whose gradient is exactly 0, for instance because every advantage is:
+            `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
+            TRL and verl do. The schedule counts it in both.
+        tokens_per_micro_batch: token budget of one forward pass.
+        ranks: the processes that share each update. Rank 0 tells the others of each collective call before it makes
+            it, and they call the same method of their stack of this name.
+        name: identifies the stack to the other ranks.
+    """
+
+    def __init__(
+        self,
+        model: PackedModel,
+        *,
+        optimizer: OptimizerSpec | None = None,
+        schedule: Schedule | None = None,
+        max_grad_norm: float = 1.0,
+        on_zero_gradient: str = "skip",
+        tokens_per_micro_batch: int = 4096,
+        ranks: Ranks = ALONE,
+        name: str = POLICY,
+    ) -> None:
+        self.model, self.ranks, self.name = model, ranks, name
+        self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
+        self.optimizer = _built(optimizer or AdamW(), model)
+        self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.schedule = schedule or Schedule()
+        self.max_grad_norm, self.on_zero_gradient = max_grad_norm, on_zero_gradient
+        self.tokens_per_micro_batch = tokens_per_micro_batch
+        self.updates = 0
+        self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
+        self._plain: LoadedModel | None = None  # on rank 0 of several
+        self._gathers = False
+
+    def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
+        """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
+        return self.columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
+
+    def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
+        out = list(trajectories)
+        for stage in stages:
+            if any(getattr(item, stage.column) is None for item in out):
+                filled = self.columns(stage, out)
+                out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
+        return out
+
+    def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
+        """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
+        the other ranks return only these, and empty ones for the rest."""
+        ranks, shared = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks, self.model.share_prompt
+        with ranks.call(Fill(self.name, stage.column, trajectories)):
+            return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
+
+    def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
+        """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
+        with self._call(Stages):
+            return make()
+
+    def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
+        """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
+        on rank 0; the others get their own part. The first call creates that copy, on `device`. Collective."""
+        if self.ranks.size == 1:
+            return self.model.loaded
+
+        with self._call(Gather):
+            if self._gathers:
+                gather_into(self.model.model, None if self._plain is None else self._plain.model)
+            else:
+                self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+        return self._plain or self.model.loaded
+
+    def release(self) -> None:
+        """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
+        not used a GPU. Collective."""
+        with self._call(Release):
+            torch.cuda.empty_cache()
+
+    def update(
+        self,
+        objective: Objective[Any],
+        updates: Sequence[Sequence[Any]],
+        progress: Callable[[int, int], None] | None = None,
+        planned: int = 0,
+        should_continue: Callable[[Sequence[Any], Metrics], bool] | None = None,
+        before_first: Callable[[FirstForward], None] | None = None,
+    ) -> UpdateResult:
+        """Make one optimizer step for each of the `updates`, in order. Collective: every rank computes its share.
+
+        Args:
+            objective: the loss to minimise.
+            updates: the items of each, as the objective reads them; an item may occur in several (epochs).
+            progress: called with (tokens done, tokens in total) after each micro-batch.
+            planned: updates that the schedule counts for this call, if fewer are made: a batch that was not full
+                advances the schedule like a full one.
+            should_continue: called on every rank after each update with its items and its metrics; False skips the
+                rest.
+            before_first: called with the statistics of the first forward passes, before their optimizer step, which is
+                skipped if the call raises; updates before it that ran nothing and moved nothing give it none.
+
+        Raises:
+            ValueError: the loss lacks a tensor.
+            NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
+                are not finite, or their norm has grown more than `EXPLODED` times.
+        """
+        with self._call(Update, objective, updates, planned, should_continue):
+            budget = self.tokens_per_micro_batch
+            shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
+            before = 0.0 if self._one_pass else self._weight_norm()
+            self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
+            result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
+            loss, tokens = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
+            to_feed = sum(update.tokens for update in shared)
+
+            def fed(count: int) -> None:
+                nonlocal tokens
+                tokens += count
+                if progress is not None:
+                    progress(tokens, to_feed)
+
+            at_start, moved = True, 0  # no forward pass yet, and no step; updates that moved the weights
+            for update in shared:
+                first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
+                for trajectory, values in first:
+                    if trajectory.key not in result.token_statistics:
+                        result.token_statistics[trajectory.key] = replace(values, updates_before=moved)
+                if at_start:
+                    measured.append(update.measure_first(first, before_first))
+                metrics += measured
+                norms.append(norm := self._step())
+                result.skipped += update.skipped
+                at_start = at_start and not first and self._skips(norm)
+                if not self._skips(norm):
+                    before, moved = self._check_weights(before), moved + 1
+                if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
+                    break
+            result.updates = len(norms)
+            self.updates += max(0, planned - result.updates)  # the schedule reads it
+            result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
+            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
+            return result
+
+    def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
+        """On rank 0: send a message about this stack to every rank, see `Ranks.call`."""
+        return self.ranks.call(message(self.name, *facts))
+
+    def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
+        """The metrics of a call, ready to be logged; `loss` is the sum over its updates."""
+        metrics = {key: value.value for key, value in on_host(merge_metrics(measured)).items()} | {
+            "loss": loss / max(1, len(norms)),
+            "grad_norm": sum(norms) / max(1, len(norms)),
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+        if skipped := sum(map(self._skips, norms)):
+            metrics["updates/skipped"] = float(skipped)
+        return metrics
+
+    def _step(self) -> float:
+        """Clip, schedule and step; returns the norm of the gradient.
+
+        An update without a backward pass has a gradient of zero, as one over advantages of exactly 0: so skipping those
+        does not change a bit of any update.
+        """
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        one_pass = self._one_pass
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        norm = self.ranks.norm(grads) if one_pass is None else one_pass.gradient_norm()
+        if not math.isfinite(value := float(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {value}")
+        factor = self.schedule.factor(self.updates)
+        for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
+            group["lr"] = peak * factor
+        if self._skips(value):
+            pass
+        elif one_pass is not None:
+            one_pass.step(self.max_grad_norm, norm)
+        else:
+            if self.max_grad_norm > 0:
+                self.ranks.clip(self.parameters, self.max_grad_norm, norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        return value
+
+    def _skips(self, norm: float) -> bool:
+        """Return True if an update with a gradient of this norm leaves the weights as they are."""
+        return self.on_zero_gradient == "skip" and norm == 0
+
+    def _weight_norm(self) -> float:
+        """The norm of all trained weights; reads each of them once."""
+        return float(self.ranks.norm([p.detach() for p in self.parameters]))
+
+    def _check_weights(self, before: float) -> float:
+        """Check and return the norm of the weights, which was `before` prior to the last update."""
+        before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
+        if not math.isfinite(norm):
+            raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
+        if norm > EXPLODED * before > 0:
+            grown = f"from {before:.3g} to {norm:.3g}"
+            raise SharedProblem(f"the norm of the weights rose {grown} in update {self.updates}")
+        return norm
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
+        weights are not among them. On several ranks the tensors are sharded, and each rank checks its own slices.
+
+        Raises:
+            NotFiniteError: a tensor is not finite: its weights would never change again.
+        """
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        tensors = {
+            f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for parameter, slots in self.optimizer.state.items()
+            for key, value in slots.items()
+        }
+        for name, value in tensors.items():
+            if not bool(own_slice(value).sum().isfinite()):
+                raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
+        return tensors, {"updates": self.updates}
+
+    def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Restore a state.
+
+        Raises:
+            UserError: the tensors belong to another model, or some are missing.
+        """
+        restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
+        self.updates = int(facts["updates"])
+
+
+def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    build_named: Any = getattr(spec, "build_named", None)
+    made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
+    if model.loaded.vision_lr_ratio:
+        scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
+        made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))
+    return cast(torch.optim.Optimizer, made)
+
+
+def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: float) -> Iterator[dict[str, Any]]:
+    """The groups, those parameters whose ids are in `scaled` in groups of their own."""
+    for group in groups:
+        apart = [p for p in group["params"] if id(p) in scaled]
+        rest = [p for p in group["params"] if id(p) not in scaled]
+        for params, factor in ((rest, 1.0), (apart, ratio)):
+            if params:
+                yield {**group, "params": params, "lr": group["lr"] * factor}
+
+
+def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> OnePassAdamW | None:
+    """The replacement for the optimizer's step: in bf16 on a CPU, where runs need not match torch to the last bit."""
+    elsewhere = model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
+    if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
+        return None
+
+    return one_pass(optimizer)
+
+
+def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
+    """The trajectory with columns [T, …]; an additional value, that of a sentinel, becomes its bootstrap."""
+    value, count = columns.get("value", ()), len(item.tokens)
+    if len(value) > count:
+        columns |= {"value": value[:count], "bootstrap": float(value[count])}
+    return replace(item, **columns)
