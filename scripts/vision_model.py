@@ -17,8 +17,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.pretrained import load_tokenizer
+from proxima.task.generated import Shapes
 from proxima.task.prompts import to_prompt
-from proxima.task.shapes import Shapes
 
 ENOUGH, MOST, BATCH, RATE = 0.3, 4000, 64, 1e-3  # share right, steps, images of a step, learning rate
 SPECIAL = ("<end>", "<image_start>", "<image_pad>", "<image_end>", "<video_pad>")

@@ -11,7 +11,7 @@ from evidence.figure import draw
 from evidence.tasks import ChainSums
 from proxima.experiments.sweep_file import read_sweep
 from proxima.system.jsonl import read_lines
-from proxima.task.cursor import Cursor
+from proxima.task.prompts import Cursor
 
 CLAIM = Path(__file__).parent
 STEPS, MARGIN = 30, 0.02

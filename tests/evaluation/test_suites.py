@@ -7,7 +7,7 @@ import pytest
 
 from proxima.evaluation.suites import SUITES, parse_tasks
 from proxima.reward import REWARDS
-from proxima.task.prepared import PREPARED
+from proxima.task.local_files import PREPARED
 from tests.prepare.published import write_jsonl, write_parquet
 
 

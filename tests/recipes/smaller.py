@@ -8,8 +8,8 @@ from proxima.config.resolution import resolve
 from proxima.core.selection.partial_selection import Prune
 from proxima.reward.length import Overlong
 from proxima.reward.model_reward import ModelReward
+from proxima.task.generated import Seeds
 from proxima.task.protocol import is_played
-from proxima.task.seeds import Seeds
 from tests.recipes.talker import questions, scorer, talker
 
 TOKENS, RANKS = 8, 4

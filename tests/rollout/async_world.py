@@ -14,7 +14,7 @@ from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
-from proxima.task.cursor import Cursor
+from proxima.task.prompts import Cursor
 from tests.runtime.prompt_rows import prompt_rows
 
 ROWS = 7

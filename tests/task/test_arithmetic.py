@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.task.arithmetic import Arithmetic
+from proxima.task.generated import Arithmetic
 
 
 def questions(task, seed=1):

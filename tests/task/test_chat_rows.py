@@ -5,7 +5,7 @@ import pytest
 
 from proxima.data import FieldError, OverLengthError
 from proxima.model.chat import prompt_tokens
-from proxima.task.chat_rows import ChatReader
+from proxima.task.example_rows import ChatReader
 from proxima.task.protocol import Row
 from tests.tiny import END, tiny_tokenizer
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data.random import share_of
-from proxima.task.cursor import Cursor
+from proxima.task.prompts import Cursor
 
 
 def drawn(cursor, n):

@@ -10,9 +10,9 @@ from pyarrow import parquet
 from proxima.data import FieldError, UserError
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.task import TASKS
+from proxima.task.example_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.file_formats import SUFFIXES, UNPACKED
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet
-from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from tests.prepare.published import write_parquet
 from tests.tiny import END, tiny_tokenizer
 

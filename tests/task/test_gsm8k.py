@@ -1,6 +1,6 @@
 import pytest
 
-from proxima.task.gsm8k import Gsm8kTask
+from proxima.task.hub import Gsm8kTask
 from tests.prepare.published import write_jsonl, write_parquet
 
 ROWS = [

@@ -11,7 +11,7 @@ from proxima.config.resolution import resolve
 from proxima.config.sections.eval_section import parts_of
 from proxima.config.yaml_dump import dump
 from proxima.data import FieldError, FieldErrors
-from proxima.task.arithmetic import Arithmetic
+from proxima.task.generated import Arithmetic
 from proxima.task.local_files import Jsonl
 from proxima.task.mix import Mix, WeightedTask
 

@@ -6,8 +6,8 @@ import pytest
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.model.chat import prompt_tokens
 from proxima.model.chat_answer import completion_tokens
+from proxima.task.example_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.local_files import Jsonl
-from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from tests.prepare.published import write_jsonl
 from tests.tiny import END, tiny_tokenizer
 

@@ -1,6 +1,6 @@
 import pytest
 
-from proxima.task.prepared import PreparedTask, prepare_command
+from proxima.task.local_files import PreparedTask, prepare_command
 from tests.prepare.published import write_parquet
 
 ROWS = [

@@ -4,8 +4,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.model.chat import encode_part, prompt_tokens, with_stand_ins
-from proxima.task.cursor import Cursor
-from proxima.task.prompts import PromptSource, to_prompt
+from proxima.task.prompts import Cursor, PromptSource, to_prompt
 from proxima.task.protocol import Row
 from proxima.task.template_traps import template_note
 from tests.tiny import tiny_tokenizer

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.task.chat_rows import ChatReader
+from proxima.task.example_rows import ChatReader, LabelColumns, PairColumns, PreferenceReader
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.preference_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.prompts import key_notes, to_prompt
 from proxima.task.protocol import Row
 from proxima.task.published_chats import as_messages, as_tools

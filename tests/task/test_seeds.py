@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.data import FieldError
+from proxima.task.generated import Seeds
 from proxima.task.mix import Mix, WeightedTask
-from proxima.task.seeds import Seeds
 
 
 def test_rows_are_numbers():

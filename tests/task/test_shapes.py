@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError
-from proxima.task.shapes import CELL, Shapes
+from proxima.task.generated import CELL, Shapes
 
 
 def cells(row):

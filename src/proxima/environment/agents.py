@@ -249,13 +249,22 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
     stream.close()
 
 
-def environment_hashes(path: str, task: Any) -> dict[str, str]:
+class Play(Protocol):
+    """What a task says of its episodes."""
+
+    @property
+    def environment(self) -> str | Mapping[str, Any] | None: ...
+    @property
+    def tools(self) -> Sequence[str]: ...
+
+
+def environment_hashes(path: str, play: Play) -> dict[str, str]:
     """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
-    given = getattr(task, "environment", None)
-    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
+    kind = play.environment
+    arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
     agent = arguments if arguments.get("kind") == AGENT else {}
     files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
+    for name in filter(None, (arguments.get("kind"), agent.get("run"), *play.tools)):
         module, colon, _ = str(name).partition(":")
         if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
             files.append(file)

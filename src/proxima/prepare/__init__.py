@@ -6,7 +6,7 @@ writes a card with counts and hashes. One file per step: `locate` (finds the fil
 `write_files`, `dataset_card` (write the output); `prepare_options` contains the user's options.
 Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
-To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task.prepared.PREPARED`; (2) a branch in
+To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task.local_files.PREPARED`; (2) a branch in
 `read_row` if its columns have a new form, a kind in `ANSWERS` if its answers do; (3) real rows, valid and broken, in
 `tests/prepare`. Stable: `prepare`, `locate_files`, `PrepareOptions`, `SOURCES`, the columns of the tables, the keys
 of the card.

@@ -1,4 +1,13 @@
-"""Tasks: the sources of prompts. One file per kind: generators, files, Hugging Face data sets, GSM8K, reasoning_gym.
+"""Tasks: the sources of prompts.
+
+    protocol           a task, its rows, and the base of the kinds that are played
+    generated          arithmetic, images of squares, numbered seeds
+    local_files        Parquet, JSON Lines, JSON and CSV, and folders of `proxima data prepare`; read by `file_formats`
+    hub                Hugging Face data sets, and GSM8K          reasoning_gym, mix    its puzzles; several tasks
+    column_mapping     columns → a row; with `published_chats` (chats), `template` (texts) and `image_files`
+    prompts            rows → prompts: the order, the chat template, the limit of tokens
+    example_rows       rows → examples of SFT, preference pairs, labelled completions
+    template_traps     what a chat template does to rows without an error
 
 A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access list of `Row`s, the same in every
 process. `Cursor` orders the rows over epochs and gives each prompt its uid; `PromptSource` applies the chat template
@@ -14,18 +23,18 @@ from proxima.data.kinds import Kinds
 
 TASKS = Kinds(
     {
-        "arithmetic": "proxima.task.arithmetic:Arithmetic",
-        "shapes": "proxima.task.shapes:Shapes",
+        "arithmetic": "proxima.task.generated:Arithmetic",
+        "shapes": "proxima.task.generated:Shapes",
         "csv": "proxima.task.local_files:Csv",
         "dataset": "proxima.task.hub:Dataset",
         "files": "proxima.task.local_files:Files",
-        "gsm8k": "proxima.task.gsm8k:Gsm8kTask",
+        "gsm8k": "proxima.task.hub:Gsm8kTask",
         "jsonl": "proxima.task.local_files:Jsonl",
         "mix": "proxima.task.mix:Mix",
         "parquet": "proxima.task.local_files:Parquet",
-        "prepared": "proxima.task.prepared:PreparedTask",
+        "prepared": "proxima.task.local_files:PreparedTask",
         "reasoning_gym": "proxima.task.reasoning_gym:ReasoningGymTask",
-        "seeds": "proxima.task.seeds:Seeds",
+        "seeds": "proxima.task.generated:Seeds",
     }
 )
 

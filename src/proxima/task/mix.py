@@ -13,7 +13,7 @@ from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.data.slot import Slot
-from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks, play_of, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
@@ -62,8 +62,8 @@ class Mix(PlayedTask):
         require(len(set(names)) == len(names), "tasks", names, "must have different names")
         require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
         for i, source in enumerate(self.tasks):
-            for name in ("environment", "tools"):
-                value, remedy = getattr(source.task, name, None), f"set {name} of the mix"
+            for name, value in vars(play_of(source.task)).items():
+                remedy = f"set {name} of the mix"
                 require(not value, f"tasks.{i}.task.{name}", value, "is not read in a mix", remedy=remedy)
 
     def rows(self, seed: int) -> Rows:
@@ -73,7 +73,7 @@ class Mix(PlayedTask):
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
-        unusable = tuple(error for rows in parts for error in getattr(rows, "unusable", ()))
+        unusable = tuple(error for rows in parts for error in unusable_rows(rows))
         return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts), unusable)
 
     def counts(self, sizes: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Builds prompts from rows: system prompt, chat template, and the handling of prompts that are too long."""
+"""Builds prompts from rows, in the order of a cursor: system prompt, chat template, prompts that are too long."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,24 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from proxima.data import FieldError, UserError, require
 from proxima.data.columns import Ints
 from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
+from proxima.data.random import permutation
 from proxima.model.chat import Tokenizer, prompt_tokens, rendered_text, safe_value
+from proxima.model.images import ImageStore, ImageTokenizer
 from proxima.model.message_keys import unwritten_keys
 from proxima.model.template_variables import unread
-from proxima.task.cursor import Cursor
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 
-OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
+PREFIX_STEP = 64  # shared prefixes are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
-NOTED_ROWS = 1000  # in which keys of messages are looked for that the template does not write
+NOTED_ROWS = 1000  # the rows that are searched for keys of messages that the template does not write
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
@@ -45,14 +49,18 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
     chat = with_system(row.messages, system)
     if not row.images:
         return chat
-    if (store := getattr(tokenizer, "images", None)) is None:
+    if (store := image_store(tokenizer)) is None:
         raise UserError("the row has images, and its task does not say so", remedy="give its class images = True")
 
     try:
-        numbered: tuple[Message, ...] = store.numbered(chat, [open_image(image) for image in row.images])
+        return store.numbered(chat, [open_image(image) for image in row.images])
     except UserError as error:
         raise FieldError("images", len(row.images), f"can't be shown: {error.reason}", remedy=error.remedy) from None
-    return numbered
+
+
+def image_store(tokenizer: Tokenizer) -> ImageStore | None:
+    """The images that prompts show to the model; None for a model of text alone."""
+    return tokenizer.images if isinstance(tokenizer, ImageTokenizer) else None
 
 
 def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> Mapping[str, Any]:
@@ -75,17 +83,18 @@ def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) 
 
 def key_notes(name: str, rows: Rows, tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> list[str]:
     """A warning if messages of the first rows have keys that the chat template does not write."""
-    found, looked = Counter[tuple[str, str]](), min(len(rows), NOTED_ROWS)
+    unwritten, read = Counter[tuple[str, str]](), min(len(rows), NOTED_ROWS)
     render = partial(rendered_text, tokenizer)
-    for number in range(looked):
+    for number in range(read):
         with suppress(UserError):  # such a row is skipped or refused when it is used
             row = rows[number]
             if row.chat:
-                found.update(unwritten_keys(row.messages, tokenizer, row_arguments(row, arguments, tokenizer), render))
-    if not found:
+                own_arguments = row_arguments(row, arguments, tokenizer)
+                unwritten.update(unwritten_keys(row.messages, tokenizer, own_arguments, render))
+    if not unwritten:
         return []
-    listed = ", ".join(f"{key} of role {role} ({count:,})" for (role, key), count in found.most_common())
-    of = f"{looked:,} rows" if looked == len(rows) else f"the first {looked:,} of {len(rows):,} rows"
+    listed = ", ".join(f"{key} of role {role} ({count:,})" for (role, key), count in unwritten.most_common())
+    of = f"{read:,} rows" if read == len(rows) else f"the first {read:,} of {len(rows):,} rows"
     return [f"{name}: the chat template writes none of these keys of messages, in {of}: {listed}"]
 
 
@@ -103,14 +112,60 @@ def to_prompt(
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:
-    """Count the tokens that both begin with, in steps of OPENING, without a part of an image."""
+    """Count the tokens that both begin with, in steps of PREFIX_STEP, without a part of an image."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
-    common = (length if same.all() else int(same.argmin())) // OPENING * OPENING
+    common = (length if same.all() else int(same.argmin())) // PREFIX_STEP * PREFIX_STEP
     if common == len(tokens) or tokens[common] >= 0:
         return common
 
     return outside_image(tokens, common)
+
+
+class Cursor:
+    """Draws rows in order, epoch after epoch, each row once per epoch; a checkpoint stores it as four values. The uid
+    of a draw is epoch x size + position: unique in a run, never reused, the same after a resume.
+
+    Args:
+        size: number of rows; >= 1.
+        seed: determines the order of each epoch, together with the epoch's number and nothing else.
+        shuffle: False keeps the order of the rows.
+    """
+
+    def __init__(self, size: int, seed: int, shuffle: bool = True) -> None:
+        require(size >= 1, "size", size, "must be >= 1: there is nothing to draw from")
+        self.size, self.seed, self.shuffle = size, seed, shuffle
+        self.drawn = 0
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+
+    def next(self, n: int) -> range:
+        """Draw, and return the uids of the next n draws; they may cross the end of an epoch."""
+        self.drawn += n
+        return range(self.drawn - n, self.drawn)
+
+    def row(self, uid: int) -> int:
+        """Return the row of a uid, past or future, in 0 … size-1; does not move the cursor."""
+        epoch, position = divmod(uid, self.size)
+        return int(self._epoch_order(epoch)[position]) if self.shuffle else position
+
+    def state(self) -> dict[str, Any]:
+        """Return JSON values that `load` restores."""
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore a `state`; FieldError, with both values, if it belongs to other data, seed or order."""
+        for name in ("size", "seed", "shuffle"):
+            stored, expected = state.get(name), getattr(self, name)
+            bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"
+            require(stored == expected, f"cursor.{name}", stored, bound)
+        drawn = state.get("drawn")
+        require(isinstance(drawn, int) and drawn >= 0, "cursor.drawn", drawn, "must be an integer >= 0")
+        self.drawn = int(state["drawn"])
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(self.size, self.seed, epoch))
+        return self._order[1]
 
 
 class PromptSource:
@@ -144,7 +199,7 @@ class PromptSource:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
-        self.template_arguments, self.images = template_arguments, getattr(tokenizer, "images", None)
+        self.template_arguments, self.images = template_arguments, image_store(tokenizer)
         self.skipped = 0
         self.longest = 0
 
@@ -175,19 +230,19 @@ class PromptSource:
 
     def prompt(self, row: int, uid: int) -> Prompt | None:
         """Return the prompt of a row, or None if it is skipped; does not move the cursor."""
-        prompt = self._made(row, uid)
+        prompt = self._build(row, uid)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
-            return replace(prompt, opening=self._opening(row, prompt.tokens))
+            return replace(prompt, opening=self._shared_prefix(row, prompt.tokens))
         if self.over_length == "refuse":
             reason = f"refuses row {row}: its prompt has {len(prompt.tokens)} tokens"
             remedy = f"{self._limit()}, or set data.over_length=skip"
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
 
-    def _opening(self, row: int, tokens: Ints) -> int:
-        """Return `Prompt.opening`: the longest opening in common with the prompts of a few fixed rows. It depends on
-        the data alone, so that a prompt is run in the same parts whatever else is generated with it."""
+    def _shared_prefix(self, row: int, tokens: Ints) -> int:
+        """Return `Prompt.opening`: the longest prefix shared with the prompts of a few fixed rows. It depends on the
+        data alone, so that a prompt is run in the same parts whatever else is generated with it."""
         common = (tokens_in_common(tokens, other) for at, other in self._examples.items() if at != row)
         return max(common, default=0)
 
@@ -198,10 +253,10 @@ class PromptSource:
         examples: dict[int, Ints] = {}
         for row in {i * len(self.rows) // EXAMPLES for i in range(EXAMPLES)}:
             with suppress(UserError):  # raised where the row is used
-                examples[row] = self._made(row, 0).tokens
+                examples[row] = self._build(row, 0).tokens
         return examples
 
-    def _made(self, row: int, uid: int) -> Prompt:
+    def _build(self, row: int, uid: int) -> Prompt:
         try:
             return to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
         except UserError as error:

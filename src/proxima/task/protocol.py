@@ -29,11 +29,6 @@ class EmptyPromptError(FieldError):
     """A row without a prompt: `field` names the empty part. Training on a fixed data set may skip the row."""
 
 
-def is_played(task: Any) -> bool:
-    """Return True if a task has episodes: an environment or tools."""
-    return bool(getattr(task, "environment", None) or getattr(task, "tools", ()))
-
-
 def user_message(content: str) -> tuple[Message, ...]:
     """Return a chat of one user message."""
     return ({"role": "user", "content": content},)
@@ -72,6 +67,11 @@ class MappedRows:
         return self.row(index, self.items[index])
 
 
+def unusable_rows(rows: Rows) -> tuple[EmptyPromptError, ...]:
+    """The errors of the rows that are known to have no prompt; rows of a user's own class know none."""
+    return rows.unusable if isinstance(rows, MappedRows) else ()
+
+
 def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False) -> dict[str, Rows]:
     """Open the rows of tasks, by the dotted path of each in a recipe.
 
@@ -92,8 +92,8 @@ def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False
         except FieldErrors as several:
             errors += several.errors
     raise_together(errors)
-    for path, of in rows.items():
-        for row_error in () if may_skip else getattr(of, "unusable", ()):
+    for path, opened in rows.items():
+        for row_error in () if may_skip else unusable_rows(opened):
             raise UserError(f"{path}: a row has an empty {row_error.field}", remedy=row_error.remedy)
     return rows
 
@@ -102,7 +102,7 @@ class Task(Protocol):
     """A frozen dataclass whose fields are its config; in-tree tasks also have the fields of `PlayedTask`."""
 
     def rows(self, seed: int) -> Rows:
-        """Open the data. `seed` is for generated tasks; it does not order the rows (`task.cursor` does).
+        """Open the data. `seed` is for generated tasks; it does not order the rows (`task.prompts.Cursor` does).
 
         Raises:
             UserError: a missing file, an absent column, an empty dataset: names it and the remedy.
@@ -122,3 +122,14 @@ class PlayedTask:
 
     environment: str | Mapping[str, Any] | None = None
     tools: tuple[str, ...] = ()
+
+
+def play_of(task: Any) -> PlayedTask:
+    """The environment and the tools of a task; a user's own class may lack these fields."""
+    return PlayedTask(environment=getattr(task, "environment", None), tools=tuple(getattr(task, "tools", None) or ()))
+
+
+def is_played(task: Any) -> bool:
+    """Return True if a task has episodes: an environment or tools."""
+    play = play_of(task)
+    return bool(play.environment or play.tools)

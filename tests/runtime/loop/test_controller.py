@@ -29,8 +29,7 @@ from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
-from proxima.task.cursor import Cursor
-from proxima.task.prompts import PromptSource
+from proxima.task.prompts import Cursor, PromptSource
 from proxima.training.checkpoint import checkpoints
 from proxima.training.stack import UpdateResult
 from tests.manual_clock import ManualClock

@@ -14,10 +14,9 @@ from proxima.model.template_clock import require_moment
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
-from proxima.task.cursor import Cursor
 from proxima.task.file_formats import SUFFIXES
-from proxima.task.prepared import prepare_command
-from proxima.task.prompts import PromptSource
+from proxima.task.local_files import prepare_command
+from proxima.task.prompts import Cursor, PromptSource
 from proxima.task.protocol import Rows
 from proxima.task.template_traps import template_notes
 

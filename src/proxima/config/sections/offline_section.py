@@ -16,7 +16,7 @@ from proxima.config.slots import Slot, require_at_least, require_plain_folder
 from proxima.data import require
 from proxima.data.trajectory import Trajectory
 from proxima.evaluation.plateau import Plateau
-from proxima.task.preference_rows import PreferenceReader
+from proxima.task.example_rows import PreferenceReader
 from proxima.task.protocol import Row
 
 

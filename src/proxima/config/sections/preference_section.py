@@ -10,7 +10,7 @@ from proxima.core.preference.kto import Kto
 from proxima.data import require
 from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.trajectory import Trajectory
-from proxima.task.preference_rows import LabelColumns, PairColumns
+from proxima.task.example_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row
 from proxima.training.objectives.preference_objective import PreferenceObjective
 

@@ -12,7 +12,7 @@ from proxima.data import require
 from proxima.data.columns import LARGEST
 from proxima.data.pairs import PreferencePair
 from proxima.data.trajectory import Trajectory
-from proxima.task.preference_rows import PairColumns
+from proxima.task.example_rows import PairColumns
 from proxima.task.protocol import Row
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import require
 from proxima.data.trajectory import Trajectory
-from proxima.task.chat_rows import ChatReader
+from proxima.task.example_rows import ChatReader
 from proxima.task.protocol import Row
 from proxima.task.template import template_fields
 

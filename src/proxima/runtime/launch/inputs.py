@@ -25,7 +25,7 @@ from proxima.runtime.state.resume import change_notes, schedule_note
 from proxima.system.environment import package_version
 from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
-from proxima.task.protocol import EmptyPromptError, Rows, is_played
+from proxima.task.protocol import EmptyPromptError, Rows, is_played, play_of
 from proxima.training.checkpoint import read_checkpoint
 from proxima.training.checkpoint_restore import damage
 
@@ -48,7 +48,7 @@ def input_hashes(
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     for path, task in tasks_of(config).items():
         if is_played(task):
-            named |= environment_hashes(path, task)
+            named |= environment_hashes(path, play_of(task))
     for asked in held_out:
         name = f"eval.sets {asked.name}" if asked.name else "eval.task"
         named[f"{name}: its rows"] = rows_sha(asked.rows)

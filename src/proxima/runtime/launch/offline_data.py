@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.watch.observer import Observer
-from proxima.task.cursor import Cursor
+from proxima.task.prompts import Cursor
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows, open_tasks
 from proxima.training.offline.method import OfflineMethod
 

@@ -12,7 +12,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.evaluation.ratios import ratio_of_sums
 from proxima.model.chat import prompt_tokens
 from proxima.model.chat_answer import shown_answer
-from proxima.task.chat_rows import ChatReader
+from proxima.task.example_rows import ChatReader
 from proxima.task.prompts import EVAL_UID, row_arguments
 from proxima.task.protocol import Row
 from proxima.training.objectives.protocol import loss_tokens
