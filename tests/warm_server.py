@@ -36,7 +36,7 @@ MODULES = (
     "tests.runtime.offline.tiny_dpo",
     "tests.runtime.offline.tiny_reward",
     "tests.runtime.offline.tiny_sft",
-    "tests.train.shared_updates",
+    "tests.training.shared_updates",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
 )

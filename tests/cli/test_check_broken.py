@@ -21,9 +21,9 @@ from proxima.core import Aggregate, Correction, PolicyBatch, Selection, Surrogat
 from proxima.core.advantage.protocol import Advantage, GroupAdvantage, TokenAdvantage
 from proxima.core.loss import Corrected, Penalty
 from proxima.core.ratio import masked_ratio
-from proxima.data import Completion, Score
-from proxima.engine import Capabilities, EngineSpec, Health
-from proxima.reward import WeightedReward
+from proxima.data.flow import Completion, Score
+from proxima.engine.protocol import Capabilities, EngineSpec, Health
+from proxima.reward.base import WeightedReward
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from proxima.cli.eval import _shown
 from proxima.data.flow import Group, Score
 from proxima.evaluation.results import completions_table, read_result
-from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
+from tests.evaluation.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
 from tests.prepare.published import gsm8k_folder, write_parquet
 from tests.reward.make import completion, prompt

@@ -33,7 +33,7 @@ from proxima.cli.main import main
 try:
     main(["--help"])
 finally:
-    sys.exit(len({"torch", "yaml", "transformers"} & set(sys.modules)))
+    sys.exit(len({"torch", "numpy", "transformers"} & set(sys.modules)))
 """
 
 

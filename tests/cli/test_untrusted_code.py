@@ -15,7 +15,7 @@ import pathlib
 pathlib.Path(__file__).with_name("canary").touch()
 from dataclasses import dataclass
 from proxima.core import PpoClip
-from proxima.reward import WeightedReward
+from proxima.reward.base import WeightedReward
 def f(prompt, completion): return 1.0
 def g(groups): return [[1.0 for _ in group.completions] for group in groups]
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from proxima.evaluation.held_out import Evaluation, summarise
 from proxima.evaluation.intervals import wilson
 from proxima.evaluation.named_metric import named_metric
 from tests.runtime.tiny_run import recipe
-from tests.train.test_batch_builder import group
+from tests.training.test_batch_builder import group
 
 
 def scored(uid, *scores):

@@ -12,7 +12,7 @@ from proxima.evaluation.intervals import wilson
 from proxima.evaluation.question_pairs import changed_questions, compare_results, metrics_of
 from proxima.evaluation.results import read_result
 from proxima.runtime.state.rollouts import write_evals
-from tests.evaluate.test_group_metrics import group
+from tests.evaluation.test_group_metrics import group
 
 WORDS = ("aa", "bbb", "c", "dd")
 

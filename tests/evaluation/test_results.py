@@ -1,7 +1,7 @@
 """The columns of an evaluation's completions."""
 
 from proxima.evaluation.results import completions_table
-from tests.evaluate.test_group_metrics import FAILED, RIGHT, WRONG, group
+from tests.evaluation.test_group_metrics import FAILED, RIGHT, WRONG, group
 
 
 def test_a_failed_score_has_neither_verdict_nor_reward():

@@ -8,7 +8,7 @@ import pytest
 from proxima.data.packed_batch import pack
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from tests.model.rows import forked, opened
-from tests.train.helpers import trajectories
+from tests.training.helpers import trajectories
 
 PLAIN = trajectories()
 

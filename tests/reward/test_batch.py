@@ -195,7 +195,7 @@ def test_diversity_of_tokens_and_of_one():
 
 SOURCE = """
 import asyncio, os, time
-from proxima.data import Group, Score
+from proxima.data.flow import Group, Score
 
 def rank(groups: tuple[Group, ...]):
     texts = [c.text for group in groups for c in group.completions]

@@ -19,7 +19,7 @@ SOURCE = """
 import asyncio, os, sys, time
 from dataclasses import replace
 from decimal import Decimal
-from proxima.data import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score
 from neighbour import BONUS
 
 CALLS = []

@@ -208,8 +208,9 @@ def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path)
 
 HANGING = """
 import asyncio, threading
-from proxima.reward import RewardRunner, WeightedReward
-from proxima.data import Score
+from proxima.reward.base import WeightedReward
+from proxima.reward.runner import RewardRunner
+from proxima.data.flow import Score
 from tests.reward.make import prompt, completion
 class Hangs(WeightedReward):
     def score(self, prompt, completions):

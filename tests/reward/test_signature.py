@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("lent_servers")
 SOURCE = """
 from __future__ import annotations
 import numpy as np
-from proxima.data import Episode, Score, Span
+from proxima.data.episode import Episode, Span
+from proxima.data.flow import Score
 
 def objects(prompt, completion, level):
     return prompt.uid + len(completion.tokens) + level

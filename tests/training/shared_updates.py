@@ -42,7 +42,7 @@ from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import model_of, source
 from tests.model.rows import rows, same
 from tests.tiny_images import picture
-from tests.train.helpers import SHAPES, TEMPERATURES, labeled, near, pairs, reward_pairs, trajectories, valued
+from tests.training.helpers import SHAPES, TEMPERATURES, labeled, near, pairs, reward_pairs, trajectories, valued
 
 GIVEN = {
     "log_prob",

@@ -14,7 +14,7 @@ from proxima.data.packed_batch import pack
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens
 from tests.rollout.episodes.test_agent_player import Scripted, play
-from tests.train.episodes import forked, group_of, model, path, seen
+from tests.training.episodes import forked, group_of, model, path, seen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 try:

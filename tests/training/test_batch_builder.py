@@ -12,7 +12,7 @@ from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.mismatch_rejection import drop_mismatched
 from proxima.training.objectives.protocol import TokenStatistics
-from tests.train.episodes import group_of, model, path
+from tests.training.episodes import group_of, model, path
 
 
 def group(uid, rewards):

@@ -15,7 +15,7 @@ from proxima.training.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.training.checkpoint_restore import damage, last_complete, restore
 from proxima.training.optimizer import AdamW
 from tests.model.rows import loaded, same
-from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
+from tests.training.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
 SCHEDULE = {"total_updates": 8, "warmup": 2, "schedule": "cosine", "max_grad_norm": 0.5}

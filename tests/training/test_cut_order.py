@@ -15,7 +15,7 @@ from proxima.training.objectives.kto_objective import KtoObjective
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.preference_objective import PreferenceObjective
 from tests.model.rows import assert_close, rows
-from tests.train.helpers import labeled, near, pairs, recorded
+from tests.training.helpers import labeled, near, pairs, recorded
 
 
 def shuffled(items, budget, *, share_prompt=True):

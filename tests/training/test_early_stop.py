@@ -7,7 +7,7 @@ from proxima.core.metrics import SumCount
 from proxima.training.early_stop import EarlyStop
 from proxima.training.optimizer import AdamW
 from tests.model.rows import same
-from tests.train.helpers import trainer, trajectories, weights
+from tests.training.helpers import trainer, trajectories, weights
 
 EPOCH = [list(range(7)), list(range(7, 13))]
 

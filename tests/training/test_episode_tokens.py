@@ -20,7 +20,7 @@ from proxima.training.episode_tokens import EpisodeTokens, turns_of
 from proxima.training.mismatch_rejection import drop_mismatched
 from proxima.training.objectives.preference_objective import best_against_worst
 from proxima.training.objectives.protocol import TokenStatistics
-from tests.train.episodes import NAN, forked, group_of, model, path, seen
+from tests.training.episodes import NAN, forked, group_of, model, path, seen
 
 CALL, ANSWER = model([4, 5], reward=0.25), model([6, 7, 8], reward=0.5, turn=1)
 TOOL = seen([20, 21, 22])

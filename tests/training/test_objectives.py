@@ -30,7 +30,7 @@ from proxima.training.objectives.sft_objective import SftObjective
 from tests.campaigns import campaign
 from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits
 from tests.tiny import KINDS, tiny
-from tests.train.helpers import completions, labeled, pairs, plain_batch, recorded, reward_pairs, trajectories
+from tests.training.helpers import completions, labeled, pairs, plain_batch, recorded, reward_pairs, trajectories
 
 Plain = tuple[Tensor, dict[str, float]]
 

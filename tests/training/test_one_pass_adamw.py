@@ -11,7 +11,7 @@ from proxima.training import stack
 from proxima.training.one_pass_adamw import OnePassAdamW, one_pass
 from proxima.training.optimizer import AdamW
 from tests.model.rows import loaded, same
-from tests.train.helpers import trainer_of, trajectories, weights
+from tests.training.helpers import trainer_of, trajectories, weights
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 PLAN = [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11, 12]]

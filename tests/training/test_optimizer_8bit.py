@@ -10,7 +10,7 @@ from proxima.data import UserError
 from proxima.training import optimizer_8bit
 from proxima.training.optimizer import AdamW
 from proxima.training.optimizer_8bit import AdamW8bit, _row_ranges, block_of
-from tests.train.optimizer_ranks import stepped
+from tests.training.optimizer_ranks import stepped
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
 

@@ -5,7 +5,7 @@ import torch
 
 from proxima.training.optimizer_muon import Muon
 from tests.model.families import make
-from tests.train.helpers import trainer, trajectories
+from tests.training.helpers import trainer, trajectories
 
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3-MoE"])

@@ -12,7 +12,7 @@ from proxima.training.optimizer_muon import Muon
 from proxima.training.optimizer_state import restore_state
 from proxima.training.optimizer_step import WeightwiseOptimizer
 from tests.model.rows import same
-from tests.train.optimizer_ranks import drawn, stepped
+from tests.training.optimizer_ranks import drawn, stepped
 
 
 def state_tensors(optimizer, named):

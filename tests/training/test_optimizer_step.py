@@ -16,7 +16,7 @@ from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import moves
 from tests.tiny import VOCABULARY, tiny_tokenizer
-from tests.train.optimizer_ranks import slices, specs, stepped
+from tests.training.optimizer_ranks import slices, specs, stepped
 
 
 def test_slices_step_as_on_one_process(tmp_path):

@@ -11,7 +11,7 @@ from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny_images import make_tiny_reader
-from tests.train.shared_updates import (
+from tests.training.shared_updates import (
     SUM_LATER,
     one_of_a_group_fails,
     same_updates,

@@ -13,7 +13,7 @@ from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.router_balance import RouterBalance
 from tests.model.families import make
 from tests.model.test_routing import policy
-from tests.train.helpers import recorded, trainer_of, trajectories
+from tests.training.helpers import recorded, trainer_of, trajectories
 
 METRICS = ("routing/balance_loss", "routing/load_max", "routing/load_entropy")
 

@@ -16,7 +16,7 @@ from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.router_balance import RouterBalance
 from proxima.training.stack import TrainStack
 from tests.model.rows import loaded
-from tests.train.helpers import trajectories
+from tests.training.helpers import trajectories
 
 OBJECTIVE = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
 

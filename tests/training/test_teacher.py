@@ -17,7 +17,7 @@ from proxima.training.objectives.policy_objective import DistillationTerm
 from proxima.training.teacher_stage import TeacherStage
 from tests.model.rows import assert_close, loaded, plain_logits
 from tests.tiny import VOCABULARY, tiny
-from tests.train.helpers import gradients, trainer, trajectories
+from tests.training.helpers import gradients, trainer, trajectories
 
 TEACHER = "qwen2"
 

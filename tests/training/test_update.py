@@ -13,7 +13,7 @@ from proxima.model.policy import Policy
 from proxima.training.forward_stage import LogProbStage
 from proxima.training.optimizer import AdamW
 from tests.model.rows import assert_close, forked, loaded, same
-from tests.train.helpers import ADVANTAGES, gradients, recorded, trainer, trainer_of, trajectories, weights
+from tests.training.helpers import ADVANTAGES, gradients, recorded, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
 

@@ -18,7 +18,7 @@ from proxima.training.objectives.value_objective import ValueObjective
 from proxima.training.stack import TrainStack
 from tests.model.rows import MIXED, assert_close, forked, loaded, plain_logits, policy, rows
 from tests.tiny import tiny
-from tests.train.helpers import recorded, trajectories, valued
+from tests.training.helpers import recorded, trajectories, valued
 
 LOSS = ValueLoss(epsilon=0.1)
 

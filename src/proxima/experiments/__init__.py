@@ -12,7 +12,9 @@
 
 In a notebook:
 
-    from proxima.experiments import compare_runs, find_runs, read_run
+    from proxima.experiments.run_comparison import compare_runs
+    from proxima.experiments.run_reader import read_run
+    from proxima.experiments.run_search import find_runs
     comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 
 Imports: `runtime` (folder, environment) and every room below it. Imported by

@@ -178,7 +178,7 @@ def _takes_modules(case: EngineUnderTest) -> str | None:
 # fmt: off
 ENGINE_LAWS = (
     engine_law("runs", "no run can use it", answers, root=True,
-               cure="let build() return an engine with all methods of engine.protocol.Engine; CONTRIBUTING.md has one"),
+               cure="let build() return an engine with every method of protocol.Engine; CONTRIBUTING.md has one"),
     engine_law("columns", "the trainer reads wrong tokens", columns, root=True,
                cure="yield one Completion for each request, with a log-prob and a version for each token; NaN in "
                     "columns that `provides` leaves out"),

@@ -63,7 +63,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
 def test_a_url_of_this_machine_says_where_to_serve(recipe, tmp_path, monkeypatch, capsys):
     port = kept_port()
     monkeypatch.setenv("PATH", f"{Path(fake_program(tmp_path)).parent}:{os.environ['PATH']}")
-    monkeypatch.setattr("proxima.engine.serve.Servers.wait", ended_by_ctrl_c)
+    monkeypatch.setattr("proxima.engine.serve.servers.Servers.wait", ended_by_ctrl_c)
     assert main(["engine", "serve", recipe, "engine=vllm", f"engine.url=http://127.0.0.1:{port}"]) == 0
     out = capsys.readouterr().out
     assert f"vllm 127.0.0.1:{port}  answers after" in out
@@ -92,7 +92,7 @@ def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):
 
 
 def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("proxima.engine.serve.Servers.start", lambda _: pytest.fail("a server was started"))
+    monkeypatch.setattr("proxima.engine.serve.servers.Servers.start", lambda _: pytest.fail("a server was started"))
     engine = f"engine={{kind: vllm, serve: {{executable: {fake_program(tmp_path)}}}}}"
     assert main(["engine", "serve", recipe, engine, "model.path=models/missing"]) == 2
     out, err = capsys.readouterr()

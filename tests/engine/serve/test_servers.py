@@ -96,7 +96,8 @@ def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, s
 PARENT = """
 import sys, time
 from pathlib import Path
-from proxima.engine.serve import Serve, start_servers
+from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.servers import start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
 print(servers.started[0].process._child.process.pid, flush=True)

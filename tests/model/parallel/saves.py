@@ -22,7 +22,7 @@ from proxima.training.sharded_checkpoint import ShardedWriter
 from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import LORA, backward, model_of, source
 from tests.model.rows import same
-from tests.train.optimizer_ranks import specs
+from tests.training.optimizer_ranks import specs
 
 #: what each trains, and its place in checkpoints
 KINDS = {

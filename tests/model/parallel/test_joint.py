@@ -5,7 +5,7 @@ import pytest
 
 from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
-from tests.train.shared_updates import SUM_LATER, same_joint_updates
+from tests.training.shared_updates import SUM_LATER, same_joint_updates
 
 T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
 AGAIN = {"gradient_checkpointing": True}

@@ -10,7 +10,7 @@ from proxima.data import FieldError
 from proxima.engine.executor import Executor
 from proxima.rollout.collector import Collector
 from proxima.runtime.launch.next_policy_cache import make_next_policy
-from tests.train.test_next_policy import Recording
+from tests.training.test_next_policy import Recording
 
 
 class Settings:

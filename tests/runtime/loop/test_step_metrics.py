@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
-from tests.train.test_batch_builder import algorithm, group
+from tests.training.test_batch_builder import algorithm, group
 
 
 def scored(uid, rewards, correct):
