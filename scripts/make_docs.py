@@ -30,7 +30,7 @@ METRICS = {  # page: the groups of metrics.yaml in its table; run_folder.md has 
 }
 MADE = "<!-- `make docs` makes this table from src/proxima/view/microscope/metrics.yaml -->"
 
-MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correction/ideal_range.py -->"
+MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correction/health.py -->"
 
 HEAD = """\
 # Reference
@@ -144,7 +144,7 @@ def with_metrics(page: str) -> str:
 
 def with_ideal_ranges(text: str) -> str:
     """Return the text of docs/mismatch.md with its table of ideal ranges made anew."""
-    from proxima.core.correction.ideal_range import IDEAL_RANGES
+    from proxima.core.correction.health import IDEAL_RANGES
 
     rows = []
     for ideal in IDEAL_RANGES:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.core.advantage.group import Grpo
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 from proxima.data.outcomes import Outcomes
 from proxima.view.chart import Color, Drawing, panel_axes
 

@@ -8,7 +8,7 @@ def main() -> None:
     import torch
 
     from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
-    from proxima.core.selection.partial_selection import Prune
+    from proxima.core.selection.dropping import Prune
     from proxima.data.flow import Completion, Group, Prompt, Score
     from proxima.training.batch_builder import BatchBuilder
     from proxima.training.objectives.policy_objective import PolicyObjective

@@ -26,7 +26,7 @@ def test_options(proxima, here):
 
 def test_fields(proxima):
     assert parse_surrogate("ppo_clip,epsilon_high=0.28,dual_clip=10") == PpoClip(epsilon_high=0.28, dual_clip=10.0)
-    assert parse_surrogate("proxima.core.surrogate.dppo:Dppo,delta=.inf") == Dppo(delta=float("inf"))
+    assert parse_surrogate("proxima.core.surrogate.cppo:Dppo,delta=.inf") == Dppo(delta=float("inf"))
 
 
 def test_a_bitmap(proxima, here):

@@ -6,12 +6,11 @@ import pytest
 
 from proxima.config.resolution import resolve
 from proxima.core import PpoClip, Reinforce
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Gpg
+from proxima.core.advantage.group import Gpg, Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction.importance import CapFloor
 from proxima.core.penalty import K3
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 
 
 def algorithm(recipe, name):

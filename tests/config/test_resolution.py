@@ -13,7 +13,7 @@ from proxima.config.yaml_dump import dump
 from proxima.core import CORRECTION_PRESETS, Cppo, Drpo
 from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
-from proxima.core.selection.group_selection import DropUniformGroups
+from proxima.core.selection.dropping import DropUniformGroups
 from proxima.data import FieldError, UserError, within
 from tests.config.conftest import BASE
 from tests.refusals import refused

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from proxima.core import ADVANTAGES, TokenRewards, sequence_rows
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Gdpo, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
+from proxima.core import ADVANTAGES, TokenRewards, segment
+from proxima.core.advantage.group import Gdpo, Grpo, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
 from proxima.core.advantage.protocol import ADVANTAGE_NEEDS
 from proxima.core.advantage.token import Gae, OptimalTokenBaseline
-from proxima.core.sequence_rows import prefix_sums, suffix_sums
+from proxima.core.segment import prefix_sums, suffix_sums
 from proxima.data.outcomes import Outcomes
 from tests.core.operations import Operations
 
@@ -101,7 +100,7 @@ def test_suffix_sums_are_the_recursion(width: int, monkeypatch: pytest.MonkeyPat
                 row[t] += factor * row[t + 1]
         expected = torch.tensor(rows, dtype=torch.float64)
         assert torch.allclose(suffix_sums(x, factor), expected, rtol=1e-12, atol=1e-12), factor
-    monkeypatch.setattr(sequence_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
+    monkeypatch.setattr(segment, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
     assert torch.allclose(suffix_sums(x), expected, rtol=1e-12, atol=1e-12)
     assert torch.allclose(prefix_sums(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
 

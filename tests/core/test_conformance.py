@@ -23,7 +23,7 @@ from proxima.core import (
     mismatch_metrics,
     policy_loss,
     precompute,
-    sequence_rows,
+    segment,
 )
 from proxima.core.correction.rejection import TopEntropy
 from proxima.core.penalty import K3
@@ -177,7 +177,7 @@ def test_deterministic_algorithms_can_be_demanded(kind: str, monkeypatch: pytest
     """Of the operations that `torch.use_deterministic_algorithms` refuses on CUDA; the loss stays the same."""
     b = make_batch([7, 0, 130, 5], seed=2)
     plain = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
-    monkeypatch.setattr(sequence_rows, "_refuses_cumsum", lambda rows: True)  # as on CUDA with the switch
+    monkeypatch.setattr(segment, "_refuses_cumsum", lambda rows: True)  # as on CUDA with the switch
     with Operations() as operations:
         loss = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
     assert (

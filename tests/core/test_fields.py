@@ -14,8 +14,8 @@ from proxima.core.penalty import K1, LogRatioSq
 from proxima.core.preference import PREFERENCES
 from proxima.core.preference.kto import Kto
 from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
-from proxima.core.selection.partial_selection import BestAndWorst, Prune
-from proxima.core.surrogate.tv_band import TvBand
+from proxima.core.selection.dropping import BestAndWorst, Prune
+from proxima.core.surrogate.cppo import TvBand
 from proxima.data import FieldError
 
 SIGMOID = PREFERENCES["sigmoid"]

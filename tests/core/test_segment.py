@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core import sequence_rows
-from proxima.core.segment import segment_count, segment_mean, segment_sum
-from proxima.core.sequence_rows import SequenceRows
+from proxima.core import segment
+from proxima.core.segment import SequenceRows, segment_count, segment_mean, segment_sum
 
 
 def cut(lengths: list[int]) -> torch.Tensor:
@@ -70,7 +69,7 @@ def test_several_tables_give_the_bits_of_one(lengths: list[int], seed: int) -> N
     results = []
     for spared in (1, 1 << 30):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sequence_rows, "SPARED", spared)
+            patch.setattr(segment, "SPARED", spared)
             rows = rows_of(lengths)
         quantile = rows.quantile(values, 0.9)[rows.count > 0]
         results.append((rows.prefix_sums(values), rows.suffix_sums(values), quantile))

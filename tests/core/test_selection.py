@@ -8,8 +8,7 @@ import torch
 
 from proxima.core import SELECTIONS, PpoClip, SequenceMeanTokenMean, policy_loss, select
 from proxima.core.penalty import K3
-from proxima.core.selection.group_selection import DropTruncated, DropUniformGroups
-from proxima.core.selection.partial_selection import BestAndWorst, Prune
+from proxima.core.selection.dropping import BestAndWorst, DropTruncated, DropUniformGroups, Prune
 from proxima.data.outcomes import Outcomes
 from tests.core.batches import packed
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from proxima.core import TokenRewards
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Rloo
+from proxima.core.advantage.group import Grpo, Rloo
 from proxima.core.advantage.turn import Gigpo, TurnReturns
 from proxima.data.outcomes import Outcomes
 

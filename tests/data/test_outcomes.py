@@ -1,6 +1,6 @@
 """Scored groups as rows."""
 
-from proxima.core.advantage.group_variants import Gdpo
+from proxima.core.advantage.group import Gdpo
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.outcomes import Outcomes
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from proxima.core.token_subset import value_hash
+from proxima.core.segment import value_hash
 from proxima.data.random import completion_uniforms, finalize, mix, permutation, random_bits, sample_without_replacement
 
 

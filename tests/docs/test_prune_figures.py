@@ -2,7 +2,7 @@
 
 import re
 
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 from proxima.view.chart import svg_file
 from scripts.prune_figures import REWARDS, AllocationFigure, PipelineFigure, pruned
 from tests.docs.printed import ROOT

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.resolution import resolve
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 from proxima.reward.length import Overlong
 from proxima.reward.model_reward import ModelReward
 from proxima.task.generated import Seeds

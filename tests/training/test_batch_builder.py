@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
-from proxima.core.advantage.group_variants import Gdpo
+from proxima.core.advantage.group import Gdpo
 from proxima.core.advantage.token import Gae
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.mismatch_rejection import drop_mismatched

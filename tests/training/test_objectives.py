@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, PpoClip, PreferencePairs, RewardLoss, TokenMean, policy_loss
 from proxima.core.preference import PREFERENCES
 from proxima.core.preference.kto import Kto
-from proxima.core.preference.summed_log_prob import wpo_weight
+from proxima.core.preference.protocol import wpo_weight
 from proxima.data.packed_batch import pack
 from proxima.data.pairs import PreferencePair
 from proxima.data.trajectory import Trajectory

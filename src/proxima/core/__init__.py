@@ -3,12 +3,12 @@
     advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
     selection/   which completions are used          correction/  behavior → proximal weights, rejections, their health
     divergence   how far a token has moved           penalty      KL from the reference, entropy
-    aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
+    aggregate    per-token losses → one number       loss         all of them together: `policy_loss`, `precompute`
     distillation divergence from a teacher           proximal     the centre, if no forward pass was run for it
-    batch_decisions  decisions over the whole batch, before it is split: `precompute`
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
-    gradient     the gradient weight of a token      ratio        log-ratio and ratio
+    ratio        log-ratio and ratio                 band         the bounds of a surrogate, for the viewer
+    spec         what a spec declares                token_reasons  why each token was kept or dropped
 
 Usable from any training loop, without the rest of this project:
 
@@ -30,17 +30,25 @@ from proxima.core.aggregate import (
     TokenMean,
     TokenSum,
 )
-from proxima.core.batch_decisions import precompute
 from proxima.core.correction import CORRECTIONS
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.health import health
 from proxima.core.correction.importance import Importance
-from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.core.correction.presets import CORRECTION_PRESETS
 from proxima.core.correction.rejection import Rejection
+from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.core.distillation import distillation_loss
-from proxima.core.gradient import gradient_weight
-from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, needs_precompute, policy_loss
+from proxima.core.loss import (
+    Aggregate,
+    Correction,
+    Loss,
+    Penalty,
+    Surrogate,
+    TokenLoss,
+    needs_precompute,
+    policy_loss,
+    precompute,
+)
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
 from proxima.core.preference import PREFERENCES
 from proxima.core.preference.protocol import PreferencePairs
@@ -49,10 +57,10 @@ from proxima.core.selection import SELECTIONS
 from proxima.core.selection.protocol import Selection, select
 from proxima.core.surrogate import SURROGATES
 from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
-from proxima.core.surrogate.cppo import Cppo
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Cppo, Dppo
 from proxima.core.surrogate.drpo import Drpo, Spo
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
+from proxima.core.token_reasons import gradient_weight
 from proxima.core.value import RewardLoss, ValueLoss
 from proxima.data.kinds import Kinds
 from proxima.data.outcomes import Outcomes

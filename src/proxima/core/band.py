@@ -94,17 +94,17 @@ class Band:
         if self.chosen is not None and bool(self.chosen[token]):
             return f"masked: {self.chosen_words}"
         if value > upper or value < lower:
-            left, right = told(value, upper if value > upper else lower)
+            left, right = format_distinct(value, upper if value > upper else lower)
             return f"{self.verdict}: {left} {'>' if value > upper else '<'} {right}{self.cause(token)}"
         if math.isinf(lower) and math.isinf(upper):
             drawn = ", ".join(f"{name} {float(values[token]):.3g}" for name, values in self.drawn().items())
             return f"kept: {self.free(token) if self.free else f'no token is dropped; {drawn}'}"
-        left = f"{told(lower, value)[0]} <= " if math.isfinite(lower) else ""
-        right = f" <= {told(upper, value)[0]}" if math.isfinite(upper) else ""
-        return f"kept: {left}{told(value, upper if math.isfinite(upper) else lower)[0]}{right}"
+        left = f"{format_distinct(lower, value)[0]} <= " if math.isfinite(lower) else ""
+        right = f" <= {format_distinct(upper, value)[0]}" if math.isfinite(upper) else ""
+        return f"kept: {left}{format_distinct(value, upper if math.isfinite(upper) else lower)[0]}{right}"
 
 
-def told(value: float, other: float) -> tuple[str, str]:
+def format_distinct(value: float, other: float) -> tuple[str, str]:
     """Format two numbers with as few digits as tell them apart."""
     for digits in range(FEWEST_DIGITS, MOST_DIGITS):
         texts = f"{value:.{digits}g}", f"{other:.{digits}g}"

@@ -1,7 +1,10 @@
-"""The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; and the specs' protocols."""
+"""The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; the specs' protocols; and
+`precompute`, the decisions over the whole batch before it is split."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_, mul
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -83,7 +86,8 @@ class Surrogate(Spec, Protocol):
         return None
 
     def band(self, b: PolicyBatch) -> Band | None:
-        """What it measures for each token, and its bounds, of a batch whose `log_prob` is detached; None: not said."""
+        """The measured value of each token and its bounds, for the viewer; None: not available. The `log_prob` of the
+        batch is detached."""
         return None
 
 
@@ -221,45 +225,110 @@ def needs_precompute(surrogate: Surrogate, corrections: Sequence[Correction] = (
     return surrogate.whole_batch or any(spec.whole_batch for spec in corrections)
 
 
+@dataclass(frozen=True)
+class Precomputed:
+    """`batch` with `weight`, `selected` and a loss mask reduced where a correction drops; `metrics` of the corrections,
+    counted once."""
+
+    batch: PolicyBatch
+    metrics: Metrics
+
+    def take(self, sequences: Sequence[int]) -> "Precomputed":
+        """The part for a micro-batch; the metrics stay with the whole."""
+        return Precomputed(self.batch.take(sequences), {})
+
+
+@torch.no_grad()
+def precompute(
+    batch: PolicyBatch, *, surrogate: Surrogate, correction: Correction | Sequence[Correction] | None = None
+) -> Precomputed:
+    """Make the decisions over the whole optimizer batch before it is split into micro-batches.
+
+    Three things look at all tokens at once: surrogates that select tokens (`clip_cov`, `kl_cov`, `m2po`), corrections
+    that normalise or rank (`normalise`, `second_moment`, `top_entropy`), and rejections that leave the denominator
+    (`rejected: drop`). They are decided once, and the outcome is written into the batch: every split of it then gives
+    the same loss and gradient. Other specs do not need it, but allow it.
+
+    Args:
+        batch: all tokens of one optimizer step, on all ranks. `log_prob` may be of an earlier forward: then `clip_cov`,
+            `kl_cov`, `m2po` and `towards: current` decide by that forward, for the whole step.
+        surrogate, correction: as for `policy_loss`; pass the same ones there.
+    Returns: `Precomputed`; `take` micro-batches of it. Its metrics are complete: the micro-batches do not repeat
+        them.
+    Raises: ValueError as `policy_loss`, for a missing tensor.
+    """
+    corrections = as_list(correction)
+    for spec in (surrogate, *corrections):
+        check_needs(spec, batch)
+    batch, _, metrics = apply_corrections(batch, corrections)
+    return Precomputed(replace(batch, selected=surrogate.select_tokens(batch)), metrics)
+
+
 def as_list(specs: Any) -> list[Any]:
     """None, one spec or several, as a list."""
     return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
+@dataclass(frozen=True)
+class CombinedCorrections:
+    """The results of several corrections: weights multiply, rejections add up, and the order is irrelevant.
+
+    Args:
+        batch: what each of them read.
+        results: each correction with its result.
+    """
+
+    batch: PolicyBatch
+    results: Sequence[tuple[Correction, Corrected]]
+
+    @classmethod
+    def of(cls, batch: PolicyBatch, corrections: Sequence[Correction]) -> "CombinedCorrections":
+        """Each correction sees the original batch; one that reads `next_log_prob` sees only the loss tokens that have
+        it, and so rejects those where it is NaN."""
+        known = batch
+        if batch.next_log_prob is not None and any("next_log_prob" in spec.needs for spec in corrections):
+            known = batch.with_loss_mask(batch.loss_mask & ~batch.next_log_prob.isnan())
+        return cls(batch, [(spec, spec(known if "next_log_prob" in spec.needs else batch)) for spec in corrections])
+
+    @property
+    def weight(self) -> Tensor | None:
+        """[N] the product of the weights; None: there is no correction."""
+        weights = [corrected.weight for _, corrected in self.results]
+        return reduce(mul, weights) if weights else None
+
+    @property
+    def keep(self) -> Tensor:
+        """[N] bool, the loss tokens that no correction rejects."""
+        return reduce(and_, (corrected.keep for _, corrected in self.results), self.batch.loss_mask)
+
+    @property
+    def reduced(self) -> PolicyBatch:
+        """The batch without the loss tokens that a correction drops."""
+        dropping = [corrected.keep for spec, corrected in self.results if spec.rejected == "drop"]
+        return self.batch.with_loss_mask(reduce(and_, dropping, self.batch.loss_mask)) if dropping else self.batch
+
+
 @torch.no_grad()
 def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> tuple[PolicyBatch, Tensor, Metrics]:
-    """Combine corrections: weights multiply, rejections add up. Each correction sees the original batch, so their order
-    is irrelevant; one that reads `next_log_prob` sees only the loss tokens that have it and rejects those where it is
-    NaN.
+    """Combine corrections.
 
     Returns: the batch with its `weight`, None for 1, and without the loss tokens that a correction drops; [N] bool,
         the loss tokens that none rejects; and the metrics.
     """
-    keep = loss_mask = batch.loss_mask
     if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
-        return replace(batch, weight=batch.masked("weight").detach()), keep & (batch.weight > 0), {}
+        keep = batch.loss_mask & (batch.weight > 0)
+        return replace(batch, weight=batch.masked("weight").detach()), keep, {}
     if not corrections:
-        return batch, keep, {}
-    weight: Tensor | None = None
+        return batch, batch.loss_mask, {}
+    combined = CombinedCorrections.of(batch, corrections)
+    keep = combined.keep
     metrics: Metrics = {}
-    for spec in corrections:
-        corrected = spec(_with_next(batch) if "next_log_prob" in spec.needs else batch)
-        weight = corrected.weight if weight is None else weight * corrected.weight
-        keep = keep & corrected.keep
-        loss_mask = loss_mask & corrected.keep if spec.rejected == "drop" else loss_mask
+    for _, corrected in combined.results:
         metrics |= corrected.metrics
     nonempty, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
-    if loss_mask is not batch.loss_mask:
-        batch = batch.with_loss_mask(loss_mask)
-    return replace(batch, weight=weight), keep, metrics
-
-
-def _with_next(b: PolicyBatch) -> PolicyBatch:
-    """The batch with only those loss tokens whose `next_log_prob` is known."""
-    assert b.next_log_prob is not None
-    return b.with_loss_mask(b.loss_mask & ~b.next_log_prob.isnan())
+    return replace(combined.reduced, weight=combined.weight), keep, metrics
 
 
 def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
-"""Explains why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together.
+"""Explains why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together; and
+`gradient_weight`, the weight as a function of the ratio.
 
-Not used in training, only to inspect a finished step. `core.band` has the surrogate's part.
+Not used in training, only to inspect a finished step or a surrogate. `core.band` has the surrogate's part. Weights come
+from autograd, so that they cannot disagree with the loss.
 """
 
 from collections.abc import Sequence
@@ -11,11 +13,11 @@ import torch
 from torch import Tensor
 
 from proxima.core.aggregate import TokenSum
-from proxima.core.band import Band, told
+from proxima.core.band import Band, format_distinct
 from proxima.core.correction.importance import Importance, log_ratio_to, log_weight
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 from proxima.core.correction.weight_statistics import safe_exp
-from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
+from proxima.core.loss import CombinedCorrections, Correction, Surrogate, policy_loss
 from proxima.data.policy_batch import PolicyBatch
 
 OF_BATCH = (SecondMoment, TopEntropy)  # their rejections depend on all tokens of the optimizer batch
@@ -40,36 +42,21 @@ class TokenReasons:
     recorded: Tensor | None = None
 
     @cached_property
-    def corrected(self) -> list[tuple[Correction, Corrected]]:
-        """The decisions of each correction; those over the whole batch only if this is the whole batch."""
+    def corrected(self) -> CombinedCorrections:
+        """The decisions of the corrections; those over the whole batch only if this is the whole batch."""
         applicable = [spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH)]
         if self.batch.top_k_log_prob is None:  # it is not stored, and what reads it rejects nothing
             applicable = [spec for spec in applicable if "top_k_log_prob" not in spec.needs]
-        return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in applicable]
-
-    @property
-    def _with_next(self) -> PolicyBatch:
-        assert self.batch.next_log_prob is not None
-        return self.batch.with_loss_mask(self.batch.loss_mask & ~self.batch.next_log_prob.isnan())
+        return CombinedCorrections.of(self.batch, applicable)
 
     @cached_property
     def reduced(self) -> PolicyBatch:
         """The batch as the surrogate reads it: without the tokens that a correction took out of the loss, and with the
         tokens that the whole batch `selected`, which no rule for a single token explains."""
-        b = self.batch
-        for spec, corrected in self.corrected:
-            b = b.with_loss_mask(b.loss_mask & corrected.keep) if spec.rejected == "drop" else b
+        b = self.corrected.reduced
         if not self.surrogate.whole_batch or b.selected is not None:
             return b
         return replace(b, selected=self.surrogate.select_tokens(b))
-
-    @cached_property
-    def accepted(self) -> Tensor:
-        """[N] bool, the loss tokens that no correction rejects."""
-        keep = self.batch.loss_mask
-        for _, corrected in self.corrected:
-            keep = keep & corrected.keep
-        return keep
 
     @cached_property
     def band(self) -> Band | None:
@@ -79,7 +66,7 @@ class TokenReasons:
     @cached_property
     def keep(self) -> Tensor:
         """[N] bool, the tokens that the rules keep, as the trainer recorded them."""
-        keep = self.accepted if self.band is None else self.accepted & self.band.keep
+        keep = self.corrected.keep if self.band is None else self.corrected.keep & self.band.keep
         of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
         return keep & self.recorded if of_batch and self.recorded is not None else keep
 
@@ -88,9 +75,8 @@ class TokenReasons:
         """[N] −(∂loss/∂log π)/A, the gradient of a token relative to the policy gradient, before aggregation: 0 for a
         masked token; NaN where A is 0. Corrections that divide by a mean of the batch are left undivided."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
-        product = torch.ones_like(leaf)
-        for _, corrected in self.corrected:
-            product = product * corrected.weight
+        weight = self.corrected.weight
+        product = torch.ones_like(leaf) if weight is None else weight
         if self.recorded is not None and any(isinstance(spec, OF_BATCH) for spec in self.corrections):
             product = torch.where(self.recorded, product, 0.0)
         b = replace(self.reduced, log_prob=leaf, weight=product.detach() if self.corrections else None)
@@ -103,7 +89,9 @@ class TokenReasons:
         """Explain one token in words: every rule that dropped it, or why the surrogate kept it."""
         if not bool(self.batch.loss_mask[token]):
             return "not in the loss"
-        rejections = [self._rejection(spec, token) for spec, result in self.corrected if not bool(result.keep[token])]
+        rejections = [
+            self._rejection(spec, token) for spec, result in self.corrected.results if not bool(result.keep[token])
+        ]
         kept_by_band = self.band is None or bool(self.band.keep[token])
         if self.band is not None and not kept_by_band and bool(self.reduced.loss_mask[token]):
             rejections.append(self.band.reason(token).partition(": ")[2])
@@ -143,7 +131,7 @@ class TokenReasons:
             if spec.veto is not None and bool(spec.vetoed(rho, b)[at]):
                 inside = b.loss_mask & (b.sequence_index == at)
                 least = float(rho[inside].min().exp())
-                left, right = told(least, spec.veto)
+                left, right = format_distinct(least, spec.veto)
                 return f"{name}: {left} < {right}, the veto, at a token of the sequence"
             weight = float(safe_exp(log_weight(rho, b, spec.level))[token])
             what = f"{POLICIES[spec.towards]}/μ of the {'token' if spec.level == 'token' else 'sequence'}"
@@ -155,7 +143,7 @@ class TokenReasons:
             away = ", and the update moves the token away" if spec.keep_returning else ""
             return f"{name}: {_outside(value, spec.floor, spec.ceiling)}, {what}{away}"
         if isinstance(spec, OffPolicySequence):
-            left, right = told(float(spec.drift(b)[token]), spec.threshold)
+            left, right = format_distinct(float(spec.drift(b)[token]), spec.threshold)
             return f"{name}: {left} > {right}, the mean of log μ - log π over the sequence, and A < 0"
         if isinstance(spec, OF_BATCH):
             return f"{name}: {self._over_the_batch(token)}"
@@ -173,5 +161,33 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
 
 
 def _outside(value: float, lower: float, upper: float) -> str:
-    left, right = told(value, upper if value > upper else lower)
+    left, right = format_distinct(value, upper if value > upper else lower)
     return f"{left} {'>' if value > upper else '<'} {right}"
+
+
+def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> Tensor:
+    """−(∂loss/∂log π) / A, with each token as its own sequence and the behavior policy as the centre.
+
+    Args:
+        surrogate: a spec of SURROGATES. Those that depend on the whole batch (`clip_cov`, `kl_cov`, `m2po`) see all the
+            tokens given.
+        log_prob, behavior_log_prob: [N] float, nats, ≤ 0. advantage: [N] float, not 0.
+    Returns: [N]: 1 for the policy gradient, the ratio for an unclipped surrogate, 0 for a masked token.
+    Raises: ValueError if an advantage is 0, or the surrogate needs more than these (top-k).
+    """
+    if bool((advantage == 0).any()):
+        raise ValueError("gradient_weight: an advantage is 0; the weight is the gradient divided by it.")
+    b = alone(log_prob.detach().clone().requires_grad_(), behavior_log_prob, advantage)
+    (gradient,) = torch.autograd.grad(surrogate(b).loss.sum(), b.log_prob)
+    return -gradient / advantage.detach()
+
+
+def alone(log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> PolicyBatch:
+    """A batch in which every token is its own sequence."""
+    return PolicyBatch(
+        log_prob=log_prob,
+        behavior_log_prob=behavior_log_prob,
+        advantage=advantage,
+        loss_mask=torch.ones_like(log_prob, dtype=torch.bool),
+        cu_seqlens=torch.arange(len(log_prob) + 1, device=log_prob.device),
+    )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from proxima.core.correction.guard import MismatchGuard
-from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.data.trajectory import Trajectory
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches

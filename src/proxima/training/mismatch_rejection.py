@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxima.core.correction.guard import MismatchGuard
-from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.data.flow import Key
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.forward_stage import ForwardStage

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.core.correction.ideal_range import healthy_range, verdicts
+from proxima.core.correction.health import healthy_range, verdicts
 from proxima.evaluation.headline import Headline
 from proxima.evaluation.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.gradient import alone
 from proxima.core.loss import Surrogate, TokenLoss, check_needs
 from proxima.core.surrogate.clip import Gspo
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.whole_batch import ClipCov, KlCov
+from proxima.core.token_reasons import alone
 from proxima.data.policy_batch import PolicyBatch
 
 LARGEST_RATIO = 2.5

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
+from proxima.core.preference.protocol import completion_log_prob, wpo_weight
 
 
 def test_a_completion_without_a_token_has_a_log_prob_and_a_weight() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import SURROGATES
-from proxima.core.band import told
+from proxima.core.band import format_distinct
 from proxima.core.loss import Surrogate
 from proxima.core.token_reasons import band_of
 from proxima.laws.batches import make_batch
@@ -97,5 +97,5 @@ def test_the_words_of_a_clip_and_of_a_token_that_has_not_moved():
 
 
 def test_two_numbers_are_told_apart():
-    assert told(0.21, 0.18) == ("0.21", "0.18")
-    assert told(0.150001, 0.15) == ("0.150001", "0.15")
+    assert format_distinct(0.21, 0.18) == ("0.21", "0.18")
+    assert format_distinct(0.150001, 0.15) == ("0.150001", "0.15")

@@ -9,7 +9,7 @@ from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.core import SURROGATES, Importance, Rejection, TokenMean, policy_loss
 from proxima.core.penalty import K3, EntropyBonus, LogRatioSq
-from proxima.core.surrogate.tv_band import TvBand
+from proxima.core.surrogate.cppo import TvBand
 from proxima.runtime.launch.learning import make_objective
 from tests.core.batches import of_probabilities
 

@@ -17,17 +17,17 @@ from proxima.data.kinds import Kinds
 ADVANTAGES = Kinds(
     {
         "gae": "proxima.core.advantage.token:Gae",
-        "gdpo": "proxima.core.advantage.group_variants:Gdpo",
+        "gdpo": "proxima.core.advantage.group:Gdpo",
         "gigpo": "proxima.core.advantage.turn:Gigpo",
-        "gpg": "proxima.core.advantage.group_variants:Gpg",
+        "gpg": "proxima.core.advantage.group:Gpg",
         "grpo": "proxima.core.advantage.group:Grpo",
-        "grpo_passk": "proxima.core.advantage.group_variants:GrpoPassk",
-        "opo": "proxima.core.advantage.group_variants:Opo",
+        "grpo_passk": "proxima.core.advantage.group:GrpoPassk",
+        "opo": "proxima.core.advantage.group:Opo",
         "optimal_token_baseline": "proxima.core.advantage.token:OptimalTokenBaseline",
         "reinforce_pp": "proxima.core.advantage.token:ReinforcePp",
-        "reinforce_pp_baseline": "proxima.core.advantage.group_variants:ReinforcePpBaseline",
-        "remax": "proxima.core.advantage.group_variants:Remax",
-        "rloo": "proxima.core.advantage.group_variants:Rloo",
+        "reinforce_pp_baseline": "proxima.core.advantage.group:ReinforcePpBaseline",
+        "remax": "proxima.core.advantage.group:Remax",
+        "rloo": "proxima.core.advantage.group:Rloo",
         "turn_returns": "proxima.core.advantage.turn:TurnReturns",
     }
 )

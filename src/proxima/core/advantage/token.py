@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.segment import segment_index
-from proxima.core.sequence_rows import SequenceRows
+from proxima.core.segment import SequenceRows, segment_index
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 

@@ -6,11 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Rloo
+from proxima.core.advantage.group import Grpo, Rloo
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
-from proxima.core.segment import segment_index
-from proxima.core.sequence_rows import suffix_sums
+from proxima.core.segment import segment_index, suffix_sums
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 from proxima.data.outcomes import Outcomes

@@ -6,11 +6,11 @@ starts from.
     rejection          tokens or sequences dropped by ratio, k1, k2, k3, total variation or binary KL; by second
                        moment; low-entropy tokens
     score_centering    a term that takes out the drift of REINFORCE on tokens of another policy
-    weight_statistics  statistics of weights, and of the two policies behind them
+    weight_statistics  statistics of weights, and of the two policies behind them; `mismatch_metrics`: those of engine
+                       and trainer, measured in every run, corrected or not
     presets            verl's names (`decoupled_token_is` …) as lists of these
-    mismatch           the same statistics of engine and trainer, measured in every run, corrected or not
-    guard, health      the reaction of a run to them, and their meaning in a sentence
-    ideal_range        a verdict on each of them: healthy, watch, broken
+    guard              the reaction of a run to them
+    health             their meaning in a sentence, and a verdict on each of them: healthy, watch, broken
 
 A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
 detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every

@@ -12,8 +12,7 @@ from proxima.core.divergence import binary_kl, binary_tv
 from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, spread
-from proxima.core.segment import segment_count, segment_mean, segment_sum
-from proxima.core.token_subset import second_moment_keep
+from proxima.core.segment import second_moment_keep, segment_count, segment_mean, segment_sum
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 from proxima.data.policy_batch import PolicyBatch

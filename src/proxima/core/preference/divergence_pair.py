@@ -1,4 +1,5 @@
-"""Losses of the difference Δ between the chosen and the rejected completion: DPO and its relatives."""
+"""Losses of the difference Δ between the chosen and the rejected completion: DPO and its relatives, and those of sorted
+margins (alignment by optimal transport)."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from proxima.core.preference.protocol import Pairwise, PreferencePairs
+from proxima.core.preference.protocol import Pairwise, PreferencePairs, Smoothed, log_ratio
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 
@@ -55,13 +56,11 @@ def smoothed_loss(x: Tensor, flipped: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Sigmoid(DivergencePair):
+class Sigmoid(Smoothed, DivergencePair):
     """DPO: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ).
 
     Source: arXiv 2305.18290, Eq. 7; cDPO; f-DPO, 2309.16240. Differs: TRL 1.16 ignores label_smoothing here (T12).
     """
-
-    label_smoothing: float = 0.0
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return smoothed_loss(self.beta * (c - r), self.label_smoothing)
@@ -115,7 +114,7 @@ class ExoPair(DivergencePair):
 
 
 @dataclass(frozen=True)
-class Robust(DivergencePair):
+class Robust(Smoothed, DivergencePair):
     """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped. Source: arXiv
     2403.00409 (T13)."""
 
@@ -145,3 +144,32 @@ class Discopop(DivergencePair):
         x = self.beta * (c - r)
         mixed = (logsigmoid(x / self.tau) - x).clamp(max=EXPONENT_LIMIT).exp()  # exp(-x) alone overflows at x = -89
         return -logsigmoid(x) * torch.sigmoid(-x / self.tau) + mixed
+
+
+@dataclass(frozen=True)
+class Aot(Smoothed):
+    """Smoothed `sigmoid` on sorted margins: policy margins should stochastically dominate reference margins.
+
+        x = β (sort(log π_c − log π_r) − sort(log ref_c − log ref_r))        −(1 − ε) log σ(x) − ε log σ(−x)
+
+    Source: arXiv 2406.05882. It sorts the batch, so micro-batches change it (T13).
+    """
+
+    whole_batch: ClassVar[bool] = True
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        ours = log_ratio(p.chosen, p.rejected).sort().values
+        theirs = log_ratio(p.reference_chosen, p.reference_rejected).sort().values
+        return self.loss(ours, theirs)
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return smoothed_loss(self.beta * (c - r), self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class AotUnpaired(Aot):
+    """`aot` for unpaired completions: sort(c) against sort(r). Source: arXiv 2406.05882."""
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        c, r = self.scores(p)
+        return self.loss(c.sort().values, r.sort().values)

@@ -1,4 +1,4 @@
-"""Losses that move the chosen and the rejected completion each towards its own target."""
+"""Losses that move the chosen and the rejected completion each towards its own target; `sft`, the chosen one."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from proxima.core.preference.protocol import Pairwise
+from proxima.core.preference.protocol import Pairwise, PreferencePairs
 
 
 @dataclass(frozen=True)
@@ -55,3 +55,15 @@ class ApoDown(Pairwise):
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.sigmoid(self.beta * c) + torch.sigmoid(-self.beta * (c - r))
+
+
+@dataclass(frozen=True)
+class Sft(Pairwise):
+    """Negative log-likelihood of the chosen completion, scaled so that the mean over pairs is one over tokens (T16)."""
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        return -p.chosen * len(p.chosen) / p.chosen_length.sum().clamp(min=1)
+
+    def denominator(self, chosen_length: Tensor) -> Tensor:
+        """The number of tokens of the chosen completions."""
+        return chosen_length.sum(dtype=torch.float64)

@@ -1,9 +1,8 @@
-"""Selections: the choice of completions for the update. One file per family; each spec sees only what the specs before
-it kept.
+"""Selections: the choice of completions for the update. Each spec sees only what the specs before it kept.
 
-    protocol            `Selection`, and `select`, which applies several
-    group_selection     selections that drop: drop_uniform_groups, drop_truncated
-    partial_selection   selections that keep a part of a group: prune, balance, best_and_worst
+    protocol    `Selection`, and `select`, which applies several
+    dropping    whole groups and truncated completions: drop_uniform_groups, drop_truncated; all but a part of a group:
+                prune, balance, best_and_worst
 
 A selection is a frozen dataclass that subclasses `Selection`, with `__call__(Outcomes, advantage) -> [S] bool`.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.
@@ -15,10 +14,10 @@ from proxima.data.kinds import Kinds
 
 SELECTIONS = Kinds(
     {
-        "balance": "proxima.core.selection.partial_selection:Balance",
-        "best_and_worst": "proxima.core.selection.partial_selection:BestAndWorst",
-        "drop_truncated": "proxima.core.selection.group_selection:DropTruncated",
-        "drop_uniform_groups": "proxima.core.selection.group_selection:DropUniformGroups",
-        "prune": "proxima.core.selection.partial_selection:Prune",
+        "balance": "proxima.core.selection.dropping:Balance",
+        "best_and_worst": "proxima.core.selection.dropping:BestAndWorst",
+        "drop_truncated": "proxima.core.selection.dropping:DropTruncated",
+        "drop_uniform_groups": "proxima.core.selection.dropping:DropUniformGroups",
+        "prune": "proxima.core.selection.dropping:Prune",
     }
 )

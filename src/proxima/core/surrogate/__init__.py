@@ -1,8 +1,10 @@
 """Surrogates: per-token losses that bound how far one update moves the policy. One file per family.
 
-    clip         ppo_clip, gspo, luspo, and reinforce, which they bound       weight       cispo, sapo, vespo, geo_mean
-    dppo, cppo   masks by divergence, of the token and of its prefix          whole_batch  clip_cov, kl_cov, m2po, dro
-    drpo         quadratic pulls: drpo, spo                                   tv_band      a mask of both directions
+    clip         ppo_clip, gspo, luspo, reinforce, which they bound, and topr
+    cppo         masks by divergence: dppo, of the token; cppo, of its prefix, too; tv_band, in both directions
+    drpo         quadratic pulls: drpo, spo
+    weight       cispo, sapo, vespo, geo_mean
+    whole_batch  clip_cov, kl_cov, m2po, dro
 
 A surrogate is a frozen dataclass that subclasses `core.loss.Surrogate`, with `__call__(PolicyBatch) -> TokenLoss`. It
 takes the ratio from `core.ratio` and masks by selection; corrections, aggregation and common metrics are added by
@@ -19,7 +21,7 @@ SURROGATES = Kinds(
         "cispo": "proxima.core.surrogate.weight:Cispo",
         "clip_cov": "proxima.core.surrogate.whole_batch:ClipCov",
         "cppo": "proxima.core.surrogate.cppo:Cppo",
-        "dppo": "proxima.core.surrogate.dppo:Dppo",
+        "dppo": "proxima.core.surrogate.cppo:Dppo",
         "drpo": "proxima.core.surrogate.drpo:Drpo",
         "dro": "proxima.core.surrogate.whole_batch:Dro",
         "geo_mean": "proxima.core.surrogate.weight:GeoMean",
@@ -31,8 +33,8 @@ SURROGATES = Kinds(
         "reinforce": "proxima.core.surrogate.clip:Reinforce",
         "sapo": "proxima.core.surrogate.weight:Sapo",
         "spo": "proxima.core.surrogate.drpo:Spo",
-        "topr": "proxima.core.surrogate.topr:Topr",
-        "tv_band": "proxima.core.surrogate.tv_band:TvBand",
+        "topr": "proxima.core.surrogate.clip:Topr",
+        "tv_band": "proxima.core.surrogate.cppo:TvBand",
         "vespo": "proxima.core.surrogate.weight:Vespo",
     }
 )

@@ -15,8 +15,8 @@ from proxima.core.band import Band
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
+from proxima.core.segment import second_moment_keep, smallest_tokens, value_hash
 from proxima.core.surrogate.clip import check_clip, clip_band, clipped
-from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 from proxima.data.policy_batch import PolicyBatch

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.core.selection.group_selection import DropUniformGroups
+from proxima.core.selection.dropping import DropUniformGroups
 from proxima.data.flow import Group
 from proxima.data.outcomes import Outcomes
 from proxima.rollout.collector import BatchNotFilled, score_errors

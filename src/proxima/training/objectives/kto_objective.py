@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.preference.kto import Kto
-from proxima.core.preference.summed_log_prob import completion_log_prob
+from proxima.core.preference.protocol import completion_log_prob
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.pairs import LabeledCompletion
 from proxima.data.trajectory import Trajectory

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.batch_decisions import Precomputed, precompute
-from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.divergence import divergence
 from proxima.core.loss import (
@@ -20,9 +19,11 @@ from proxima.core.loss import (
     NextMissing,
     Penalty,
     PolicyLoss,
+    Precomputed,
     Surrogate,
     needs_precompute,
     policy_loss,
+    precompute,
 )
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.data.columns import Floats

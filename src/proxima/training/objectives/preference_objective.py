@@ -7,12 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from proxima.core.correction.mismatch import mismatch_metrics
+from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.preference.likelihood import Sft
-from proxima.core.preference.protocol import Pairwise, PreferencePairs
-from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
+from proxima.core.preference.protocol import Pairwise, PreferencePairs, completion_log_prob, wpo_weight
+from proxima.core.preference.two_sided import Sft
 from proxima.core.segment import segment_count
 from proxima.data import UserError, require
 from proxima.data.field_checks import check_choices

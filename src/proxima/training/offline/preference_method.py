@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.core.preference.likelihood import Sft
+from proxima.core.preference.two_sided import Sft
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.data.pairs import LabeledCompletion, PreferencePair

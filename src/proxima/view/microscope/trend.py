@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.core.correction.guard import MismatchGuard
-from proxima.core.correction.ideal_range import verdicts
+from proxima.core.correction.health import verdicts
 from proxima.data import FieldError
 from proxima.evaluation.headline import Headline
 from proxima.view.microscope.metric_meanings import metric_meanings

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxima.core.correction.ideal_range import verdicts
+from proxima.core.correction.health import verdicts
 from proxima.data import UserError
 from proxima.experiments.growing_records import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary

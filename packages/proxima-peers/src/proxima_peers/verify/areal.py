@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Rloo, standardised
+from proxima.core.advantage.group import Grpo, Rloo, standardised
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, place_scores, with_kl
 from proxima.core.aggregate import TokenMean

@@ -11,8 +11,7 @@ from torch import Tensor
 from proxima.core import TokenSum
 from proxima.core.metrics import k3
 from proxima.core.penalty import LogRatioSq
-from proxima.core.surrogate.dppo import Dppo
-from proxima.core.surrogate.tv_band import TvBand
+from proxima.core.surrogate.cppo import Dppo, TvBand
 from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Record

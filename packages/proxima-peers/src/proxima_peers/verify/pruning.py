@@ -7,7 +7,7 @@ import torch
 
 from proxima.core.advantage.group import Grpo
 from proxima.core.metrics import Spread
-from proxima.core.selection.partial_selection import Prune
+from proxima.core.selection.dropping import Prune
 from proxima.data.outcomes import Outcomes
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import Attempt, Check, Record

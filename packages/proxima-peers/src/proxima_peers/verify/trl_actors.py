@@ -15,7 +15,7 @@ from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, spread
 from proxima.core.segment import segment_count, segment_mean
 from proxima.core.surrogate.clip import PpoClip
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Dppo
 from proxima.core.surrogate.weight import GeoMean
 from proxima.core.value import ValueLoss
 from proxima.data.policy_batch import PolicyBatch

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Gdpo, Rloo
+from proxima.core.advantage.group import Gdpo, Grpo, Rloo
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, place_scores, whiten
 from proxima.core.penalty import K1, K3

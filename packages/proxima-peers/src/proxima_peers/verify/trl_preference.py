@@ -9,8 +9,7 @@ from torch import Tensor
 
 from proxima.core.preference import PREFERENCES
 from proxima.core.preference.kto import Kto
-from proxima.core.preference.protocol import PreferencePairs
-from proxima.core.preference.summed_log_prob import completion_log_prob, wpo_weight
+from proxima.core.preference.protocol import PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
 from proxima.laws.by_hand import as_tensor
 from proxima_peers.verify.record import DOUBLE, Attempt, Check, Record, Tracked

@@ -14,8 +14,7 @@ from proxima.core.metrics import Spread, k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate.clip import Gspo, PpoClip
-from proxima.core.surrogate.cppo import Cppo
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Cppo, Dppo
 from proxima.core.surrogate.drpo import Drpo, Spo
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch

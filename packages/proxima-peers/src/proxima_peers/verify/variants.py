@@ -16,8 +16,7 @@ from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import weight
 from proxima.core.surrogate.clip import Gspo
-from proxima.core.surrogate.cppo import Cppo
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Cppo, Dppo
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
 

@@ -17,7 +17,7 @@ from proxima.core.ratio import masked_log_ratio
 from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate.clip import Gspo, PpoClip, Reinforce
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Dppo
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
 from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov
 from proxima.core.value import ValueLoss

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from proxima.core.advantage.group import Grpo
-from proxima.core.advantage.group_variants import Gdpo, Gpg, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
+from proxima.core.advantage.group import Gdpo, Gpg, Grpo, GrpoPassk, Opo, ReinforcePpBaseline, Remax, Rloo
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, reward_to_go
 from proxima.data.outcomes import Outcomes

@@ -21,7 +21,7 @@ from proxima.core.metrics import Metrics, Peak, Spread, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio, masked_ratio
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.core.surrogate.clip import Gspo, PpoClip
-from proxima.core.surrogate.dppo import Dppo
+from proxima.core.surrogate.cppo import Dppo
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo
 from proxima.core.surrogate.whole_batch import ClipCov, KlCov
 from proxima.data.policy_batch import PolicyBatch

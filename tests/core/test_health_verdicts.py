@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from proxima.core import MismatchGuard
-from proxima.core.correction.health import rules
-from proxima.core.correction.ideal_range import IDEAL_RANGES, RANGE_OF, healthy_range, verdicts
+from proxima.core.correction.health import IDEAL_RANGES, RANGE_OF, healthy_range, rules, verdicts
 from proxima.view.microscope.trend import guard_of, trend_of
 from tests.docs.printed import ROOT
 
@@ -57,7 +56,7 @@ def test_what_is_no_number_has_no_verdict() -> None:
 
 def test_the_page_has_the_table() -> None:
     text = (ROOT / "docs" / "mismatch.md").read_text(encoding="utf-8")
-    table = text.partition("ideal_range.py -->\n")[2].partition("\n\n")[0].replace("&lt;", "<").replace("\\|", "|")
+    table = text.partition("health.py -->\n")[2].partition("\n\n")[0].replace("&lt;", "<").replace("\\|", "|")
     assert len(table.splitlines()) == 2 + len(IDEAL_RANGES)
     row = "| `mismatch/rollout_is_std`, `correction/rollout_is_std` | < 0.5 | ≤ 1 | > 1 | < 0.5; warning > 1 |"
     assert row in table.splitlines()
