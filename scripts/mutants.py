@@ -1,14 +1,14 @@
 """Mutants of every room that computes: change the source in one place, and see which check catches it.
 
     nice python scripts/mutants.py map [--minutes 4]
-    nice python scripts/mutants.py ROOM ... [--sample 60 | --signs] [--minutes 4] [--again] [--only TEXT ...]
+    nice python scripts/mutants.py ROOM ... [--sample 60 | --signs] [--minutes 4] [--again | --anew] [--only TEXT ...]
 
 `map` runs the tests of all rooms once and notes which lines each executes; it runs again what a changed file makes
 stale. Then a sample of each room's mutants, drawn by a seed, is run, each against what executes its statement: in
 `core` the golden records and the laws of `proxima.laws`, everywhere the tests, those of its own room first and the
 quickest first, up to half a minute of them. The first failure catches it. A campaign goes in pieces: `--minutes` ends
 one, and the next continues it. Results are in benchmarks/results/mutants/ROOM.json; `--again` runs the missed ones
-again.
+again, `--anew` the whole sample, whose mutants stay the same when their functions move to other files.
 
 A mutant has a sign, an operator, a number, a truth value or a branch exchanged, `min` for `max` or the like, a call's
 first two arguments swapped, a statement left out, or the result of a spec 1 % too large (`scripts/mutations.py`). It
@@ -358,9 +358,10 @@ def draw_map(workers: int, until: float) -> None:
 def campaign(room: str, chosen: argparse.Namespace, until: float) -> None:
     """Run what a room's sample lacks, and print the missed mutants and the totals."""
     name, size = (f"{room}_signs", None) if chosen.signs else (room, chosen.sample)
-    of_sample = (mutant for mutant in sample(room, size, chosen.seed) if mutant.signs or not chosen.signs)
-    mutants = {mutant.name: mutant for mutant in of_sample}
-    rows = [row for row in rows_of(name) if row["mutant"] in mutants]
+    recorded = [row["mutant"] for row in rows_of(name)]
+    drawn_sample = sample(room, size, chosen.seed, recorded)
+    mutants = {mutant.name: mutant for mutant in drawn_sample if mutant.signs or not chosen.signs}
+    rows = [] if chosen.anew else [row for row in rows_of(name) if row["mutant"] in mutants]
     asked = [row for row in rows if chosen.again and row["caught_by"] == "missed"]
     asked = [row["mutant"] for row in asked if any(text in row["mutant"] for text in chosen.only)]
     rows = [row for row in rows if row["mutant"] not in asked]
@@ -388,6 +389,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=74)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these")
     parser.add_argument("--again", action="store_true", help="run the missed mutants again")
+    parser.add_argument(
+        "--anew", action="store_true", help="run the whole sample again, wherever its functions are now"
+    )
     parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
     parser.add_argument("--by", nargs="+", default=[], metavar="TEST", help="tests that a new interpreter runs")
     parser.add_argument("--workers", type=int, default=2)

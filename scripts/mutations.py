@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -82,6 +82,11 @@ class Mutant:
     def in_statement(self) -> bool:
         """False outside functions, and in a lambda, which runs when its statement does not."""
         return self.in_function and "lambda()" not in self.scope
+
+    @property
+    def change(self) -> str:
+        """The name without its file: it stays when the function moves to another."""
+        return self.name.partition(".py")[2]
 
     def drawn(self, seed: int) -> bytes:
         """The place in the order in which a sample is drawn; it depends on nothing but the name."""
@@ -244,7 +249,15 @@ def sources() -> frozenset[str]:
     return frozenset(str(file) for room in ROOMS for file in files_of(room))
 
 
-def sample(room: str, size: int | None, seed: int) -> list[Mutant]:
-    """Return a sample of a room's mutants; a larger one contains a smaller one, and None is all of them."""
-    found = [mutant for file in files_of(room) for mutant in mutants_of(file)]
-    return sorted(found, key=lambda mutant: mutant.drawn(seed))[:size]
+def sample(room: str, size: int | None, seed: int, recorded: Sequence[str] = ()) -> list[Mutant]:
+    """Return a sample of a room's mutants; a larger one contains a smaller one, and None is all of them.
+
+    Args:
+        recorded: names of a former sample. Those whose change still exists come first, in whatever file it is now.
+    """
+    mutants = sorted((mutant for file in files_of(room) for mutant in mutants_of(file)), key=lambda m: m.drawn(seed))
+    names = {mutant.name: mutant for mutant in mutants}
+    changes = Counter(mutant.change for mutant in mutants)
+    moved = {mutant.change: mutant for mutant in mutants if changes[mutant.change] == 1}
+    kept = [names.get(name) or moved.get(name.partition(".py")[2]) for name in recorded]
+    return list(dict.fromkeys([*(mutant for mutant in kept if mutant), *mutants]))[:size]

@@ -201,6 +201,13 @@ def test_a_larger_sample_contains_a_smaller_one():
     assert large[:5] == small and len({mutant.name for mutant in large}) == 9
 
 
+def test_a_sample_keeps_a_mutant_whose_function_has_moved():
+    drawn = mutations.sample("tinker", None, 7)
+    moved = next(mutant for mutant in reversed(drawn) if sum(m.change == mutant.change for m in drawn) == 1)
+    kept = mutations.sample("tinker", 3, 7, [f"elsewhere.py{moved.change}", "gone.py.f()  1  ->  2"])
+    assert kept == [moved, *drawn[:2]]
+
+
 def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(monkeypatch):
     checks = {"tests/data/test_a.py::a": 1.0, "tests/data/test_a.py::b": 9.0, "tests/core/test_c.py::c": 0.1}
     lines = {"spec.py": {"3 3": [0, 2], "9 9": [1]}, "other.py": {"3 3": [1]}}
