@@ -11,7 +11,7 @@ from proxima.data import UserError
 from proxima.model.load import load
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
-from proxima.training.checkpoint_restore import damage
+from proxima.training.checkpoint import damage
 from tests.runtime.runs import LORA
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, saved_in, steps_of
 

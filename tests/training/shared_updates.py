@@ -24,17 +24,15 @@ from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import beside_decoder, load_tokenizer
 from proxima.runtime.placement.follower import RankModels
-from proxima.training.advantage_stages import ValueStage
-from proxima.training.early_stop import EarlyStop
+from proxima.training.critic import ValueObjective, ValueStage
 from proxima.training.forward_stage import LogProbStage
+from proxima.training.learner import EarlyStop
 from proxima.training.messages import End
-from proxima.training.objectives.kto_objective import KtoObjective
 from proxima.training.objectives.policy_objective import PolicyObjective
-from proxima.training.objectives.preference_objective import PreferenceObjective
-from proxima.training.objectives.reward_objective import RewardObjective
+from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
 from proxima.training.objectives.router_balance import RouterBalance
-from proxima.training.objectives.sft_objective import SftObjective
-from proxima.training.objectives.value_objective import ValueObjective
+from proxima.training.offline.reward_method import RewardObjective
+from proxima.training.offline.sft_method import SftObjective
 from proxima.training.optimizer import Schedule
 from proxima.training.process_ranks import ProcessRanks
 from proxima.training.ranks import RankError, Refused

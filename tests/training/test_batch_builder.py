@@ -10,7 +10,7 @@ from proxima.core.advantage.token import Gae
 from proxima.core.selection.dropping import Prune
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
-from proxima.training.mismatch_rejection import drop_mismatched
+from proxima.training.learner import drop_mismatched
 from proxima.training.objectives.protocol import TokenStatistics
 from tests.training.episodes import group_of, model, path
 

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.training import checkpoint
-from proxima.training.checkpoint import checkpoints, prune, write_checkpoint
-from proxima.training.checkpoint_restore import damage, last_complete, restore
+from proxima.training.checkpoint import checkpoints, damage, last_complete, prune, restore, write_checkpoint
 from proxima.training.optimizer import AdamW
 from tests.model.rows import loaded, same
 from tests.training.helpers import Trainer, trainer, trainer_of, trajectories, weights

@@ -11,9 +11,8 @@ from proxima.core.preference.kto import Kto
 from proxima.core.surrogate import SURROGATES
 from proxima.core.surrogate.whole_batch import ClipCov
 from proxima.model.micro_batch import micro_batches
-from proxima.training.objectives.kto_objective import KtoObjective
 from proxima.training.objectives.policy_objective import PolicyObjective
-from proxima.training.objectives.preference_objective import PreferenceObjective
+from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
 from tests.model.rows import assert_close, rows
 from tests.training.helpers import labeled, near, pairs, recorded
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from proxima.core.metrics import SumCount
-from proxima.training.early_stop import EarlyStop
+from proxima.training.learner import EarlyStop
 from proxima.training.optimizer import AdamW
 from tests.model.rows import same
 from tests.training.helpers import trainer, trajectories, weights

@@ -17,7 +17,7 @@ from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens, turns_of
-from proxima.training.mismatch_rejection import drop_mismatched
+from proxima.training.learner import drop_mismatched
 from proxima.training.objectives.preference_objective import best_against_worst
 from proxima.training.objectives.protocol import TokenStatistics
 from tests.training.episodes import NAN, forked, group_of, model, path, seen

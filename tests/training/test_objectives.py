@@ -21,12 +21,11 @@ from proxima.data.pairs import PreferencePair
 from proxima.data.trajectory import Trajectory
 from proxima.model.policy import Policy
 from proxima.model.scalar_model import ScalarModel, load_scalar_model
-from proxima.training.objectives.kto_objective import KtoObjective
 from proxima.training.objectives.policy_objective import PolicyObjective
-from proxima.training.objectives.preference_objective import PreferenceObjective
+from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
 from proxima.training.objectives.protocol import Objective
-from proxima.training.objectives.reward_objective import RewardObjective
-from proxima.training.objectives.sft_objective import SftObjective
+from proxima.training.offline.reward_method import RewardObjective
+from proxima.training.offline.sft_method import SftObjective
 from tests.campaigns import campaign
 from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits
 from tests.tiny import KINDS, tiny

@@ -8,8 +8,7 @@ from proxima.data import NotFiniteError
 from proxima.kernels.compiled import unavailable
 from proxima.model.policy import Policy
 from proxima.training import stack
-from proxima.training.one_pass_adamw import OnePassAdamW, one_pass
-from proxima.training.optimizer import AdamW
+from proxima.training.optimizer import AdamW, OnePassAdamW, one_pass
 from tests.model.rows import loaded, same
 from tests.training.helpers import trainer_of, trajectories, weights
 
@@ -69,5 +68,5 @@ def test_what_torch_steps_itself(monkeypatch):
     monkeypatch.setattr(stack, "LEAST_COMPILED", 1 << 20)
     assert in_bf16()._one_pass is None
     monkeypatch.setattr(stack, "LEAST_COMPILED", 0)
-    monkeypatch.setattr("proxima.training.one_pass_adamw.adamw_kernels", lambda: None)
+    monkeypatch.setattr("proxima.training.optimizer.adamw_kernels", lambda: None)
     assert in_bf16()._one_pass is None

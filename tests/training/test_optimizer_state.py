@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from proxima.data import UserError
+from proxima.training.optimizer import WeightwiseOptimizer, restore_state
 from proxima.training.optimizer_8bit import AdamW8bit, EightBitAdamW
 from proxima.training.optimizer_muon import Muon
-from proxima.training.optimizer_state import restore_state
-from proxima.training.optimizer_step import WeightwiseOptimizer
 from tests.model.rows import same
 from tests.training.optimizer_ranks import drawn, stepped
 

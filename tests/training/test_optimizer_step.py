@@ -8,10 +8,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from proxima.model.save import save
 from proxima.training import optimizer_8bit
-from proxima.training.optimizer import AdamW
+from proxima.training.optimizer import AdamW, WeightwiseOptimizer
 from proxima.training.optimizer_8bit import AdamW8bit
 from proxima.training.optimizer_muon import Muon
-from proxima.training.optimizer_step import WeightwiseOptimizer
 from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import moves

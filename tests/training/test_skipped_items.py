@@ -10,8 +10,7 @@ import torch
 from proxima.core import MismatchGuard, Reinforce, TokenMean
 from proxima.model.policy import Policy
 from proxima.training.batch_builder import TrainingBatch
-from proxima.training.learner import Learner
-from proxima.training.mismatch_rejection import without_mismatched
+from proxima.training.learner import Learner, without_mismatched
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.router_balance import RouterBalance
 from proxima.training.stack import TrainStack

@@ -12,9 +12,8 @@ from proxima.data import UserError
 from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.model.policy import Policy
-from proxima.training.engine_stage import EngineStage
+from proxima.training.forward_stage import EngineStage, TeacherStage
 from proxima.training.objectives.policy_objective import DistillationTerm
-from proxima.training.teacher_stage import TeacherStage
 from tests.model.rows import assert_close, loaded, plain_logits
 from tests.tiny import VOCABULARY, tiny
 from tests.training.helpers import gradients, trainer, trajectories

@@ -12,9 +12,9 @@ from proxima.core.value import ValueLoss
 from proxima.data.packed_batch import pack
 from proxima.model.policy import Policy
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, make_value_head
-from proxima.training.advantage_stages import ScoreVarianceStage, ValueStage
+from proxima.training.critic import ValueObjective, ValueStage
+from proxima.training.forward_stage import ScoreVarianceStage
 from proxima.training.objectives.policy_objective import PolicyObjective
-from proxima.training.objectives.value_objective import ValueObjective
 from proxima.training.stack import TrainStack
 from tests.model.rows import MIXED, assert_close, forked, loaded, plain_logits, policy, rows
 from tests.tiny import tiny

@@ -6,7 +6,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo
 from proxima.system.environment import describe_environment
-from proxima.training.completion_record import CompletionRecord
+from proxima.training.batch_builder import CompletionRecord
 from tests.experiments.runs import answered, make_run, step
 
 COMPOSITION = "8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update"

@@ -14,7 +14,7 @@ from proxima.data.flow import Completion, Group, Score
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.system import atomic_files as files
-from proxima.training.completion_record import CompletionRecord
+from proxima.training.batch_builder import CompletionRecord
 from proxima.view.chart import write_figure
 from proxima.view.formatting import visible
 from proxima.view.microscope import PORT

@@ -1,4 +1,5 @@
-"""Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
+"""Checkpoints: writing, finding the last intact one, and restoring it. They are written to a temporary folder, fsynced
+and renamed. safetensors and JSON only; nothing is unpickled.
 
 checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
                   critic/, critic_optimizer.safetensors if the critic is a separate model
@@ -9,19 +10,25 @@ checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safete
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
+from proxima.data import UserError
 from proxima.data.json_reader import load_json
+from proxima.model.files import ADAPTER_CONFIG
+from proxima.model.parallel.sharded import fill_weight
 from proxima.model.save import save, save_trained
 from proxima.system.atomic_files import flush_to_disk, ordinary_modes
 from proxima.system.checksum import Checksum
 from proxima.system.full_disk import as_disk_full
+from proxima.training.optimizer import sharded_as
 from proxima.training.stack import TrainStack
 
 FORMAT = 2
@@ -143,7 +150,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(path=path, step=int(path.name), facts=facts)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors by name, from any device, as safetensors."""
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
@@ -181,3 +188,117 @@ def _state_crc32(state: Mapping[str, Any]) -> str:
     """The CRC-32 of state.json's content without its own entry."""
     text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
+
+
+def damage(path: Path, part: str = "") -> str | None:
+    """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files, or
+    those of a part, such as its folder `model`; there, an adapter's config may name another place of its base."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        return "state.json is missing or damaged"
+    for name, crc in checkpoint.facts.get("crc32", {}).items():
+        if part and (not name.startswith(f"{part}/") or name.endswith(ADAPTER_CONFIG)):
+            continue
+        try:
+            if Checksum.of(path / name).crc32 != crc:
+                return f"{name} is damaged"
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror})"
+    return None
+
+
+def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The last checkpoint without damage; None if there is no checkpoint. Later damaged ones are renamed to
+    NAME.damaged, with a warning.
+
+    Raises:
+        UserError: there are checkpoints, and all of them are damaged.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdecimal()), reverse=True):
+        why = damage(path)
+        if why is None:
+            for other, reason in damaged:
+                aside = other.with_name(f"{other.name}.damaged")
+                if aside.exists():
+                    remove_checkpoint(aside)
+                other.rename(aside)
+                warn(f"{other}: {reason}; it is now {aside.name}, and the checkpoint before it, {path.name}, is used")
+            return read_checkpoint(path)
+        damaged.append((path, why))
+    if damaged:
+        remedy = "restore the file, or delete the folder to start from the beginning"
+        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no checkpoint before it is whole", remedy=remedy)
+    return None
+
+
+def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, TrainStack] | None = None) -> None:
+    """Restore the optimizer states and torch's random state. The caller has loaded the weights from `checkpoint.model`,
+    and those of `others`, as in `write_checkpoint`, from their folders.
+
+    Raises:
+        UserError: the checkpoint is damaged, or has another format or model.
+    """
+    if checkpoint.facts.get("format") != FORMAT:
+        raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
+    stack.load(_read_tensors(checkpoint, "optimizer", stack), dict(checkpoint.facts["trainer"]))
+    for name, other in (others or {}).items():
+        tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
+        other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
+
+
+def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, Tensor]:
+    try:
+        return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=DELETE) from error
+
+
+def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the folder `place`, or of the file of that name with `.safetensors`, by `kind/weight`. If the
+    weight is sharded, so is its tensor, and a rank keeps only its own slice; every other tensor is read whole.
+
+    Raises:
+        OSError, SafetensorError: a file can't be read.
+    """
+    if place.is_dir():
+        return read_slices(place, weights)
+    tensors = dict[str, Tensor]()
+    with safe_open(place.with_suffix(".safetensors"), framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+            whole = opened.get_tensor(name)
+            tensors[name] = _empty(name, whole.shape, whole.dtype, weights)
+            fill_weight(tensors[name], whole)
+    return tensors
+
+
+def read_slices(folder: Path, weights: Mapping[str, Tensor], names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """The tensors of these names, None: all, in a folder that the ranks of torch.distributed.checkpoint wrote; as
+    `read_optimizer`."""
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    reader, planner = HuggingFaceStorageReader(str(folder)), DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    stored: dict[str, Any] = metadata.state_dict_metadata
+    tensors = {
+        name: _empty(name, stored[name].size, stored[name].properties.dtype, weights)
+        for name in (stored if names is None else names)
+    }
+    planner.set_up_planner(tensors, metadata)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    return tensors
+
+
+def _empty(name: str, size: torch.Size, dtype: torch.dtype, weights: Mapping[str, Any]) -> Tensor:
+    """A tensor `kind/weight` to be filled; sharded like the weight if that is sharded and of the same shape except for
+    the columns."""
+    weight: Any = weights.get(name.partition("/")[2])
+    if not (hasattr(weight, "to_local") and len(size) > 0 and weight.shape[:-1] == size[:-1]):
+        return torch.empty(size, dtype=dtype)
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    local_shape, _ = compute_local_shape_and_global_offset(size, weight.device_mesh, weight.placements)
+    return sharded_as(weight, torch.empty(local_shape, dtype=dtype, device=weight.to_local().device), size)

@@ -1,16 +1,80 @@
-"""The critic of a run: a separate model, or a head on the policy's trunk."""
+"""The critic of a run, a separate model or a head on the policy's trunk: its loss, its forward pass and its updates."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from proxima.core.aggregate import TokenMean
+from proxima.core.loss import Aggregate, Loss
+from proxima.core.metrics import SumCount
+from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError
+from proxima.data.packed_batch import PackedBatch
+from proxima.data.trajectory import Trajectory
 from proxima.model.compute_thread import Progress
-from proxima.model.packed_model import PackedModel
-from proxima.training.advantage_stages import ValueStage
+from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.training.batch_builder import TrainingBatch, split_into_updates
-from proxima.training.objectives.value_objective import ValueObjective
+from proxima.training.objectives.protocol import Objective, loss_masks
 from proxima.training.stack import TrainStack
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueObjective(Objective[Trajectory]):
+    """`ValueLoss` over whole updates, for a separate model or a head on the policy.
+
+        coefficient · aggregate(loss_t),    loss_t of V_t against the `value` at rollout time and `returns`
+
+    Args:
+        loss: the loss of a token.
+        aggregate: from tokens to one number; its denominator is that of the loss tokens, whatever the policy's is.
+        coefficient: weight of the loss relative to the policy's, > 0; for a separate model it only scales the gradient.
+
+    Metrics: `value_loss` (mean over the loss tokens, before the coefficient) and those of `ValueLoss`.
+    """
+
+    loss: ValueLoss = field(default_factory=ValueLoss)
+    aggregate: Aggregate = field(default_factory=TokenMean)
+    coefficient: float = 1.0
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        return frozenset({"value"})
+
+    def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
+        return [self.aggregate.denominator(*loss_masks(items))]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
+        if batch.value is None or batch.returns is None:
+            raise ValueError("the loss of a critic needs `value` and `returns` in every trajectory.")
+        value = outputs.need("value")
+        loss, metrics = self.loss(value, batch.value, batch.returns, batch.loss_mask)
+        metrics |= {"value_loss": SumCount.over(loss, batch.loss_mask)}
+        tokens = batch.policy_batch(value.detach())  # an aggregate reads masks and sequences alone
+        denominator = self.aggregate.denominator(batch.loss_mask, batch.cu_seqlens)
+        return [Loss(self.coefficient * self.aggregate(loss, tokens), denominator, metrics)]
+
+
+@dataclass(frozen=True)
+class ValueStage:
+    """Fills `value` from a model with a scalar head, the critic.
+
+    bootstrap: also fills `bootstrap` of truncated completions, from the state after the last token; otherwise it stays
+    0.
+    """
+
+    model: PackedModel
+    bootstrap: bool = True
+    column: str = "value"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.model.pack(
+            [item.with_sentinel() if self.bootstrap and item.truncated else item.bare() for item in trajectories]
+        )
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        return self.model.values(batch)
 
 
 @dataclass(frozen=True, kw_only=True)

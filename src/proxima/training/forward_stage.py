@@ -1,22 +1,32 @@
-"""Forward passes before the update of a step: each fills columns of the trajectories."""
+"""Forward passes before the update of a step: each fills columns of the trajectories.
 
+`LogProbStage` runs the policy or a frozen copy, `ScoreVarianceStage` fills what an advantage reads, `TeacherStage` runs
+the teacher of a distillation, `EngineStage` asks an engine that runs elsewhere. The critic's is in `critic`.
+"""
+
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.data.packed_batch import PackedBatch
+from proxima.data.flow import REPAIR
+from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.shared_paths import packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import HostCopies
+from proxima.engine.protocol import Engine, ScoreRequest, close_engine
+from proxima.model.distribution_figures import TopTokens, top_k_log_prob
 from proxima.model.lora_layers import adapter_off
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel
+from proxima.model.policy import Policy
 from proxima.model.routing import split_chosen
 from proxima.training.ranks import ALONE, Ranks
 
@@ -119,3 +129,136 @@ class LogProbStage:
             return nullcontext()
 
         return adapter_off(self.policy.model)
+
+
+@dataclass(frozen=True)
+class ScoreVarianceStage:
+    """Fills `score_variance`, 1 − 2 π_t + Σ_v π_v², under the trained policy, for `optimal_token_baseline`."""
+
+    policy: PackedModel
+    column: str = "score_variance"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        outputs = self.policy(batch, frozenset({"log_sum_square"}))
+        return 1 - 2 * outputs.need("log_prob").exp() + outputs.need("log_sum_square").exp()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherStage:
+    """A forward pass of the teacher, at the sampling temperature of the tokens.
+
+    Args:
+        policy: the teacher.
+        top_k: number of tokens with a separate bucket; 0: none.
+        top_k_of: the model whose most probable tokens are used: the teacher, or the student, with the first `top_k`
+            that the engine reported.
+        vocabulary: ids below it are also tokens of the student; the teacher's rest bucket has all others.
+
+    Raises: UserError where a completion has a token that the teacher's output layer lacks.
+
+    Fills `teacher_log_prob` [N], and with top_k `bucket_token` [N, K] and `teacher_bucket_log_prob` [N, K].
+    """
+
+    policy: Policy
+    top_k: int
+    top_k_of: Literal["teacher", "student"]
+    vocabulary: int
+    column: str = "teacher_log_prob"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        looked_up = (ids for item in trajectories for ids in (item.tokens, item.top_k) if ids is not None and ids.size)
+        highest = max((int(ids.max()) for ids in looked_up), default=0)
+        if highest >= (rows := self.policy.head.out_features):
+            reason = f"token {highest} of a completion, padding of the student's output layer, is beyond the teacher's"
+            raise UserError(f"{reason}, which has {rows} rows", remedy="use a teacher with as many rows")
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> dict[str, Tensor]:
+        if self.top_k and self.top_k_of == "student":
+            if batch.top_k is None:
+                raise ValueError("the student's top K is not in the trajectories: set engine.top_k_log_probs")
+            ids = batch.top_k[:, : self.top_k]
+            outputs = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
+            log_prob, top = outputs.need("log_prob"), outputs.need("bucket_log_prob")
+        else:
+            log_prob, ids, top = top_tokens(self.policy, batch, self.top_k, self.vocabulary)
+        buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}
+        return {self.column: log_prob, **buckets}
+
+
+@torch.no_grad()
+def top_tokens(policy: Policy, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
+    """`top_k_log_prob` of the targets of a batch, at its temperature, under a policy."""
+    if len(batch.target) == 0:
+        policy.idle_pass(backward=False)
+        empty = torch.zeros(0, k, device=policy.device)
+        return TopTokens(empty.sum(1), empty.long(), empty)
+
+    def outputs(part: PackedBatch) -> dict[str, Tensor]:
+        with policy.autocast():
+            top = top_k_log_prob(
+                policy.hidden(part),
+                target=part.target,
+                temperature=part.temperature,
+                k=k,
+                **policy.head_parts(),
+                vocabulary=vocabulary,
+                chunk=policy.log_prob_chunk,
+            )
+        return top._asdict()
+
+    return TopTokens(**policy.run(outputs, batch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStage:
+    """Fills a column [N] with the log-probs, nats, of an engine that scores, at the sampling temperature of the tokens.
+
+    Args:
+        column: `reference_log_prob` or `teacher_log_prob`.
+        engine: whose weights do not change.
+
+    Raises:
+        UserError: the number of log-probs from the engine differs from the number of tokens, or some are NaN.
+    """
+
+    on_rank_zero: ClassVar = True
+
+    column: str
+    engine: Engine
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return pack(trajectories, share_prompt=False)  # each prompt before its response, to read off requests
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        prompts = np.split(batch.tokens.numpy(), batch.edges[1:-1])[::2]
+        edges = batch.cu_seqlens[1:-1].tolist()
+        targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
+        requests = [
+            ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
+            for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True)
+            if len(tokens)
+        ]
+        scores = self.runner.run(self.engine.score(requests))
+        self._check(requests, scores)
+        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))
+
+    def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
+        """Require one number for each token: a column that is shifted by one would train on the wrong tokens."""
+        expected, scored = [len(request.tokens) for request in requests], [len(column) for column in scores]
+        if expected != scored:
+            counts = (
+                f"{sum(scored)} log-probs of {len(scored)} completions for {sum(expected)} tokens of {len(expected)}"
+            )
+            raise UserError(f"{self.column}: the engine that scores gives {counts}", remedy=REPAIR)
+        if (lost := sum(int(np.isnan(column).sum()) for column in scores)) > 0:
+            reason = f"the engine that scores gives NaN for {lost} of {sum(expected)} tokens"
+            raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
+
+    def close(self) -> None:
+        """Close the engine. The runner stays open: it can't be closed while the event loop of a run is running."""
+        close_engine(self.engine)

@@ -4,8 +4,8 @@
 """
 
 import math
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import torch
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.weight_statistics import mismatch_metrics
+from proxima.core.metrics import Metrics, merge_metrics
+from proxima.data.flow import Key
 from proxima.data.trajectory import Trajectory
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
@@ -22,9 +24,7 @@ from proxima.model.policy import Policy
 from proxima.rollout.collector import Pending
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.critic import Critic
-from proxima.training.early_stop import EarlyStop
 from proxima.training.forward_stage import ForwardStage
-from proxima.training.mismatch_rejection import without_mismatched
 from proxima.training.next_policy import NextPolicy
 from proxima.training.objectives.policy_objective import first_forward
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
@@ -139,3 +139,92 @@ class Learner:
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
         """The checkpoint files of `next_policy`."""
         return {} if self.next_policy is None else self.next_policy.files(pending)
+
+
+@dataclass
+class EarlyStop:
+    """Called by `TrainStack.update` after each update; decides whether another one follows.
+
+        stop after the epoch whose approximate KL > limit
+
+    The approximate KL of an epoch is `approx_kl`, the k3 estimate of KL(pi_prox || pi) over the loss tokens of its
+    updates, each before it moved the weights. So a first epoch of one update measures 0, and an epoch is judged when it
+    is complete: its updates are not undone.
+
+    Args:
+        limit: nats per token.
+        items: number of items in an epoch, which trains on each of them once.
+    Edge cases: an epoch without a loss token stops nothing.
+    Source: PPO implementations since OpenAI Spinning Up, which stop at 1.5 x target_kl. Differs: these judge single
+        updates (Stable-Baselines3) or the last one of an epoch (CleanRL); here all of the epoch's.
+    """
+
+    limit: float
+    items: int
+    epochs: int = 0
+    kl: float = 0.0
+    _seen: int = 0
+    _metrics: list[Metrics] = field(default_factory=list)
+
+    def __call__(self, items: Sequence[Any], metrics: Metrics) -> bool:
+        """Return False to stop, from the `items` and `metrics` of the update just made."""
+        self._seen += len(items)
+        self._metrics.append(metrics)
+        if self._seen < self.items:
+            return True
+        merged = merge_metrics(self._metrics)
+        self.kl = merged["approx_kl"].value if "approx_kl" in merged else 0.0
+        self.epochs, self._seen, self._metrics = self.epochs + 1, 0, []
+        return not self.kl > self.limit
+
+    def figures(self, planned: int) -> dict[str, float]:
+        """Metrics of the step, with `planned` epochs: the epochs made, the KL of the last, and whether it stopped
+        early."""
+        return {
+            "early_stop/epochs": float(self.epochs),
+            "early_stop/kl": self.kl,
+            "early_stop/stopped": float(self.epochs < planned),
+        }
+
+
+def without_mismatched(
+    batch: TrainingBatch,
+    stack: TrainStack,
+    objective: Objective[Any],
+    guard: MismatchGuard,
+    stages: Sequence[ForwardStage],
+) -> TrainingBatch:
+    """The batch without the completions that the guard rejects, and with the `mismatch/` metrics.
+
+    Completions that the update skips, because their advantage is 0, are in no metric and are never rejected, as under
+    `warn` and `stop`, which measure in the update's own forward pass.
+    """
+    seen = [item for item in batch.trajectories if not objective.skippable(item)]
+    if not seen:
+        return batch
+    log_probs = {
+        item.key: log_prob
+        for item, log_prob in zip(batch.trajectories, stack.log_prob(batch.trajectories), strict=True)
+    }
+    measured = first_forward(seen, [log_probs[item.key] for item in seen])
+    rejected = [seen[i].key for i in guard.rejects(measured).nonzero().squeeze(1).tolist()]
+    metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
+    metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
+    proximal = (stage for stage in stages if stage.column == "proximal_log_prob")
+    if any(not getattr(stage, "records_routes", False) for stage in proximal):
+        batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    left = drop_mismatched(batch, {key: TokenStatistics.of_forward(log_probs[key]) for key in rejected})
+    return replace(left, metrics={**batch.metrics, **finite})
+
+
+def drop_mismatched(batch: TrainingBatch, statistics: Mapping[Key, TokenStatistics]) -> TrainingBatch:
+    """The batch without the trajectories of these `statistics`, from their first forward pass; their outcome is
+    `dropped_mismatch`."""
+    updates = (tuple(key for key in update if key not in statistics) for update in batch.updates)
+    return replace(
+        batch,
+        reasons={**batch.reasons, **dict.fromkeys(statistics, "mismatch")},
+        updates=tuple(update for update in updates if update),
+        rejected={**batch.rejected, **statistics},
+    )

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data import UserError
 from proxima.model.parallel.sharded import own_slice
-from proxima.training.optimizer import Adam
-from proxima.training.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer
+from proxima.training.optimizer import ADAM, MOMENTS, Adam, WeightwiseOptimizer
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
 SIGNED = MOMENTS[0]

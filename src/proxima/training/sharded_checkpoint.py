@@ -47,9 +47,9 @@ from proxima.training.checkpoint import (
     files_below,
     finish_checkpoint,
     read_checkpoint,
+    read_slices,
     write_tensors,
 )
-from proxima.training.optimizer_state import read_slices
 from proxima.training.stack import TrainStack
 
 FILE = 2 << 30  # bytes of weights after which a new file of a model begins

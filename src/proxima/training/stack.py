@@ -21,9 +21,7 @@ from proxima.model.pretrained import LoadedModel, beside_decoder
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.training.messages import Fill, Gather, Release, Stages, Update
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
-from proxima.training.one_pass_adamw import OnePassAdamW, one_pass
-from proxima.training.optimizer import AdamW, Schedule
-from proxima.training.optimizer_state import restore_state
+from proxima.training.optimizer import AdamW, OnePassAdamW, Schedule, one_pass, restore_state
 from proxima.training.ranks import ALONE, Message, Ranks, SharedProblem
 from proxima.training.shared_update import SharedUpdate
 

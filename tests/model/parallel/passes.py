@@ -21,7 +21,7 @@ from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.training.checkpoint import VALUE_HEAD
-from proxima.training.teacher_stage import top_tokens
+from proxima.training.forward_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
 

@@ -16,8 +16,15 @@ from proxima.data import NotFiniteError
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.training import sharded_checkpoint
-from proxima.training.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, write_checkpoint, write_tensors
-from proxima.training.checkpoint_restore import damage, restore
+from proxima.training.checkpoint import (
+    VALUE_HEAD,
+    Checkpoint,
+    checkpoints,
+    damage,
+    restore,
+    write_checkpoint,
+    write_tensors,
+)
 from proxima.training.sharded_checkpoint import ShardedWriter
 from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import LORA, backward, model_of, source

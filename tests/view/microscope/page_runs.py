@@ -15,7 +15,7 @@ from proxima.data.episode import Episode, Span, ToolCall
 from proxima.data.flow import Completion, Score
 from proxima.runtime.state.completion_columns import PER_TOKEN
 from proxima.runtime.watch.timeline import TRAINER, Timeline
-from proxima.training.completion_record import CompletionRecord
+from proxima.training.batch_builder import CompletionRecord
 from proxima.view.microscope.notes import write_note
 from tests.view.microscope.stored_run import HOSTILE, make_step, recipe, step_content, write_step
 from tests.view.microscope.test_stages import written

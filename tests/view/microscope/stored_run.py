@@ -18,7 +18,7 @@ from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.trajectory import Trajectory
 from proxima.laws.batches import make_batch
 from proxima.runtime.state.rollouts import write_rollouts
-from proxima.training.completion_record import CompletionRecord
+from proxima.training.batch_builder import CompletionRecord
 from proxima.training.objectives.protocol import TokenStatistics
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.server import make_server, open_runs

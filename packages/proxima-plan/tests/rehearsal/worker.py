@@ -25,7 +25,7 @@ from proxima.config.resolution import resolve
 from proxima.core.metrics import SumCount
 from proxima.data import UserError
 from proxima.model.micro_batch import micro_batches
-from proxima.training.objectives.sft_objective import SftObjective
+from proxima.training.offline.sft_method import SftObjective
 from proxima_plan.rehearsal import rehearsal
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch
 from proxima_plan.rehearsal.fake_device import fake_device

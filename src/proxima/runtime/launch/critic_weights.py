@@ -16,10 +16,8 @@ from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.launch.models import make_stack
-from proxima.training.advantage_stages import ValueStage
 from proxima.training.checkpoint import CRITIC, VALUE_HEAD
-from proxima.training.critic import Critic, ValueHead
-from proxima.training.objectives.value_objective import ValueObjective
+from proxima.training.critic import Critic, ValueHead, ValueObjective, ValueStage
 from proxima.training.ranks import ALONE, Ranks
 
 

@@ -10,8 +10,7 @@ from proxima.model.model_source import ModelSource
 from proxima.model.policy import Policy
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
-from proxima.training.advantage_stages import ScoreVarianceStage
-from proxima.training.forward_stage import ForwardStage, LogProbStage
+from proxima.training.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage
 
 
 def make_stages(

@@ -26,8 +26,7 @@ from proxima.system.environment import package_version
 from proxima.system.machine import compiler
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played, play_of
-from proxima.training.checkpoint import read_checkpoint
-from proxima.training.checkpoint_restore import damage
+from proxima.training.checkpoint import damage, read_checkpoint
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")

@@ -18,13 +18,13 @@ from proxima.runtime.launch.critic_weights import make_critic
 from proxima.runtime.launch.forward_passes import make_stages
 from proxima.runtime.launch.models import make_stack
 from proxima.training.batch_builder import BatchBuilder
+from proxima.training.critic import ValueObjective
 from proxima.training.forward_stage import ForwardStage
 from proxima.training.learner import Learner
 from proxima.training.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.training.objectives.preference_objective import PreferenceObjective
 from proxima.training.objectives.protocol import Objective
 from proxima.training.objectives.router_balance import RouterBalance
-from proxima.training.objectives.value_objective import ValueObjective
 from proxima.training.ranks import ALONE, Ranks
 
 

@@ -11,8 +11,7 @@ from proxima.runtime.launch.models import load_models
 from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import RankModels, seen_here
 from proxima.runtime.placement.rank_watch import RankWatch
-from proxima.training.checkpoint import read_checkpoint
-from proxima.training.checkpoint_restore import restore
+from proxima.training.checkpoint import read_checkpoint, restore
 from proxima.training.messages import Start
 from proxima.training.ranks import Ranks
 from proxima.training.stack import POLICY

@@ -14,9 +14,7 @@ from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.pretrained import LoadedModel, UnloadedModel
 from proxima.model.second_model import read_beside
 from proxima.runtime.launch.engine_needs import TEACHER
-from proxima.training.engine_stage import EngineStage
-from proxima.training.forward_stage import ForwardStage
-from proxima.training.teacher_stage import TeacherStage
+from proxima.training.forward_stage import EngineStage, ForwardStage, TeacherStage
 
 PATH = "algorithm.distillation.path"
 

@@ -31,8 +31,7 @@ from proxima.runtime.placement.rank_messages import (
     span_of,
 )
 from proxima.runtime.watch.interrupt import signals_handled
-from proxima.training.process_ranks import ProcessRanks
-from proxima.training.rank_status import place_of
+from proxima.training.process_ranks import ProcessRanks, place_of
 
 TICK = 0.2  # seconds between checks
 SETTLE = 1.0  # seconds in which the consequences of a cause may be heard before the cause

@@ -15,8 +15,7 @@ from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
 from proxima.system.atomic_folders import atomic_folder
-from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints
-from proxima.training.checkpoint_restore import damage
+from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints, damage
 
 
 def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -> Checkpoint:

@@ -12,7 +12,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY, RESTORED
 from proxima.runtime.state.restored_journal import RestoredJournal, copied_journal
 from proxima.system.checksum import Checksum
-from proxima.training.checkpoint_restore import damage
+from proxima.training.checkpoint import damage
 
 FROM_JOURNAL = "a resume writes it again from run.sqlite"
 FROM_COPY = "restore it from a copy; a resume needs it only after the last checkpoint, and then writes it again"

@@ -15,8 +15,7 @@ from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import rewind_timeline
 from proxima.system.atomic_files import write_atomic
 from proxima.system.jsonl import dumps
-from proxima.training.checkpoint import Checkpoint
-from proxima.training.checkpoint_restore import last_complete
+from proxima.training.checkpoint import Checkpoint, last_complete
 
 
 def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) -> Checkpoint | None:

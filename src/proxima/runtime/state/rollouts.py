@@ -30,7 +30,7 @@ from proxima.runtime.state.completion_columns import (
 from proxima.system.atomic_files import atomic_writer
 from proxima.system.damaged_files import check_columns, reading
 from proxima.system.jsonl import dumps, utf8
-from proxima.training.completion_record import CompletionRecord
+from proxima.training.batch_builder import CompletionRecord
 
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)

@@ -17,8 +17,8 @@ from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.system.checksum import Checksum
 from proxima.task.prompts import PromptSource
+from proxima.training.batch_builder import CompletionRecord
 from proxima.training.checkpoint import write_checkpoint
-from proxima.training.completion_record import CompletionRecord
 from proxima.training.messages import Finish, Save
 from proxima.training.ranks import ALONE, Message, Ranks
 from proxima.training.stack import TrainStack

@@ -41,7 +41,7 @@ class OfflineMethod(Generic[Item]):
             limit.
 
     headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
-        `evaluate.headline` if lower is better.
+        `evaluation.headline` if lower is better.
     marks_model: `summarise` writes to the model's config, and a checkpoint that an interrupted run wrote before the
         evaluation of its step is written again.
     """

@@ -1,13 +1,18 @@
-"""DPO, its relatives and KTO on the offline loop."""
+"""DPO, its relatives and KTO on the offline loop; the log-probs of the frozen reference are computed once for a data
+set and stored on disk."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from proxima.core.preference.two_sided import Sft
 from proxima.data import UserError
@@ -18,13 +23,11 @@ from proxima.evaluation.preference_metrics import ComparedItem, preference_metri
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
-from proxima.system.atomic_files import check_writable
+from proxima.system.atomic_files import check_writable, write_atomic
 from proxima.task.protocol import Row
 from proxima.training.forward_stage import ForwardStage, LogProbStage
-from proxima.training.objectives.kto_objective import KtoObjective
-from proxima.training.objectives.preference_objective import PreferenceObjective
+from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
 from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
-from proxima.training.offline.reference_cache import cached_log_probs
 from proxima.training.stack import TrainStack
 
 Item = PreferencePair | LabeledCompletion
@@ -193,3 +196,56 @@ def _compared_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> C
     return ComparedItem(
         question=item.completion.prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
     )
+
+
+CACHE_FORMAT = "1"
+
+
+def cached_log_probs(
+    folder: Path | None,
+    model: Mapping[str, str],
+    trajectories: Sequence[Trajectory],
+    compute: Callable[[], list[Floats]],
+) -> list[Floats]:
+    """[T] float32, nats, of each of the trajectories: those on disk, or the result of `compute`, which is then stored.
+    A file that is damaged or for other tokens is computed and written again.
+
+    Args:
+        folder: has a file for each model and data set; it is created when something is written. None: store nothing.
+        model: determines the numbers together with the tokens: hashes of the weights, and settings, by name.
+    """
+    if folder is None:
+        return compute()
+    key = _cache_key(model, trajectories)
+    file = folder / f"{key}.safetensors"
+    log_probs = _read_cached(file, key, trajectories)
+    if log_probs is None:
+        log_probs = compute()
+        joined = np.concatenate(log_probs)
+        facts = {"format": CACHE_FORMAT, "key": key, "sha256": sha256(joined.tobytes()).hexdigest()}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, save({"log_prob": joined}, metadata=facts))
+    return log_probs
+
+
+def _cache_key(model: Mapping[str, str], trajectories: Sequence[Trajectory]) -> str:
+    """SHA-256 of the model and of all tokens, with the temperatures."""
+    digest = sha256(repr((CACHE_FORMAT, sorted(model.items()))).encode())
+    for item in trajectories:
+        digest.update(repr((len(item.prompt_tokens), len(item.tokens), item.temperature)).encode())
+        digest.update(item.prompt_tokens.tobytes())
+        digest.update(item.tokens.tobytes())
+    return digest.hexdigest()
+
+
+def _read_cached(file: Path, key: str, trajectories: Sequence[Trajectory]) -> list[Floats] | None:
+    """The log-probs in a file; None if it is missing or invalid."""
+    with suppress(OSError, SafetensorError):
+        with safe_open(file, "numpy") as opened:
+            facts = opened.metadata() or {}
+            joined = opened.get_tensor("log_prob")
+        ends = np.cumsum([len(item.tokens) for item in trajectories])
+        intact = facts.get("key") == key and facts.get("sha256") == sha256(joined.tobytes()).hexdigest()
+        if intact and joined.dtype == np.float32 and joined.shape == (ends[-1],):
+            return np.split(joined, ends[:-1])
+    return None
