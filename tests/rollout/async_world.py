@@ -12,7 +12,7 @@ from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.state.restored_journal import RestoredJournal
+from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.task.prompts import Cursor
 from tests.runtime.prompt_rows import prompt_rows

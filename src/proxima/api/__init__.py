@@ -3,7 +3,7 @@ exceptions in place of exit codes.
 
     training       a run                      evaluation      figures of a model on held-out questions
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
-    run_config     the checked config of a run                resumed_settings   what a resume may leave out
+    run_config     the checked config of a run
     local_answers  answers and a chat on the local engine     episode_chat   the same with an environment or tools
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.

@@ -22,8 +22,8 @@ from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.restored_journal import RestoredJournal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity

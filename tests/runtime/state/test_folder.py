@@ -13,8 +13,8 @@ import torch
 
 from proxima.data import UserError
 from proxima.kernels import compiled
+from proxima.runtime.resume.rewind import rewind_folder
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rewind import rewind_folder
 from proxima.system import atomic_files as files
 from proxima.system.environment import describe_environment
 

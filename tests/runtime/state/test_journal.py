@@ -11,8 +11,8 @@ import pytest
 
 from proxima.data import UserError
 from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.restored_journal import RestoredJournal
 from tests.manual_clock import ManualClock
 from tests.runtime.prompt_rows import consumed_prompts, prompt_row, prompt_rows
 

@@ -13,12 +13,12 @@ from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.runtime.launch.inputs import model_hashes, rows_sha
 from proxima.runtime.launch.models import describe_run, make_stack
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.placement.follower import RankModels
+from proxima.runtime.resume.changes import model_hashes, rows_sha
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import key_notes

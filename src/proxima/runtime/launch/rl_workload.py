@@ -13,7 +13,6 @@ from proxima.model.pretrained import LoadedModel
 from proxima.rollout.collector import Collector, Pending
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
-from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_run
 from proxima.runtime.launch.next_policy_cache import make_next_policy
@@ -23,14 +22,15 @@ from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.shared_devices import SharedDevices
 from proxima.runtime.placement.follower import RankModels
+from proxima.runtime.resume.changes import input_hashes
+from proxima.runtime.resume.restore import restore_data
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.replay import ReplayCollector, rollouts_sha
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
-from proxima.training.checkpoint import CARRIED_GROUPS, Checkpoint
+from proxima.training.checkpoint import Checkpoint
 from proxima.training.learner import Learner
 from proxima.training.ranks import Ranks
 
@@ -55,16 +55,7 @@ class RlWorkload:
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
-        source, facts = self.data.source, checkpoint.facts
-        source.load(facts["cursor"])
-        groups = read_groups(checkpoint.path / CARRIED_GROUPS)
-        in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
-        pending = Pending.of(facts, groups, in_flight)
-        prompts = [*(group.prompt for group in groups), *in_flight]
-        journal.enqueue([p for p in prompts if journal.state_of(p.uid) is None], size=len(source.rows))  # lost ones
-        journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
-        journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
-        self.checkpoint, self.pending = checkpoint, pending
+        self.checkpoint, self.pending = checkpoint, restore_data(self.data.source, checkpoint, journal)
 
     def load(self, path: str | None) -> LoadedModel:
         """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""

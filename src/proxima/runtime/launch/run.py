@@ -18,21 +18,19 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.model.quiet import quiet_transformers
 from proxima.model.template_clock import clock_notes, fixed_clock
-from proxima.runtime.launch.inputs import check_inputs, start_notes
 from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.offline_workload import OfflineWorkload
-from proxima.runtime.launch.resumed_run import report_finished, rewound
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.launch.run_on_ranks import cancelled_with, start_rank
-from proxima.runtime.launch.template_date import date_of_run, with_date
 from proxima.runtime.loop.services import RunServices
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import follow
 from proxima.runtime.placement.process_group import ranks_of
+from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
+from proxima.runtime.resume.restore import prepare_resume, report_finished
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.resume import check_resume
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
@@ -139,7 +137,7 @@ async def _run(
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
     with _cancelled_with(ranks, folder, observer):
         if resuming:
-            checkpoint = await disk.write(rewound, work, hashes, folder, clock, observer, mode == "change")
+            checkpoint = await disk.write(prepare_resume, work, hashes, folder, clock, observer, mode == "change")
             if finished := await disk.write(report_finished, work, resolved, folder, clock, observer):
                 await compute.run(ranks.end, finished)
                 return finished

@@ -21,10 +21,10 @@ from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.rollout.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
-from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.launch.teacher import unloaded_teacher
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
+from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores
 from proxima.task.prompts import PromptSource, key_notes

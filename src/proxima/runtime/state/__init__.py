@@ -1,8 +1,7 @@
-"""State that survives a kill, and how it is read back.
+"""State that survives a kill, and how it is read back; `resume` continues a run from it.
 
     journal.py             each prompt's state and each step, in SQLite; its tables in `journal_schema`, the checksums
-                           of all that was written in `journal_checksums`; that of a run which was interrupted is
-                           a `restored_journal`
+                           of all that was written in `journal_checksums`
     folder.py              the run folder: paths, metrics.jsonl; its lock in `folder_lock`
     completion_columns.py  every column of a stored completion, and rows into Parquet
     rollouts.py            the completions of steps and evaluations
@@ -10,7 +9,6 @@
     pending_files.py       what a checkpoint keeps of later steps: carried groups, next-policy log-probs
     store.py               `RunStore`, through which the loops write to journal and folder
     replay.py              the stored groups of another run in place of generated ones
-    resume.py              refuses what would make a resumed run another one; `rewind.py` restores it
     folder_check.py        `proxima check RUN`: every file against its checksum
     export.py              checkpoints for users; its card is in `model_card`
     best_checkpoint.py     which is the best, and which are kept

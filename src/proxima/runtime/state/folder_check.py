@@ -9,8 +9,7 @@ from typing import Literal
 from proxima.data import UserError
 from proxima.model.image_folder import RESTORE, image_damage, read_names
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import MOVE_AWAY, RESTORED
-from proxima.runtime.state.restored_journal import RestoredJournal, copied_journal
+from proxima.runtime.state.journal import MOVE_AWAY, RESTORED, Journal, copied_journal
 from proxima.system.checksum import Checksum
 from proxima.training.checkpoint import damage
 
@@ -57,13 +56,13 @@ def check_run_files(folder: RunFolder) -> list[Finding]:
                 return list(_findings(folder, journal))
         except (UserError, sqlite3.DatabaseError) as error:  # no journal can be read
             wrong = [error.reason if isinstance(error, UserError) else str(error)]
-        with RestoredJournal(":memory:") as empty:
+        with Journal(":memory:") as empty:
             return list(_findings(folder, empty, wrong))
     finally:
         folder.release()
 
 
-def _findings(folder: RunFolder, journal: RestoredJournal, wrong: Sequence[str] = ()) -> Iterator[Finding]:
+def _findings(folder: RunFolder, journal: Journal, wrong: Sequence[str] = ()) -> Iterator[Finding]:
     """`wrong`: why the journal can't be read; then `journal` is an empty one."""
     recorded = journal.checksums.read()
     yield (of_journal := _journal(folder, journal, wrong))
@@ -75,14 +74,14 @@ def _findings(folder: RunFolder, journal: RestoredJournal, wrong: Sequence[str] 
     yield _checkpoints(folder.checkpoints)
 
 
-def _journal(folder: RunFolder, journal: RestoredJournal, wrong: Sequence[str]) -> Finding:
+def _journal(folder: RunFolder, journal: Journal, wrong: Sequence[str]) -> Finding:
     if not folder.journal.is_file():
         return Finding.of(folder.journal.name, ["is missing"], RESTORED, "")
     whole = f"{journal.step} steps, {sum(journal.counts().values())} prompts"
     return Finding.of(folder.journal.name, wrong or journal.damage(), MOVE_AWAY, whole)
 
 
-def _metrics(folder: RunFolder, journal: RestoredJournal | None) -> Finding:
+def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
     """Each line against the record that the journal, if it is whole, has of it. A kill may leave a line of a step that
     is not finished, and lose that of an evaluation which the journal has."""
     kind = folder.metrics.name

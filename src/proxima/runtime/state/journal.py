@@ -11,12 +11,14 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, Self
 
 from proxima.data import UserError
 from proxima.data.flow import Group, Prompt
 from proxima.data.json_reader import load_json
-from proxima.runtime.state.journal_checksums import JournalChecksums
+from proxima.runtime.state.journal_checksums import PART, JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
 from proxima.system.damaged_files import reading
@@ -207,6 +209,18 @@ class Journal:
             self.checksums.record_files()
         self.checksums.files.clear()
 
+    def damage(self) -> list[str]:
+        """The parts of the journal whose content is not what was written."""
+        try:
+            verdict = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if verdict != "ok":
+                return [" ".join(str(verdict).split())]
+            now, recorded = self.checksums.now(), self.checksums.read()
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+            return [" ".join(str(error).split())]
+        changed = (name for name, checksum in recorded.items() if now.get(name) != checksum)
+        return [name.removeprefix(PART) for name in changed if name.startswith(PART)]
+
     def state_of(self, uid: int) -> State | None:
         """The state of a prompt; None if it was never admitted."""
         row: tuple[State] | None = self._db.execute("SELECT state FROM prompts WHERE uid = ?", (uid,)).fetchone()
@@ -248,3 +262,19 @@ class Journal:
         insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
         self._db.execute(insert, (key, dumps(value)))
         self.checksums.record_key(key, dumps(value))
+
+
+@contextmanager
+def copied_journal(path: Path) -> Iterator[Journal]:
+    """A copy of a journal, for reading: SQLite may write beside a file that it only reads. It is empty where there is
+    no journal."""
+    with TemporaryDirectory() as place:
+        for file in path.parent.glob(f"{path.name}*"):
+            copyfile(file, Path(place, file.name))
+        copy = Path(place, path.name)
+        try:
+            journal = Journal(copy)
+        except UserError as error:
+            raise UserError(error.reason.replace(str(copy), str(path)), remedy=error.remedy) from error
+        with journal:
+            yield journal

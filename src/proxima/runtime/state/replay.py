@@ -19,7 +19,7 @@ from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.state.completion_columns import ROUTES
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.restored_journal import copied_journal
+from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
 from proxima.runtime.state.stored_completions import numpy_columns, stored_groups, stored_routes
 from proxima.system.jsonl import utf8

@@ -12,9 +12,9 @@ import yaml
 from proxima.config.resolution import resolve
 from proxima.data import FieldErrors, UserError
 from proxima.runtime.launch.run import train
+from proxima.runtime.resume.changes import check_resume
+from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.restored_journal import RestoredJournal
-from proxima.runtime.state.resume import check_resume
 from tests.runtime.interruptions import press, start_and_hold
 from tests.runtime.runs import LORA
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, saved_in, steps_of, summary_of, traces

@@ -1,4 +1,8 @@
-"""What a resume does before the loop: it restores the run as of its last checkpoint, or reports one that has ended."""
+"""Restores a run as it was at its last intact checkpoint, before its loop continues; or reports one that has ended.
+
+In the order of a resume: `prepare_resume` compares and rewinds, and restores the data (`restore_data`); then the
+weights are loaded, and `training.checkpoint.restore` restores the optimizers.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -6,25 +10,28 @@ from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.yaml_dump import dump
-from proxima.runtime.launch.inputs import check_inputs, start_notes
+from proxima.rollout.collector import Pending
 from proxima.runtime.loop.training_loop import evaluation_is_due, plateau_reached
+from proxima.runtime.resume.changes import Change, check_inputs, check_resume, record_changes, start_notes
+from proxima.runtime.resume.rewind import RestoredJournal, check_journal, rewind_run
 from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.state.restored_journal import RestoredJournal
-from proxima.runtime.state.resume import Change, check_resume
-from proxima.runtime.state.rewind import check_journal, record_changes, rewind_run
+from proxima.runtime.state.pending_files import read_groups
+from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
-from proxima.training.checkpoint import Checkpoint
+from proxima.task.prompts import PromptSource
+from proxima.training.checkpoint import CARRIED_GROUPS, Checkpoint
 
 
-def rewound(
+def prepare_resume(
     work: Any, hashes: Callable[[], dict[str, str]], folder: RunFolder, clock: Clock, observer: Observer, accept: bool
 ) -> Checkpoint | None:
-    """Restore everything but weights and optimizer to its state at the last checkpoint, which is returned."""
+    """Refuse a run that has changed, and restore everything but weights and optimizer to its state at the last
+    checkpoint, which is returned; None: there is none. With `accept`, the user accepts changes."""
     with RestoredJournal(folder.journal, clock) as journal:
         check_journal(journal)
         changes = check_resume(journal, work.config, accept=accept)
@@ -62,3 +69,18 @@ def report_finished(
         folder.write_summary(asdict(summary))
         observer.finished(asdict(summary))
     return summary
+
+
+def restore_data(source: PromptSource | StoredRollouts, checkpoint: Checkpoint, journal: Journal) -> Pending:
+    """Restore the data cursor; returns the groups and prompts that the collector held for later steps, which are
+    generating or scored again in the journal."""
+    facts = checkpoint.facts
+    source.load(facts["cursor"])
+    groups = read_groups(checkpoint.path / CARRIED_GROUPS)
+    in_flight = source.prompts_for(facts.get("in_flight", [])) if isinstance(source, PromptSource) else []
+    pending = Pending.of(facts, groups, in_flight)
+    prompts = [*(group.prompt for group in groups), *in_flight]
+    journal.enqueue([p for p in prompts if journal.state_of(p.uid) is None], size=len(source.rows))  # lost ones
+    journal.generating(prompt.uid for prompt in prompts)  # the rewind has queued them
+    journal.scored(group for group in groups if group.prompt.uid not in pending.unjudged)
+    return pending

@@ -7,7 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.environment.agents import environment_hashes
-from proxima.runtime.launch import inputs
+from proxima.runtime.resume import changes
 from proxima.system import machine
 
 
@@ -18,13 +18,13 @@ class Journal(dict):
 @pytest.fixture
 def note(monkeypatch):
     """note(compiler, dtype): that of the next resume of a run on a CPU."""
-    monkeypatch.setattr(inputs, "flat_values", lambda config: config)
-    monkeypatch.setattr(inputs.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(changes, "flat_values", lambda config: config)
+    monkeypatch.setattr(changes.torch.cuda, "is_available", lambda: False)
 
     def noted(compiler, dtype="bfloat16"):
         monkeypatch.setattr(machine.shutil, "which", {"g++": "/usr/bin/g++"}.get)
         monkeypatch.setenv("CXX", compiler)
-        return inputs.numerics_note(noted.journal, {"model.compute_dtype": dtype, "engine.dtype": dtype})
+        return changes.numerics_note(noted.journal, {"model.compute_dtype": dtype, "engine.dtype": dtype})
 
     noted.journal = Journal()
     return noted
@@ -68,10 +68,10 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
     now = environment_hashes("task", task)
 
     with pytest.raises(UserError, match="task.environment: worlds_of_mine.py: changed .* --accept-changes resumes"):
-        inputs.check_inputs(Journal(inputs=before), now)
-    assert inputs.check_inputs(Journal(inputs=before), now, accept=True) == list(before)
+        changes.check_inputs(Journal(inputs=before), now)
+    assert changes.check_inputs(Journal(inputs=before), now, accept=True) == list(before)
     with pytest.raises(UserError, match="task: its rows: changed .* start another run with folder=PATH$"):
-        inputs.check_inputs(
+        changes.check_inputs(
             Journal(inputs=before | {"task: its rows": "x"}), now | {"task: its rows": "y"}, accept=True
         )
 

@@ -1,0 +1,284 @@
+"""Compares a run with what it was started with: its settings, the content of its inputs, what decides the last bits of
+its numbers. A resume that would make it another run is refused (`refuse` words the errors); accepted changes are
+recorded.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
+from proxima.config.recipe_reader import read_yaml
+from proxima.config.resolved import Resolved
+from proxima.config.scalars import in_one_line
+from proxima.config.schema import RunConfig
+from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.model_section import ModelConfig
+from proxima.data import FieldError, FieldErrors, UserError
+from proxima.environment.agents import environment_hashes
+from proxima.evaluation.held_out import HeldOutSet
+from proxima.model.files import model_files, weight_files
+from proxima.reward import REWARDS
+from proxima.runtime.resume.refuse import refusals
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.replay import StoredRollouts
+from proxima.system.environment import package_version
+from proxima.system.machine import compiler
+from proxima.task.prompts import PromptSource
+from proxima.task.protocol import EmptyPromptError, Rows, is_played, play_of
+from proxima.training.checkpoint import damage, read_checkpoint
+
+ROWS_READ = 20_000  # a larger data set is sampled at even distances
+LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+FIELD = "data.template_date"
+STARTED = "the day on which the run was started"
+
+
+class Change(TypedDict):
+    """A field or an input that has changed since the run was started, as the journal keeps it."""
+
+    field: str
+    before: Any
+    now: Any
+
+
+def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list[Change]:
+    """Record the config in a new journal; refuse a resume whose config differs in fields that may not. With `accept`,
+    the user accepts differences where a checkpoint fits the other value.
+
+    Returns: the accepted differences, for `record_changes`.
+
+    Raises:
+        FieldErrors: names each field that differs, both values, and the remedy.
+    """
+    now = compared(flat_values(config), Purpose.RESUME)
+    before = journal.get("config")
+    if before is None:
+        journal.set("config", now)
+        return []
+    differing = list(differences(before, now, Purpose.RESUME))
+    refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
+    if refused:
+        raise FieldErrors(*refusals(journal, refused))
+    changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
+    return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
+
+
+def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:
+    """Continue with another config from here on, and record the former one."""
+    if changes:
+        entry = {"step": journal.step, "changes": list(changes)}
+        entries = journal.get("changes") or []
+        if entries[-1:] != [entry]:  # a kill may have come between the two
+            journal.set("changes", [*entries, entry])
+        journal.set("config", compared(flat_values(config), Purpose.RESUME))
+
+
+def change_notes(journal: Journal) -> list[str]:
+    """A warning for each resume with changes: nobody should take the run for an uninterrupted one."""
+
+    def shown(change: Change) -> str:
+        return f"{change['field']}={in_one_line(change['now'])} (was {in_one_line(change['before'])})"
+
+    return [
+        f"resumed after step {entry['step']} with other settings: "
+        f"{', '.join(map(shown, entry['changes']))}; the steps before were made with the former"
+        for entry in journal.get("changes") or ()
+    ]
+
+
+def start_notes(journal: Journal, work: Any) -> list[str]:
+    """Warnings about what has changed since the run of a workload began."""
+    schedule = schedule_note(journal, work.config.train.schedule, work.steps)
+    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]
+
+
+def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:
+    """A warning if `now` differs from the number of steps at the start, which changes the learning rate schedule in the
+    middle of the run."""
+    started = journal.get("steps")
+    if started is None:
+        journal.set("steps", now)
+        return None
+    if started == now or schedule == "constant":
+        return None
+    return (
+        f"train.steps={now}, and the run was started with {started}: from here on the {schedule} learning "
+        f"rate falls towards step {now}, unlike in a run of {now} steps from the start; train.schedule=constant avoids "
+        "the difference"
+    )
+
+
+def numerics_note(journal: Journal, config: Any) -> str | None:
+    """A warning if settings or versions that change the last bits of the numbers differ from those in the journal."""
+    values = flat_values(config)
+    now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
+    now |= {name: package_version(name) for name in ("torch", "transformers")}
+    if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
+        now["compiler"] = " ".join(compiler()) or None
+    before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
+    journal.set("numerics", now)
+    changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
+    effect = "the run continues, but differs in the last bits from one that was never interrupted"
+    return f"{', '.join(changed)}: {effect}" if changed else None
+
+
+# ---- the content of the inputs ---------------------------------------------------------------------------------------
+
+
+def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
+    """Refuse inputs that differ from those in the journal; if the journal names no inputs yet, record these.
+
+    Returns: the rewards, environments and agents that differ and that the user accepts, which the caller records.
+
+    Raises:
+        UserError: names what differs, and the remedy.
+    """
+    before = journal.get("inputs")
+    if before is None:
+        journal.set("inputs", dict(now))
+        return []
+    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    acceptable = [name for name in changed if name.startswith("reward.") or ".environment: " in name]
+    accepted = acceptable if accept else []
+    if differing := [name for name in changed if name not in accepted]:
+        remedy = "restore it, or start another run with folder=PATH"
+        if set(differing) <= set(acceptable):
+            remedy += "; --accept-changes resumes with it, and says so in log, summary and report"
+        place = f"since the run in {journal.path.parent} was started"
+        raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
+    return accepted
+
+
+def input_hashes(
+    config: RunConfig, source: PromptSource | StoredRollouts, held_out: Sequence[HeldOutSet]
+) -> dict[str, str]:
+    """SHA-256 of every input, keyed by its name in messages: each file of the model, the teacher and reward models, the
+    training questions (in a replay, the rollouts), the held-out questions, and each file outside proxima that defines a
+    reward, an environment or a tool (but not the modules that it imports)."""
+    named = model_hashes(config.model)
+    if (distillation := config.algorithm.distillation) is not None:
+        named |= _hashes("algorithm.distillation.path", distillation.path)
+    named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
+    named |= _reward_hashes("reward", config.reward)
+    for number, spec in enumerate(config.eval.sets):
+        named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
+    for path, task in tasks_of(config).items():
+        if is_played(task):
+            named |= environment_hashes(path, play_of(task))
+    for asked in held_out:
+        name = f"eval.sets {asked.name}" if asked.name else "eval.task"
+        named[f"{name}: its rows"] = rows_sha(asked.rows)
+    return named
+
+
+def model_hashes(model: ModelConfig) -> dict[str, str]:
+    """SHA-256 of each file of the model, and of the adapter that LoRA starts from, keyed by its name in messages."""
+    named = _hashes("model.path", model.path, model.revision)
+    if model.lora is None or model.lora.path is None:
+        return named
+    return named | _hashes("model.lora.path", model.lora.path, files=weight_files)
+
+
+def _hashes(field: str, path: str, revision: str | None = None, files: Any = model_files) -> dict[str, str]:
+    """SHA-256 of the files of a model, keyed by their names in messages.
+
+    Raises:
+        FieldError: the model is in a checkpoint of another run, and differs from what was written.
+    """
+    place = Path(path).expanduser()
+    if read_checkpoint(place.parent) is not None and (why := damage(place.parent, place.name)) is not None:
+        remedy = "restore the file from a copy; if you changed it, copy the model out of its checkpoint"
+        raise FieldError(field, path, f"differs from what the run wrote: {why}", remedy=remedy)
+    return {f"{field}: {name}": value for name, value in files(path, revision).items()}
+
+
+def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for n, reward in enumerate(rewards):
+        if REWARDS.holds(reward, "model"):
+            named |= _hashes(f"{path}.{n}.path", reward.path, reward.revision)
+        if (file := _reward_file(reward)) is not None:
+            named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    return named
+
+
+def _reward_file(reward: Any) -> Path | None:
+    """The file of a reward function, or of a reward class outside proxima."""
+    if REWARDS.holds(reward, "function", "function_batch"):
+        return Path(reward.file)
+    module = type(reward).__module__
+    source = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    return None if source is None else Path(source)
+
+
+def rows_sha(rows: Rows) -> str:
+    """SHA-256 of the rows of a task; of a large task, an evenly spaced sample is hashed."""
+    count = len(rows)
+    numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
+    digest = sha256(str(count).encode())
+    for number in numbers:
+        try:
+            row = rows[number]
+            content = [row.messages, row.answer, row.metadata, *map(image_sha, row.images)]
+            content += [row.arguments] if row.arguments else []
+        except EmptyPromptError as error:  # skipped by the run
+            content = [error.field, error.value]
+        digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()
+
+
+def image_sha(image: Any) -> str:
+    """SHA-256 of an image of a row."""
+    if isinstance(image, str):
+        image = Path(image).read_bytes() if Path(image).is_file() else image.encode()
+    return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
+
+
+def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], rollouts: str) -> None:
+    """Refuse a replay that would score held-out answers with another version of a reward file than the run in
+    `rollouts`: the figures would not come from the same reward. `before` are the inputs of that run; a file that they
+    don't name is not compared.
+
+    Raises:
+        FieldError: names the file, and the remedy.
+    """
+    now = _reward_hashes("reward", rewards)
+    if differing := [name for name, value in now.items() if before.get(name, value) != value]:
+        reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"
+        remedy = "restore the file, or set eval.task=null"
+        raise FieldError("rollouts", rollouts, reason, remedy=remedy)
+
+
+# ---- the date that the chat template reads ---------------------------------------------------------------------------
+
+
+def date_of_run(folder: RunFolder) -> str | None:
+    """The date of the run in a folder; None if it has none, or there is no run."""
+    if not folder.config.is_file():
+        return None
+
+    data: Any = read_yaml(folder.config).to_python()
+    date = (data.get("data") or {}).get("template_date")
+    return None if date is None else str(date)
+
+
+def with_date(config: Any, resolved: Resolved[Any] | None, date: str) -> tuple[Any, Resolved[Any] | None]:
+    """The config, and the same with provenance, with this date for the chat template."""
+    config = replace(config, data=replace(config.data, template_date=date))
+    if resolved is None:
+        return config, None
+    entries = tuple(
+        replace(entry, value=date, source=STARTED, where=STARTED, origin="file", is_default=False)
+        if entry.path == FIELD
+        else entry
+        for entry in resolved.entries
+    )
+    return config, replace(resolved, config=config, entries=entries)

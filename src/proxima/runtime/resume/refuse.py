@@ -1,0 +1,111 @@
+"""The errors that refuse a resume with other settings: what differs, why it may not, and what to do."""
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
+from proxima.config.families import TRAIN, family_of_config
+from proxima.config.resolution import resolve
+from proxima.config.resolved import Resolved
+from proxima.config.scalars import in_one_line
+from proxima.data import FieldError, UserError
+from proxima.runtime.state.journal import Journal
+
+BOUND = {  # why not even a user who accepts it may change a field, by section
+    "model": "the checkpoint has the weights of that model",
+    "critic": "the checkpoint has the weights of that critic",
+    "seed": "the order of the data and all draws come from it",
+    "task": "the data cursor counts its rows",
+    "data.template_date": "the prompts of its steps show it",
+    "data": "the data cursor counts its rows",
+    "train.optimizer.kind": "the checkpoint has the state of that optimizer",
+    "train.completions_per_prompt": "the groups that wait in the checkpoint have that many",
+    "runtime": "the prompts in flight and the groups in the checkpoint were admitted under it",
+    "": "a checkpoint may not fit another value",
+}
+
+
+def refusals(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> list[FieldError]:
+    """The errors for the fields that differ: path, value before, value now. Another algorithm is one error."""
+    loss = [field for field in differing if field[0].startswith("algorithm.")]
+    other = [field for field in differing if field not in loss]
+    if any(path == "algorithm.surrogate.kind" for path, *_ in loss):
+        errors = [_other_algorithm(journal, loss)]
+    else:
+        errors, other = [], [*differing]
+    errors += [_refusal(journal, *field) for field in other]
+    for error, following in pairwise(errors):
+        if error.remedy == following.remedy:  # said once, by the last of them
+            error.remedy = ""
+    return errors
+
+
+def _other_algorithm(journal: Journal, differing: Sequence[tuple[str, Any, Any]]) -> FieldError:
+    (path, was, now) = next(field for field in differing if field[0] == "algorithm.surrogate.kind")
+    names = [name.removeprefix("algorithm.") for name, *_ in differing if name != path]
+    others = (
+        f", and {len(names)} more fields differ ({', '.join(names[:3])}{', …' * (len(names) > 3)})" if names else ""
+    )
+    run = f"with which the run in {journal.path.parent} was started"
+    reason = f"differs from {was!r}, {run}: it is another algorithm{others}"
+    return FieldError(path, None if now is ABSENT else now, reason, remedy=_remedy(path))
+
+
+def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
+    shown = "a config without it" if was is ABSENT else repr(was)
+    reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
+    if not may_differ(path, Purpose.CHANGE):
+        section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
+        reason += f", and {BOUND[section]}"
+    return FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=_remedy(path))
+
+
+def _remedy(path: str) -> str:
+    other = "resume with that value, or start another run with folder=PATH"
+    if may_differ(path, Purpose.CHANGE):
+        other += "; --accept-changes resumes anyway, and says so in log, summary and report"
+    return other
+
+
+def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
+    """Refuse to resume by the recipe a run whose earlier command lines set more: it would continue without those
+    settings. Fields that may not differ at all are compared when the run is opened."""
+    folder = Path(str(resolved.config.folder)).expanduser()
+    if not (folder / "config.yaml").is_file():
+        return
+    before = resolve(folder, root=None)
+    own_settings = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
+    if (was := family_of_config(before.config)) is not (now := family_of_config(resolved.config)):
+        kinds = ["RL" if family in (None, TRAIN) else family.name for family in (was, now)]
+        raise UserError(
+            f"the run in {folder} is {kinds[0]}, the recipe {kinds[1]}", remedy=f"{own_settings}, or set another folder"
+        )
+    sources = {entry.path: entry.where for entry in resolved.entries}
+    changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    changed = {path for path, _, _ in changes}
+    dropped = [
+        f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
+        for path, was, now in changes
+        if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
+    ]
+    if dropped:
+        remedy = f"{own_settings}, or write what is to change as overrides"
+        raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)
+
+
+def _written_now(path: str, was: Any, sources: Mapping[str, str], changed: Collection[str]) -> bool:
+    """True if this command line sets the field, or changes the kind of the spec that it belongs to.
+
+    Args:
+        was: its value before; `ABSENT` where a spec around it was of another kind, which has no such field.
+        sources: where each field was set.
+        changed: the fields that differ.
+    """
+    parts = path.split(".")
+    names = {path, ".".join([*parts[:-1], "kind"])} & {path, *changed}
+    if was is ABSENT:
+        names |= {".".join([*parts[:end], "kind"]) for end in range(1, len(parts))}
+    return any("command line" in sources.get(name, "") for name in names)

@@ -1,0 +1,126 @@
+"""Rewinds a run to its last intact checkpoint: journal, metrics.jsonl, timeline, and the files of later steps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from proxima.data import UserError
+from proxima.data.json_reader import load_json
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import MOVE_AWAY, Journal
+from proxima.runtime.watch.observer import Observer
+from proxima.runtime.watch.timeline import rewind_timeline
+from proxima.system.atomic_files import write_atomic
+from proxima.system.jsonl import dumps
+from proxima.training.checkpoint import Checkpoint, last_complete
+
+
+class RestoredJournal(Journal):
+    """The journal of a run that is resumed: it can go back to an earlier step."""
+
+    def rewind(self, step: int) -> None:
+        """Restore the journal as it was right after `step`, 0: at the start.
+
+        Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
+        after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
+        over) is queued again, because the cursor is past it.
+        """
+        kept = "uid, epoch, state, admitted_after, attempts, admitted_at"
+        with self._transaction():
+            self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
+            unfinished = "FROM prompts WHERE state != 'consumed' OR step > ?"
+            rows = self._db.execute(f"SELECT {kept} {unfinished}", (step,)).fetchall()
+            self._db.execute(f"DELETE {unfinished}", (step,))
+            queued = [(uid, epoch, "queued", *rest) for uid, epoch, _, *rest in rows]
+            self._db.executemany(f"INSERT INTO prompts ({kept}) VALUES (?, ?, ?, ?, ?, ?)", queued)
+            self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
+            later = "step > ? OR (? = 0 AND step = 0)"  # at step 0 the evaluation before the first step too
+            self._db.execute(f"DELETE FROM checksums WHERE {later}", (step, step))
+
+    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
+        """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""
+        with self._transaction():
+            self._db.execute("DELETE FROM prompts WHERE state != 'consumed'")
+            for record in records:
+                row = (record["step"], record["policy_version"], dumps(cursor_state), dumps(record), self._clock.wall())
+                self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+                self.checksums.record_step(record["step"])
+
+
+def check_journal(journal: RestoredJournal) -> None:
+    """Refuse a journal whose content is not what was written: it decides what is trained next.
+
+    Raises:
+        UserError: names the parts, and the remedy.
+    """
+    if damaged := journal.damage():
+        parts = ", ".join(damaged[:3]) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+        raise UserError(f"{journal.path} is damaged ({parts}): its content is not what was written", remedy=MOVE_AWAY)
+
+
+def rewind_run(folder: RunFolder, journal: RestoredJournal, observer: Observer) -> Checkpoint | None:
+    """Restore journal and records as they were at the last whole checkpoint, which is returned, or at the start."""
+    checkpoint = last_complete(folder.checkpoints, observer.warning)
+    step = checkpoint.step if checkpoint else 0
+    if checkpoint and journal.step < step:
+        _restore_steps(journal, folder, checkpoint, observer)
+    last = journal.step
+    journal.rewind(step)
+    journal.set("changes", [entry | {"step": min(entry["step"], step)} for entry in journal.get("changes") or ()])
+    steps = [*journal.history()][::-1]
+    journal.set("evaluations", rewind_folder(folder, step, steps, journal.get("evaluations") or ()))
+    if step < last:
+        place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
+        repeated = "1 finished step is" if last - step == 1 else f"{last - step} finished steps are"
+        observer.warning(f"resuming from {place}: {repeated} repeated; see checkpoint.every")
+    return checkpoint
+
+
+def _restore_steps(journal: RestoredJournal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
+    """If the journal ends before the checkpoint, restore the steps between from metrics.jsonl."""
+    first, last = journal.step + 1, checkpoint.step
+    records = {r["step"]: r for r in folder.read_metrics() if r["kind"] == "train"}
+    if lost := [step for step in range(first, last + 1) if step not in records]:
+        raise UserError(
+            f"{journal.path} ends at step {first - 1}, metrics.jsonl lacks step {lost[0]}, and {checkpoint.path} is of "
+            f"step {last}",
+            remedy="restore run.sqlite together with run.sqlite-wal, or delete the checkpoints after the journal's end",
+        )
+    journal.restore_steps([records[step] for step in range(first, last + 1)], checkpoint.facts["cursor"])
+    observer.warning(
+        f"run.sqlite ended at step {first - 1}: was it copied without run.sqlite-wal? Steps {first} to {last} are "
+        "restored from metrics.jsonl; what became of their prompts is in rollouts/ alone"
+    )
+
+
+def rewind_folder(
+    folder: RunFolder, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+) -> list[Mapping[str, Any]]:
+    """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files, the
+    timeline after the last record, and summary and report unless the run ended there. Checkpoints and log.txt stay.
+
+    Step 0 is the run before anything happened: the evaluation before the first step is deleted too. `steps` and
+    `evaluations` are the journal's records; metrics.jsonl may lack any of them.
+
+    Returns: the evaluations that are left.
+    """
+    folder.ended = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged one is worth nothing
+        ended = load_json(folder.summary.read_text(encoding="utf-8"))
+        ended["seconds"] = float(ended["seconds"])
+        folder.ended = ended if 0 < step == ended["steps"] else {}
+        earlier = [warning for warning in ended.get("warnings", ()) if warning["step"] <= step and step]
+        folder.earlier_warnings = [{**warning, "last": min(warning.get("last", step), step)} for warning in earlier]
+    evaluated = [*(r for r in folder.read_metrics() if r["kind"] == "eval"), *evaluations]
+    evals = list({r["step"]: r for r in evaluated if 0 < step >= r["step"]}.values())
+    records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
+    write_atomic(folder.metrics, "".join(dumps(r) + "\n" for r in records))
+    rewind_timeline(folder.timeline, folder.elapsed())
+    for place in (folder.rollouts, folder.evals):
+        for file in place.glob("*.parquet"):
+            number = file.stem.partition("-")[0]
+            if number.isdecimal() and not 0 < step >= int(number):
+                file.unlink()
+    if not folder.ended:  # else they are still true, until the run goes on
+        folder.remove_outcome()
+    return evals
