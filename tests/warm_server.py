@@ -28,7 +28,7 @@ MODULES = (
     "peft",
     "proxima.cli.main",
     "proxima.cli.train",
-    "proxima.engine.served_engine",
+    "proxima.engine.process.served_engine",
     "proxima.runtime.launch.offline_workload",
     "proxima.runtime.launch.rl_workload",
     "proxima.runtime.launch.run",

@@ -87,7 +87,7 @@ class Logits:
     value: float = NAN
 
     def __call__(self, at: int) -> None:
-        from proxima.engine import scheduler
+        from proxima.engine.local import scheduler
 
         inner, count = scheduler.sample_tokens, {"calls": 0}
 
@@ -137,7 +137,7 @@ def faults() -> dict[str, tuple[int, Fault]]:
     from proxima.core import Cppo
     from proxima.core.advantage.group import Grpo
     from proxima.data.flow import Score
-    from proxima.engine import scheduler
+    from proxima.engine.local import scheduler
     from tests.runtime.tiny_run import Even
 
     def engine_log_prob(columns: Any) -> Any:

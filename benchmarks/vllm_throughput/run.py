@@ -139,7 +139,7 @@ def main() -> None:
 def local_engine(loaded: Any, running: int) -> Any:
     """Return the engine in this process, on the GPU if there is one, also without stop tokens."""
     from benchmarks.side import device
-    from proxima.engine.local import Local, LocalEngine
+    from proxima.engine.local.engine import Local, LocalEngine
 
     here = replace(loaded, model=loaded.model.to(device()))
     engine = LocalEngine(here, Local(slots=running, dtype="bfloat16"), max_length=1024)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.side import clock
-from proxima.engine.decoder import Matrix, packs_bfloat16
+from proxima.engine.local.decoder import Matrix, packs_bfloat16
 
 #: layers of these names and the same input are one product, as the engine has them
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

@@ -19,9 +19,9 @@ from benchmarks.side import clock
 
 #: phase → functions whose time it is, with all that they call
 PHASES: Mapping[str, tuple[str, ...]] = {
-    "prefill": ("proxima.engine.scheduler:Scheduler._admit",),
-    "decode": ("proxima.engine.scheduler:Scheduler._decode",),
-    "publish": ("proxima.engine.scheduler:Scheduler.load",),
+    "prefill": ("proxima.engine.local.scheduler:Scheduler._admit",),
+    "decode": ("proxima.engine.local.scheduler:Scheduler._decode",),
+    "publish": ("proxima.engine.local.scheduler:Scheduler.load",),
     "forward": ("proxima.model.policy:Policy.__call__",),
     "backward": ("torch:Tensor.backward",),
     "optimizer": ("proxima.training.stack:TrainStack._step", "proxima.training.stack:TrainStack._weight_norm"),
@@ -29,11 +29,11 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 #: kind of work → functions within which an operation belongs to it, whatever it is called
 REGIONS: Mapping[str, tuple[str, ...]] = {
     "attention": (
-        "proxima.engine.decoder:cached_attention",
-        "proxima.engine.decoder:causal_attention",
+        "proxima.engine.local.decoder:cached_attention",
+        "proxima.engine.local.decoder:causal_attention",
         "proxima.model.attention:attend_segments",
     ),
-    "vocabulary": ("proxima.engine.scheduler:sample_tokens", "proxima.model.policy:token_log_prob"),
+    "vocabulary": ("proxima.engine.local.scheduler:sample_tokens", "proxima.model.policy:token_log_prob"),
 }
 #: the package of compiled kernels, which no profiler sees: the time of their classes' methods is its own
 KERNELS = "proxima.kernels"

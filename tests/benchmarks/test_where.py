@@ -21,7 +21,7 @@ def test_every_function_that_is_watched_exists():
         owner, name = phases.find(place)
         assert callable(getattr(owner, name))
     with pytest.raises(RuntimeError, match="engine.cache:KVCache.gone does not exist"):
-        phases.find("proxima.engine.cache:KVCache.gone")
+        phases.find("proxima.engine.local.kv_cache:KVCache.gone")
 
 
 @pytest.mark.parametrize(

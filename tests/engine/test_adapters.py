@@ -79,7 +79,7 @@ def test_merged_weights_are_few_at_a_time(decoder, most, tiny_model, monkeypatch
         return weight
 
     made, model = published(tiny_model("llama"), ALL, decoder)
-    monkeypatch.setattr("proxima.engine.fast_decoder.weight_of", watched)
+    monkeypatch.setattr("proxima.engine.local.fast_decoder.weight_of", watched)
     monkeypatch.setattr("proxima.model.lora_layers.weight_of", watched)
     asyncio.run(made.publish(WeightUpdate(version=2, module=model.model)))
     assert len(seen) == 14 and max(seen) == most

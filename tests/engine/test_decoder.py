@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.engine import decoder
+from proxima.engine.local import decoder
 
 SHAPE = (16, 24, torch.float32, False, 1)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.engine.executor import Executor, HookError
-from proxima.engine.local import collect
+from proxima.engine.local.engine import collect
 from proxima.engine.pause_hooks import Stage
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.helpers import engine, requests

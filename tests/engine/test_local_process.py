@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.engine.local import Local, LocalEngine, collect
-from proxima.engine.local_process import LocalProcess
+from proxima.engine.local.engine import Local, LocalEngine, collect
+from proxima.engine.process.engine import LocalProcess
 from proxima.engine.protocol import Engine, EngineSetup, Sampling, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
@@ -234,7 +234,7 @@ def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
     for module in ("local_process", "supervisor"):
         timed = SimpleNamespace(**{**vars(asyncio), "wait_for": wait_for})
         monkeypatch.setattr(f"proxima.engine.{module}.asyncio", timed)
-    monkeypatch.setattr("proxima.engine.local_process.HEALTH_SECONDS", 0.1)  # it is asked before it is replaced
+    monkeypatch.setattr("proxima.engine.process.engine.HEALTH_SECONDS", 0.1)  # it is asked before it is replaced
     with served(timeout=0.4) as engine_process:
         first = pid_of(engine_process)
         freeze(first)
@@ -259,7 +259,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
             writers.append(writer)
         return reader, writer
 
-    monkeypatch.setattr("proxima.engine.supervisor.asyncio.open_connection", connected)
+    monkeypatch.setattr("proxima.engine.process.supervisor.asyncio.open_connection", connected)
     with served() as engine_process:
         kill(pid_of(engine_process))
         eventually(lambda: engine_process._supervisor.exits and engine_process._supervisor.ready)
@@ -303,7 +303,7 @@ def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time
 from proxima.process import start as starting
-from proxima.engine.local_process import LocalProcess
+from proxima.engine.process.engine import LocalProcess
 from proxima.engine.protocol import EngineSetup
 from tests.model.rows import loaded
 from tests.warm import forked_subprocess

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from proxima.data.random import LOGIT_BIAS, normals
-from proxima.engine.decoder import Matrix
-from proxima.engine.fast_decoder import FastDecoder
-from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.local import Local, LocalEngine, make_decoder
+from proxima.engine.local.decoder import Matrix
+from proxima.engine.local.engine import Local, LocalEngine, make_decoder
+from proxima.engine.local.fast_decoder import FastDecoder
+from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.perturbed_decoder import (
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,

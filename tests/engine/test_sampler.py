@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from proxima.data.random import completion_uniforms
 from proxima.engine import truncation
+from proxima.engine.local.sampler import sample_tokens
 from proxima.engine.protocol import Sampling
-from proxima.engine.sampler import sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
 
 

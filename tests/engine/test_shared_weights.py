@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.engine.fast_decoder import FastDecoder
-from proxima.engine.shared_weights import UNFINISHED, ModelOverWeights, SharedWeights, model_as_files
+from proxima.engine.local.fast_decoder import FastDecoder
+from proxima.engine.process.shared_weights import UNFINISHED, ModelOverWeights, SharedWeights, model_as_files
 from proxima.model.lora import Lora
 from tests.model.adapters import with_adapter
 from tests.model.rows import loaded

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.engine.decoder import Matrix, packs_bfloat16
+from proxima.engine.local.decoder import Matrix, packs_bfloat16
 from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
 from proxima.kernels.linear import tile_linear
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from proxima.engine.sampler import sample_tokens
+from proxima.engine.local.sampler import sample_tokens
 from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.kernels.sample import sample_kernel
 from tests.engine.test_sampler import settings

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from proxima.engine.decoder import cached_attention, reach_mask
-from proxima.engine.fast_decoder import FastDecoder
+from proxima.engine.local.decoder import cached_attention, reach_mask
+from proxima.engine.local.fast_decoder import FastDecoder
 from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.kernels.step import step_kernels
 from tests.engine.helpers import threads

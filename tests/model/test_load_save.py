@@ -13,7 +13,7 @@ from safetensors.torch import save as save_bytes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
-from proxima.engine.decoder import packs_bfloat16
+from proxima.engine.local.decoder import packs_bfloat16
 from proxima.model.load import ALIGNMENT, load
 from proxima.model.policy import Policy
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer

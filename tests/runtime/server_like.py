@@ -11,7 +11,7 @@ import numpy as np
 from proxima.data import FieldError
 from proxima.data.flow import Completion
 from proxima.engine.http.client import ServerError
-from proxima.engine.local import Local
+from proxima.engine.local.engine import Local
 from proxima.engine.protocol import (
     Capabilities,
     Engine,

@@ -7,7 +7,7 @@ import pytest
 from proxima.data import UserError
 from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
-from proxima.engine.scheduler import Scheduler
+from proxima.engine.local.scheduler import Scheduler
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.training.objectives.policy_objective import mask_sizes

@@ -11,7 +11,7 @@ import torch
 from proxima.data import renamed
 from proxima.data.flow import Completion, Message
 from proxima.engine.completion_text import decoded, stop_at
-from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local.engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model.images import ImageStore
 from proxima.model.load import load

@@ -23,8 +23,8 @@ from proxima.data.kinds import Kinds
 
 ENGINES = Kinds(
     {
-        "local": "proxima.engine.local:Local",
-        "local_process": "proxima.engine.local_process:LocalProcess",
+        "local": "proxima.engine.local.engine:Local",
+        "local_process": "proxima.engine.process.engine:LocalProcess",
         "vllm": "proxima.engine.http.vllm:Vllm",
         "sglang": "proxima.engine.http.sglang:Sglang",
     }

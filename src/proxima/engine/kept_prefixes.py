@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxima.data.columns import Ints
 from proxima.data.flow import Prompt
-from proxima.engine.decoder import Decoder
+from proxima.engine.local.decoder import Decoder
 
 Beginning = tuple[bytes, int]  # name and number of the first tokens: rows with the same name have bit-identical KV
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data.random import LOGIT_BIAS, normals
-from proxima.engine.decoder import Matrix
-from proxima.engine.fast_decoder import FastDecoder
-from proxima.engine.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
+from proxima.engine.local.decoder import Matrix
+from proxima.engine.local.fast_decoder import FastDecoder
+from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
 from proxima.model.lora import weight_of
 from proxima.model.model_parts import parts
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from proxima.data.columns import Floats
-from proxima.engine.decoder import Decoder
+from proxima.engine.local.decoder import Decoder
 from proxima.engine.protocol import ScoreRequest
 
 ROWS = 512  # of logits in memory at a time

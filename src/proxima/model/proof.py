@@ -6,7 +6,7 @@ time:
     head       the logits are the output head applied to the last hidden state
     causal     those of a prefix are those of the whole sequence there
     apart      a packed (or padded) batch gives each sequence the log-probs that it has alone
-    decoder    the engine, prompt and then token by token, gives the same log-probs; see `proxima.engine.decoder_proof`
+    decoder    the engine, prompt and then token by token, gives the same log-probs; see `proxima.engine.local.decoders`
 
 The first two must hold. Of the ways to run a batch, and of the decoders, the first is chosen for which the law holds;
 if none does, the model is refused with the figure.

@@ -8,7 +8,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_checks import check_facts
-from proxima.engine.local import collect
+from proxima.engine.local.engine import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_model import rows_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.cli.explain import trained_block
 from proxima.config.resolved import Resolved
-from proxima.engine.decoder import padded_rows
+from proxima.engine.local.decoder import padded_rows
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
 from proxima_plan.devices import CPU, GIB, MEASURED, Devices

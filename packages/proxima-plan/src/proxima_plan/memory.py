@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxima.config.sections.model_section import ModelConfig
-from proxima.engine.cache import ROUND
-from proxima.engine.decoder import padded_rows
+from proxima.engine.local.decoder import padded_rows
+from proxima.engine.local.kv_cache import ROUND
 from proxima_plan.devices import CPU, GIB, DeviceKind
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts

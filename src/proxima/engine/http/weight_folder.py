@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
-from proxima.engine.shared_weights import model_as_files, unique_weights
+from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"

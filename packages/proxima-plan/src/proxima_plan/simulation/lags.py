@@ -8,7 +8,7 @@ from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.data import UserError
 from proxima.engine import ENGINES
-from proxima.engine.decoder import padded_rows
+from proxima.engine.local.decoder import padded_rows
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import StepPlan, generating, plan_recipe
 from proxima_plan.simulation.simulated_run import SpeedFigures, figures_of, simulate_run

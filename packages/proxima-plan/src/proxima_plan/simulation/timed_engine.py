@@ -12,8 +12,8 @@ import numpy as np
 
 from proxima.config.schema import RunConfig
 from proxima.data.flow import Completion
+from proxima.engine.local.scheduler import worth_admitting
 from proxima.engine.protocol import Capabilities, Health, PauseMode, Request, WeightUpdate
-from proxima.engine.scheduler import worth_admitting
 from proxima.runtime.launch.generation import training_groups
 from proxima_plan.simulation.times import Times
 

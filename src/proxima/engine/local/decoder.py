@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.data.columns import Ints
-from proxima.engine.cache import KVCache
+from proxima.engine.local.kv_cache import KVCache
 from proxima.kernels.linear import Rows, TileLinear, tile_linear
 from proxima.system.machine import cache_folder, processor_flags, processor_name
 

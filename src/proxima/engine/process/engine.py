@@ -10,8 +10,10 @@ import torch
 from proxima.data import UserError, require, require_threads
 from proxima.data.columns import Floats
 from proxima.data.flow import Completion, Prompt
-from proxima.engine.channel import ProcessSetup
-from proxima.engine.local import Local, check_decoder
+from proxima.engine.local.engine import Local, check_decoder
+from proxima.engine.process.channel import ProcessSetup
+from proxima.engine.process.shared_weights import SharedWeights, model_as_files
+from proxima.engine.process.supervisor import Supervisor
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -23,8 +25,6 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.shared_weights import SharedWeights, model_as_files
-from proxima.engine.supervisor import Supervisor
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 

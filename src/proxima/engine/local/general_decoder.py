@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
 from proxima.data.image_tokens import image_starts
-from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
+from proxima.engine.local.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
+from proxima.engine.local.kv_cache import KVCache
 from proxima.model.attention import hugging_face_name
 from proxima.model.image_inputs import ImageReader
 from proxima.model.images import ImageStore

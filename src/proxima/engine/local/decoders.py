@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.engine.decoder import ROWS, Decoder
+from proxima.engine.local.decoder import ROWS, Decoder
 from proxima.model.proof import Proof, in_own_thread, off, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again

@@ -13,10 +13,11 @@ from proxima.data import UserError, require
 from proxima.data.columns import Floats
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion
-from proxima.engine.decoder import Decoder, padded_rows
-from proxima.engine.decoder_proof import decoder_problem
-from proxima.engine.fast_decoder import FastDecoder, supports
-from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.local.decoder import Decoder, padded_rows
+from proxima.engine.local.decoders import decoder_problem
+from proxima.engine.local.fast_decoder import FastDecoder, supports
+from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.local.scheduler import Scheduler
 from proxima.engine.perturbed_decoder import PERTURBED, perturbation
 from proxima.engine.protocol import (
     Capabilities,
@@ -31,7 +32,6 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.scheduler import Scheduler
 from proxima.engine.scoring import score_batches, scored
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.positions import fix_positions

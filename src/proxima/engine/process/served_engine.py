@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from proxima.engine.channel import MOST, ProcessSetup, receive, send
-from proxima.engine.local import LocalEngine
+from proxima.engine.local.engine import LocalEngine
+from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights
 from proxima.engine.protocol import WeightUpdate
-from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.images import ImageStore
 from proxima.model.pretrained import LoadedModel

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
+from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.process.shared_weights import SharedWeights
 from proxima.engine.protocol import InFlight, Request
-from proxima.engine.shared_weights import SharedWeights
 from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
 
@@ -217,7 +217,7 @@ class Supervisor:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
         fd, streams = self.weights.fd, {"stdout": log, "stderr": log} if log else {"stderr": None}
-        child = start_module("proxima.engine.served_engine", fd, fds=[fd], env=environment, **streams)
+        child = start_module("proxima.engine.process.served_engine", fd, fds=[fd], env=environment, **streams)
         self.process = child.process
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None

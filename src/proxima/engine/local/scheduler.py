@@ -14,12 +14,12 @@ from proxima.data import NotFiniteError
 from proxima.data.flow import Completion, FinishReason, Prompt
 from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
-from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.kept_prefixes import Beginning, KeptPrefixes
+from proxima.engine.local.decoder import ROWS, Decoder, padded_rows
+from proxima.engine.local.sampler import Sampled, sample_tokens
+from proxima.engine.local.token_table import Lines, TokenTable
 from proxima.engine.protocol import InFlight, Request, check_prompt
-from proxima.engine.sampler import Sampled, sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
-from proxima.engine.token_table import Lines, TokenTable
 from proxima.model.pretrained import LoadedModel
 
 Sink = Callable[[Completion], None]

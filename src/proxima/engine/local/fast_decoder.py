@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine import graphed_step
-from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, joined_rows
 from proxima.engine.graphed_step import GraphedSteps
+from proxima.engine.local.decoder import Attend, CachingDecoder, Matrix, joined_rows
+from proxima.engine.local.kv_cache import KVCache
 from proxima.kernels.step import StepKernels, step_kernels
 from proxima.model.lora import weight_of
 
