@@ -27,7 +27,7 @@ from proxima.core import Outcomes, PpoClip, TokenMean, mismatch_metrics, policy_
 from proxima.core.advantage.group import Grpo
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine
+from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy

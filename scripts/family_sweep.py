@@ -156,7 +156,7 @@ def engine(kind: Any, config: Any) -> tuple[float, str]:
 
     from proxima.data.flow import Prompt
     from proxima.data.trajectory import Trajectory
-    from proxima.engine.local.engine import Local, LocalEngine, collect
+    from proxima.engine.local.local_engine import Local, LocalEngine, collect
     from proxima.engine.protocol import Request, Sampling
     from proxima.model.pretrained import LoadedModel
     from tests.tiny import tiny_tokenizer

@@ -55,7 +55,7 @@ def main() -> None:
 
 def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], float]:
     """Return the metrics of the steps, and the seconds until the third server answered."""
-    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.serve.launch import Serve
     from proxima.engine.serve.servers import start_servers
     from tests.ports import kept_port
 

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from proxima.data.flow import Completion, Prompt
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest
 from proxima_peers.verify.verification import verify_record
 from tests.docs.printed import fence

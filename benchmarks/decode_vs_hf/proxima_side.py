@@ -11,7 +11,7 @@ def main() -> None:
     import torch
 
     from proxima.data.flow import Prompt
-    from proxima.engine.local.engine import Local, LocalEngine, collect
+    from proxima.engine.local.local_engine import Local, LocalEngine, collect
     from proxima.engine.protocol import Request, Sampling
     from proxima.model.load import load
 

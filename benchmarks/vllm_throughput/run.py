@@ -88,8 +88,7 @@ def main() -> None:
     from proxima.data.flow import Prompt
     from proxima.engine.http.vllm import Vllm
     from proxima.engine.protocol import EngineSetup
-    from proxima.engine.serve.launch import find_executable
-    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.serve.launch import Serve, find_executable
     from proxima.engine.serve.servers import start_servers
     from proxima.model.load import load
 
@@ -139,7 +138,7 @@ def main() -> None:
 def local_engine(loaded: Any, running: int) -> Any:
     """Return the engine in this process, on the GPU if there is one, also without stop tokens."""
     from benchmarks.side import device
-    from proxima.engine.local.engine import Local, LocalEngine
+    from proxima.engine.local.local_engine import Local, LocalEngine
 
     here = replace(loaded, model=loaded.model.to(device()))
     engine = LocalEngine(here, Local(slots=running, dtype="bfloat16"), max_length=1024)

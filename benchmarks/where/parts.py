@@ -17,7 +17,7 @@ from benchmarks.where.limits import Machine, Products, Shapes
 from benchmarks.where.phases import Clock
 from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.engine.local.engine import Local, LocalEngine, collect
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.micro_batch import micro_batches, tokens_fed

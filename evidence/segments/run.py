@@ -24,7 +24,7 @@ from proxima.core import AGGREGATES, SURROGATES, policy_loss
 from proxima.core.correction import CORRECTIONS
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine
+from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy

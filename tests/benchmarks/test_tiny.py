@@ -139,7 +139,7 @@ def own_side_of_vllm(module, model, out):
     import numpy as np
 
     from proxima.data.flow import Prompt
-    from proxima.engine.local.engine import Local, LocalEngine
+    from proxima.engine.local.local_engine import Local, LocalEngine
     from proxima.model.load import load
 
     engine = LocalEngine(load(str(model), device="cpu"), Local(slots=2, dtype="float32"))

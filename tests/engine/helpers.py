@@ -13,8 +13,8 @@ from torch import Tensor
 
 from proxima.data.flow import Completion, Prompt
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine, collect
 from proxima.engine.local.general_decoder import RecomputeDecoder
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel, UnloadedModel

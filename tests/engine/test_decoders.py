@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from proxima.engine.local.engine import Local, LocalEngine, make_decoder
 from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local.kv_cache import KVCache
+from proxima.engine.local.local_engine import Local, LocalEngine, make_decoder
 from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
 from tests.model.rows import ids, loaded
 from tests.tiny import KINDS

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.engine.executor import Executor, HookError
-from proxima.engine.local.engine import collect
-from proxima.engine.pause_hooks import Stage
+from proxima.engine.executor import Executor, HookError, Stage
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.helpers import engine, requests
 

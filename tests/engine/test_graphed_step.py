@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data import NotFiniteError
-from proxima.engine.graphed_step import GraphedSteps, rounded_up
+from proxima.engine.local.fast_decoder import GraphedSteps, rounded_up
 from proxima.engine.protocol import WeightUpdate
 from tests.engine.helpers import agree, engine, requests, run
 from tests.engine.recorded_calls import recorded

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import WeightUpdate
 from tests.engine.helpers import (
     checked_leaders,
@@ -29,7 +29,7 @@ SEEDS = (0, 11, 12)  # of the weights, by version
 
 @pytest.fixture(autouse=True)
 def one_step_at_a_time(monkeypatch):
-    monkeypatch.setattr("proxima.engine.local.engine.STEPS_PER_TURN", 1)
+    monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 1)
 
 
 def published_midway(interrupt, asked, *, between=5, kind="llama", **settings):

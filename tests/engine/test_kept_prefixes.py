@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proxima.data.flow import Prompt
-from proxima.engine.kept_prefixes import KeptPrefixes
+from proxima.engine.local.kv_cache import KeptPrefixes
 from proxima.engine.protocol import Request, WeightUpdate
 from tests.engine.helpers import agree, behavior, checked_leaders, engine, requests, run, trainer_log_prob
 from tests.model.rows import ids, loaded

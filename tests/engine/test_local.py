@@ -14,9 +14,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from proxima.data import FieldError, UserError
 from proxima.engine.local.decoder import Matrix, cached_attention, reach_mask, reach_of
-from proxima.engine.local.engine import Local, LocalEngine, collect
 from proxima.engine.local.general_decoder import SteadyRows
-from proxima.engine.process.engine import LocalProcess
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
+from proxima.engine.process.process_engine import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model.pretrained import LoadedModel
 from tests.engine.helpers import agree, behavior, engine, prompt, requests, run, steps, threads, trainer_log_prob
@@ -168,11 +168,11 @@ def undisturbed(asked):
 
 @pytest.fixture(autouse=True)
 def one_step_at_a_time(monkeypatch):
-    monkeypatch.setattr("proxima.engine.local.engine.STEPS_PER_TURN", 1)
+    monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 1)
 
 
 async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
-    monkeypatch.setattr("proxima.engine.local.engine.STEPS_PER_TURN", 8)
+    monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 8)
     local = engine(slots=8)
 
     async def at_the_end(uid, most):

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.engine.local.engine import Local, LocalEngine, collect
-from proxima.engine.process.engine import LocalProcess
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
+from proxima.engine.process.process_engine import LocalProcess
 from proxima.engine.protocol import Engine, EngineSetup, Sampling, WeightUpdate
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest
@@ -231,10 +231,12 @@ def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
             await asyncio.wait({task}, timeout=0.02)
         return await asyncio.wait_for(task, seconds if pid in frozen else None)
 
-    for module in ("local_process", "supervisor"):
+    for module in ("process_engine", "supervisor"):
         timed = SimpleNamespace(**{**vars(asyncio), "wait_for": wait_for})
-        monkeypatch.setattr(f"proxima.engine.{module}.asyncio", timed)
-    monkeypatch.setattr("proxima.engine.process.engine.HEALTH_SECONDS", 0.1)  # it is asked before it is replaced
+        monkeypatch.setattr(f"proxima.engine.process.{module}.asyncio", timed)
+    monkeypatch.setattr(
+        "proxima.engine.process.process_engine.HEALTH_SECONDS", 0.1
+    )  # it is asked before it is replaced
     with served(timeout=0.4) as engine_process:
         first = pid_of(engine_process)
         freeze(first)
@@ -303,7 +305,7 @@ def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time
 from proxima.process import start as starting
-from proxima.engine.process.engine import LocalProcess
+from proxima.engine.process.process_engine import LocalProcess
 from proxima.engine.protocol import EngineSetup
 from tests.model.rows import loaded
 from tests.warm import forked_subprocess

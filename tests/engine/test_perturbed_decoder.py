@@ -11,16 +11,16 @@ from torch import nn
 
 from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.local.decoder import Matrix
-from proxima.engine.local.engine import Local, LocalEngine, make_decoder
-from proxima.engine.local.fast_decoder import FastDecoder
-from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.perturbed_decoder import (
+from proxima.engine.local.decoders import (
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,
     PerturbedRecomputeDecoder,
     _input_axes,
     fake_quantized,
 )
+from proxima.engine.local.fast_decoder import FastDecoder
+from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.local.local_engine import Local, LocalEngine, make_decoder
 from proxima.engine.protocol import EngineSetup
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import merge_adapter

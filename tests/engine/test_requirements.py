@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.data import UserError
+from proxima.engine.http.server_checks import check_log_probs, check_scoring, precision_notes
 from proxima.engine.protocol import BOTH, Capabilities, EngineRequirements, Sampling
-from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from tests.engine.helpers import unloaded
 
 NOTHING, SAMPLED, UNTRUNCATED = frozenset(), frozenset({"sampled"}), frozenset({"untruncated"})

@@ -9,8 +9,8 @@ import torch
 
 from proxima.data import FieldError
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine, collect
 from proxima.engine.local.general_decoder import GeneralDecoder
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.policy import Policy
 from tests.engine.helpers import prompt, run

@@ -8,10 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxima.data.random import completion_uniforms
-from proxima.engine import truncation
-from proxima.engine.local.sampler import sample_tokens
+from proxima.engine.local import sampler
+from proxima.engine.local.sampler import SamplingRows, sample_tokens
 from proxima.engine.protocol import Sampling
-from proxima.engine.sampling_rows import SamplingRows
 
 
 def settings(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -112,8 +111,8 @@ def test_greedy_takes_the_largest_and_reports_temperature_one():
 @pytest.fixture
 def sorted_tokens(monkeypatch):
     """The number of tokens of each sort from now on."""
-    asked, inner = [], truncation._smallest_kept
-    monkeypatch.setattr(truncation, "_smallest_kept", lambda *given: asked.append(given[-1]) or inner(*given))
+    asked, inner = [], sampler._smallest_kept
+    monkeypatch.setattr(sampler, "_smallest_kept", lambda *given: asked.append(given[-1]) or inner(*given))
     return asked
 
 
@@ -121,9 +120,9 @@ def test_candidates_that_hold_the_mass_are_all_that_is_sorted(sorted_tokens):
     """Ten tokens of equal mass, and thousands of next to none."""
     logits = torch.zeros(1, 5000)
     logits[0, 100:110] = 30.0
-    kept, _ = truncation.truncate(logits, settings(1, top_p=0.55))
+    kept, _ = sampler.truncate(logits, settings(1, top_p=0.55))
     assert kept.isfinite().nonzero()[:, 1].tolist() == [*range(100, 110)], "ties stay"
-    assert sorted_tokens == [truncation.CANDIDATES]
+    assert sorted_tokens == [sampler.CANDIDATES]
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.7, 2000), (0.9, 1500)])
@@ -131,8 +130,8 @@ def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, sorted_to
     """A flat distribution over more tokens than CANDIDATES: half its mass doesn't fit into them."""
     vocabulary = 5000
     logits = 0.1 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(2))
-    kept, _ = truncation.truncate(logits.clone(), settings(3, top_p=top_p, top_k=top_k))
-    assert sorted_tokens[-1] == (top_k or vocabulary) and sorted_tokens[0] == max(top_k, truncation.CANDIDATES)
+    kept, _ = sampler.truncate(logits.clone(), settings(3, top_p=top_p, top_k=top_k))
+    assert sorted_tokens[-1] == (top_k or vocabulary) and sorted_tokens[0] == max(top_k, sampler.CANDIDATES)
     p = logits.double().softmax(dim=1)
     for i in range(3):
         order = p[i].argsort(descending=True)[: top_k or None]

@@ -72,7 +72,7 @@ def test_lines_that_are_used_again_and_other_requests_change_nothing():
 
 def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):
     """New weights twice while completions run: over its set and under its version, each log-prob is the trainer's."""
-    monkeypatch.setattr("proxima.engine.local.engine.STEPS_PER_TURN", 1)
+    monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 1)
     asked = requests(2, 4, seed=5, max_tokens=24, top_p=0.8, temperature=0.9)
     made = published_midway("recompute", asked, sampling_mask=True)
     versions = torch.tensor([version for c in made for version in c.policy_version])

@@ -10,7 +10,7 @@ import torch
 from proxima.core import AGGREGATES, SURROGATES
 from proxima.data.flow import Prompt
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine, collect
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy

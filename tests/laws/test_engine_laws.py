@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxima.engine import ENGINES
-from proxima.engine.local.engine import Local
+from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.laws.engine_case import EngineUnderTest, tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS

@@ -11,7 +11,7 @@ import transformers as hf
 
 from proxima.data.flow import Prompt
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine, check_decoder, collect
+from proxima.engine.local.local_engine import Local, LocalEngine, check_decoder, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model.policy import Policy
 from tests.model.families import BROAD, DENSE, FAMILIES, REFUSED, make

@@ -15,7 +15,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.flow import Prompt
 from proxima.data.image_tokens import image_and_patch
 from proxima.data.trajectory import Trajectory
-from proxima.engine.local.engine import Local, LocalEngine, collect
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import images
 from proxima.model.chat import SafeMessage, prompt_tokens

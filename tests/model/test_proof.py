@@ -11,7 +11,7 @@ from proxima.cli.main import main
 from proxima.config.resolution import resolve
 from proxima.config.validate import check
 from proxima.data import FieldError, UserError
-from proxima.engine.local.engine import Local, LocalEngine
+from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.model import proof
 from proxima.model.load import load
 from proxima.model.policy import Policy

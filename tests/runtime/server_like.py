@@ -11,7 +11,8 @@ import numpy as np
 from proxima.data import FieldError
 from proxima.data.flow import Completion
 from proxima.engine.http.client import ServerError
-from proxima.engine.local.engine import Local
+from proxima.engine.http.server_checks import check_log_probs, check_scoring, precision_notes
+from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -22,7 +23,6 @@ from proxima.engine.protocol import (
     Request,
     WeightUpdate,
 )
-from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.model.load import load
 
 ASKED: list[EngineRequirements] = []  # by `check`, in order

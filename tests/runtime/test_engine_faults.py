@@ -9,7 +9,7 @@ import pytest
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.executor import Executor
-from proxima.engine.local.engine import Local, LocalEngine
+from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.training.checkpoint import checkpoints

@@ -79,7 +79,9 @@ STEPS_READ = "tests/runtime/test_sdp_run.py::test_what_the_steps_read_is_what_a_
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):
-    monkeypatch.setattr("proxima.engine.local.engine.STEPS_PER_TURN", 1)  # so that completions outlast several updates
+    monkeypatch.setattr(
+        "proxima.engine.local.local_engine.STEPS_PER_TURN", 1
+    )  # so that completions outlast several updates
     model, folder = tiny_model("llama"), tmp_path / "run"
     config = tree(model, algorithm__next_from=source, engine__kind=engine)
     assert go(folder, config).status == "done"
@@ -116,7 +118,7 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
 
 
 def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypatch):
-    from proxima.engine.local.engine import LocalEngine
+    from proxima.engine.local.local_engine import LocalEngine
 
     def never(*arguments, **more):
         raise AssertionError

@@ -12,7 +12,7 @@ from proxima.config.resolution import resolve
 from proxima.core import MismatchGuard
 from proxima.core.correction.guard import MismatchError
 from proxima.data import FieldError
-from proxima.engine.local.engine import Local, LocalEngine
+from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.evaluation.eval_run import run_eval
 from proxima.evaluation.question_sets import load_suites, recipe_suites
 from proxima.runtime.loop.training_loop import RunEnded

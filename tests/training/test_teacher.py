@@ -9,7 +9,7 @@ import torch
 from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import UserError
-from proxima.engine.local.engine import Local
+from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.model.policy import Policy
 from proxima.training.forward_stage import EngineStage, TeacherStage

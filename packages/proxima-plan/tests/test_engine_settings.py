@@ -11,7 +11,7 @@ import pytest
 from proxima.config.resolution import resolve
 from proxima.data import FieldError
 from proxima.engine import ENGINES
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima_plan.devices import GIB, read_devices
 from proxima_plan.engine_settings import _size, engine_settings, kept_arguments
 from proxima_plan.forecast import plan_recipe

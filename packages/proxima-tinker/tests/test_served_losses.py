@@ -332,7 +332,11 @@ def overflowing(datum):
         ),
         ("ppo", {"surrogate": "cppo", "surrogate.delta": -1.0}, "surrogate.delta=-1: must be > 0"),
         ("ppo", {"surrogate": "cppo", "proximal": "next"}, "proximal='next' must be behavior or recompute"),
-        ("ppo", {"surrogate": "proxima.engine.local.engine:Local"}, "no surrogate 'proxima.engine.local.engine:Local'"),
+        (
+            "ppo",
+            {"surrogate": "proxima.engine.local.local_engine:Local"},
+            "no surrogate 'proxima.engine.local.local_engine:Local'",
+        ),
         ("ppo", {"surrogate": "{<<: [{kind: cppo}]}"}, "no surrogate '{<<: [{kind: cppo}]}'"),
         ("ppo", {"surrogate": "cppo" + " #" * 5000}, "no surrogate 'cppo # #"),
         ("ppo", {"surrogate": "cppo", "surrogate.delta": "9" * 90}, "surrogate.delta=999"),

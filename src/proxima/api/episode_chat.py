@@ -13,7 +13,7 @@ from proxima.config.partial_schemas import PlayedConfig
 from proxima.data import FieldError, UserError
 from proxima.data.episode import Cut, Episode
 from proxima.data.flow import Completion, Prompt
-from proxima.engine.local.engine import LocalEngine
+from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.quiet import quiet_transformers

@@ -10,9 +10,8 @@ import torch
 
 from proxima.data import renamed
 from proxima.data.flow import Completion, Message
-from proxima.engine.completion_text import decoded, stop_at
-from proxima.engine.local.engine import Local, LocalEngine, collect
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling, decoded, stop_at
 from proxima.model.images import ImageStore
 from proxima.model.load import load
 from proxima.model.pretrained import load_config, own_stop_tokens, require_length

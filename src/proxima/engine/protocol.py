@@ -383,3 +383,27 @@ def close_engine(engine: Engine) -> None:
     method."""
     if (close := getattr(engine, "close", None)) is not None:
         close()
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can release the memory of its devices. Both calls require a paused engine, which stays paused."""
+
+    async def sleep(self) -> None:
+        """Release the memory; nothing is sampled, scored or published before `wake`."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again, with the same weights."""
+        ...
+
+
+def decoded(tokenizer: Any, tokens: Ints) -> str:
+    """The text of tokens, without special tokens."""
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    return text
+
+
+def stop_at(text: str, stop: Sequence[str]) -> int | None:
+    """The index where the first stop string starts, or None. The whole text is searched: a stop string may span
+    tokens."""
+    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)

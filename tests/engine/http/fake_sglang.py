@@ -16,9 +16,8 @@ import httpx
 import numpy as np
 import torch
 
-from proxima.engine.local.sampler import sample_tokens
+from proxima.engine.local.sampler import SamplingRows, sample_tokens
 from proxima.engine.protocol import Sampling
-from proxima.engine.sampling_rows import SamplingRows
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import spans_of
 from tests.engine.http.small_http import SmallHttpServer

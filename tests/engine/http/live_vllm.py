@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers
 
 MODEL = Path("models/smollm2-135m-instruct")

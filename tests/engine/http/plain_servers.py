@@ -38,10 +38,9 @@ from proxima.engine.http.dialect import (
     WeightHandover,
     WrittenTokens,
 )
-from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.engine import HttpEngine, ServerSpec
 from proxima.engine.http.generation_job import CompletionRules
-from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import (
     LETTERS,

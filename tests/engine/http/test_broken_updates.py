@@ -12,11 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxima.engine.http import vllm_facts
+from proxima.engine.http import vllm
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, WeightHandover, is_incomplete
-from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.vllm_facts import find_vllm_facts
+from proxima.engine.http.vllm import VllmDialect, find_vllm_facts
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
 
@@ -110,8 +109,8 @@ def test_an_update_of_another_run_is_awaited(
         looks.append(seconds)
         fake.version = "run-2" if len(looks) == 2 else fake.version
 
-    monkeypatch.setattr(vllm_facts, "UPDATE_POLLS", 9)
-    monkeypatch.setattr(vllm_facts.asyncio, "sleep", sleep)
+    monkeypatch.setattr(vllm, "UPDATE_POLLS", 9)
+    monkeypatch.setattr(vllm.asyncio, "sleep", sleep)
     assert "weights" not in run(find_vllm_facts(fake.client())).more
     assert looks == [1.0, 1.0] and fake.version == "run-2"
 

@@ -4,7 +4,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.client import LONGEST_BREAK, SHORTEST_BREAK, _retry_after, busy_seconds
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.plain_servers import ELSEWHERE, begun, check, engine_over, fakes, requests, update
 

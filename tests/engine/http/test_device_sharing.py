@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from proxima.engine.http.sglang import Sglang
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup
 from proxima.laws.engine_case import EngineUnderTest, requests
 from proxima.laws.engine_laws import ENGINE_LAWS

@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from tests.engine.http.plain_servers import (
     IN_PLACE,
     LONG,

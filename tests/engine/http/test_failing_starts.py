@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from tests.engine.http.plain_servers import check, engine_over, fakes, replicas, requests, until, update
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.plain_servers import (
     WEIGHTS,

@@ -20,8 +20,7 @@ from proxima.engine.http.dialect import ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_checks import introduce
-from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.vllm_facts import find_vllm_facts
+from proxima.engine.http.vllm import Vllm, find_vllm_facts
 from proxima.engine.protocol import Request, Sampling
 from tests.engine.http.fake_vllm import VOCABULARY, FakeVllm, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer

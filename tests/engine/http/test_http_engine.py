@@ -7,7 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.folder_sync import sync_figures
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.laws import engine_laws
 from tests.engine.http.plain_servers import LONG, go_on, requests, until, update

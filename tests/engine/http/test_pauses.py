@@ -7,7 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.dialect import Chunk
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from tests.engine.http.fake_model import STOP, log_probs, states
 from tests.engine.http.plain_servers import (
     ELSEWHERE,

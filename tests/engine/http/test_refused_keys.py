@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.plain_servers import check, engine_over, fakes, held, replicas, requests, until, update
 

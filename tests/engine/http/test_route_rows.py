@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.engine.http.route_rows import RouteShape, joined_routes
+from proxima.engine.http.answer_values import RouteShape, joined_routes
 from proxima.model.routing import FAMILIES
 from tests.engine.http.fake_vllm import experts_of
 

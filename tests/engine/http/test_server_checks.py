@@ -8,7 +8,7 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineRequirements, Sampling
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima.system.atomic_files import check_writable
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_model import LetterTokenizer

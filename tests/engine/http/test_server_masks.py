@@ -7,7 +7,7 @@ import pytest
 from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.answer_checks import WrongAnswerError, mask_of
 from proxima.engine.http.dialect import Chunk
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from tests.engine.http.fake_model import log_probs, states, truncated
 from tests.engine.http.plain_servers import WEIGHTS, across_new_weights, requests, versions
 

@@ -6,9 +6,9 @@ import pytest
 
 from proxima.data import FieldError, UserError
 from proxima.data.trajectory import Trajectory
-from proxima.engine.http.route_rows import RouteShape
+from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.server_checks import check_facts
-from proxima.engine.local.engine import collect
+from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_model import rows_of

@@ -14,10 +14,10 @@ import torch
 
 from proxima.data import UserError
 from proxima.data.sampling_mask import SamplingMask
+from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.sglang import SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling
 from proxima.laws import engine_case

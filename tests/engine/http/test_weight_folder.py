@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http import locked_folder, weight_folder
+from proxima.engine.http import weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
@@ -116,7 +116,7 @@ def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
     assert len({entry.parent.parent for entry in (gone, elsewhere, living)}) == 1
     for entry in folders[:2]:
         end(entry)
-    (elsewhere.parent / locked_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
+    (elsewhere.parent / weight_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
     (before := place / "proxima-weights-strange").mkdir()  # it may be of another release
     again = WeightFolders(place)
     assert written(again, llama).is_dir()
@@ -134,7 +134,7 @@ def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locked_folder.fcntl, "flock", no_locks)
+    monkeypatch.setattr(weight_folder.fcntl, "flock", no_locks)
     left, again = (written(WeightFolders(tmp_path), llama) for _ in range(2))
     assert left.is_dir() and again.is_dir()
 

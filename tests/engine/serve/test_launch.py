@@ -2,8 +2,7 @@
 
 import pytest
 
-from proxima.engine.serve.launch import vllm_launch
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve, vllm_launch
 
 FLAGS = {"sampling_mask": "--return-sampling-mask", "routed_experts": "--enable-return-routed-experts"}
 

@@ -9,7 +9,7 @@ from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.data import FieldError
 from proxima.engine.http.client import Address
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import check_serve, start_servers
 from proxima.system.secret_values import is_secret_name, is_secret_value
 from tests.engine.serve.programs import LONG, ask, fake_program

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.engine.serve.server_log import doing, last_error
+from proxima.engine.serve.servers import doing, last_error
 
 MEMORY = """\
 (Worker pid=1) ERROR 11-21 09:02:59 [executor.py:1063]     raise ValueError(

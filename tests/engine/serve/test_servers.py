@@ -12,10 +12,8 @@ from contextlib import suppress
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.serve.launch import Launch
-from proxima.engine.serve.serve_options import Serve
-from proxima.engine.serve.server_process import ServerProcess
-from proxima.engine.serve.servers import check_serve, is_free, start_servers
+from proxima.engine.serve.launch import Launch, Serve
+from proxima.engine.serve.servers import ServerProcess, check_serve, is_free, start_servers
 from tests.engine.serve.programs import LONG, ask, fake_program, pids
 from tests.processes import eventually, is_running
 from tests.warm import WarmPopen
@@ -84,11 +82,11 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, stubborn):
-    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", 0.1 if stubborn else LONG)
+    monkeypatch.setattr("proxima.engine.serve.servers.PATIENCE", 0.1 if stubborn else LONG)
     servers = begin("--child", str(tmp_path / "pids"), *(["--stubborn"] if stubborn else []))
     server, child = pids(tmp_path / "pids")
     assert is_running(server) and is_running(child)
-    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", LONG)  # of the guardian's end; its own is set
+    monkeypatch.setattr("proxima.engine.serve.servers.PATIENCE", LONG)  # of the guardian's end; its own is set
     servers.close()
     assert not is_running(server) and not is_running(child)
 
@@ -96,7 +94,7 @@ def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, s
 PARENT = """
 import sys, time
 from pathlib import Path
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))

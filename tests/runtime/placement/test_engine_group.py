@@ -14,7 +14,7 @@ from proxima.config.resolution import resolve
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
 from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine

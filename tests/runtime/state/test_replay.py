@@ -11,7 +11,7 @@ from proxima.config.resolution import resolve
 from proxima.config.validate import load_recipe
 from proxima.core import health
 from proxima.data import UserError
-from proxima.engine.local.engine import Local
+from proxima.engine.local.local_engine import Local
 from proxima.experiments.run_comparison import compare_runs
 from proxima.experiments.run_reader import read_run
 from proxima.runtime.launch.run_data import load_run_data

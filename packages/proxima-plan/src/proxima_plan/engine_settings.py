@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from proxima.data import FieldError
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 
 VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88  # of a device, of servers that somebody else starts without an option
 SERVED_CACHE = 4  # GiB, of vLLM on a CPU that somebody else starts

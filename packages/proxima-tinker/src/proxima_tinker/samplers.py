@@ -21,7 +21,7 @@ from tinker.proto import tinker_public_pb2 as protocol
 from proxima.data import UserError, require
 from proxima.data.flow import Completion
 from proxima.engine.local.decoder import Decoder
-from proxima.engine.local.engine import Local, LocalEngine, collect
+from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request
 from proxima.model.pretrained import LoadedModel
 from proxima_tinker.datum import Array

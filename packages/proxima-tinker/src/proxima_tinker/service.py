@@ -28,7 +28,7 @@ from tinker import types
 from torch import Tensor
 
 from proxima.data import UserError, renamed, require
-from proxima.engine.local.engine import Local
+from proxima.engine.local.local_engine import Local
 from proxima.model.adapter_folder import base_in_memory
 from proxima.model.load import load
 from proxima.model.positions import fix_positions

@@ -70,8 +70,8 @@ def serve_section(config: Any) -> "tuple[Any, str]":
 
     from proxima.data import FieldError
     from proxima.engine import ENGINES
-    from proxima.engine.http.server_spec import ServerSpec
-    from proxima.engine.serve.serve_options import Serve
+    from proxima.engine.http.engine import ServerSpec
+    from proxima.engine.serve.launch import Serve
     from proxima.system.web_requests import is_loopback
 
     engine = config.engine

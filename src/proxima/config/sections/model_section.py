@@ -11,7 +11,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.data import FieldError, UserError, require
 from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
-from proxima.engine.local.engine import first_proven
+from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import supports
 from proxima.model.adapter_folder import base_of
 from proxima.model.demo_model import missing_reader

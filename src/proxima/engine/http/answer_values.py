@@ -1,7 +1,15 @@
 """Readers of single values in server responses: each returns its type or raises ValueError. Neither JSON's `true` nor a
 number in quotes counts as a number."""
 
+import binascii
+import io
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from proxima.data.sampling_mask import SamplingMask
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
@@ -9,6 +17,7 @@ from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse
 SHOWN, NAMED = 200, 1000  # most characters of server text in a message, and of a name that is used
 LARGEST_ID = 2**31 - 1
 EXPLAINS = ("error", "message", "detail")  # fields of an error response that explain it
+ID_BYTES = 6  # most bytes of an id in a response: 32 bits in base64
 
 
 def one_line(value: object, width: int = SHOWN) -> str:
@@ -99,3 +108,111 @@ def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
 
 def _short(value: object) -> str:
     return one_line([value], 42)[1:-1] if isinstance(value, str) else one_line(value, 40)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteShape:
+    """The shape of the rows of experts in server responses, and their decoding.
+
+    Both vLLM and SGLang return a row for each input token, starting with the prompt and without the last sampled token,
+    with the experts of every layer of the decoder: [prompt + T - 1, layers, K]. So row i has the experts of the
+    position that predicts token i + 1. Layers without experts have rows too, of zeros.
+
+    Args:
+        layers: number of decoder layers.
+        mixtures: indices of the layers with experts.
+        experts: number of experts in each mixture.
+        per_token: experts chosen for each token.
+    """
+
+    layers: int
+    mixtures: tuple[int, ...]
+    experts: int
+    per_token: int
+
+    @classmethod
+    def of(cls, text: Any) -> "RouteShape":
+        """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.routing`."""
+        step, plain = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", None) or ()
+        layers = int(text.num_hidden_layers)
+        return cls(
+            layers=layers,
+            mixtures=tuple(i for i in range(layers) if (i + 1) % step == 0 and i not in plain),
+            experts=int(getattr(text, "num_experts", None) or text.num_local_experts),
+            per_token=int(text.num_experts_per_tok),
+        )
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Most bytes of a token's row in an answer."""
+        return ID_BYTES * self.layers * self.per_token
+
+    @property
+    def dtype(self) -> type[np.int8] | type[np.int16]:
+        """The same dtype as `proxima.model.routing.id_dtype`."""
+        return np.int8 if self.experts <= 128 else np.int16
+
+    def absent(self, rows: int) -> NDArray[Any]:
+        """Rows for tokens whose experts are unknown, filled with -1."""
+        return np.full((rows, len(self.mixtures), self.per_token), -1, self.dtype)
+
+    def read_npy(self, text: Any) -> NDArray[Any]:
+        """[N, M, K] from the bytes of a `.npy` file in base64.
+
+        Raises:
+            ValueError: not a `.npy` file, or not of this shape.
+        """
+        file = io.BytesIO(_decoded(text))
+        version = np.lib.format.read_magic(file)  # `np.load` would first allocate the size that the header claims
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, column_major, dtype = read(file)
+        if dtype.kind not in "iu" or column_major:
+            raise ValueError(f"routed experts are {dtype} of shape {shape}")
+        return self._checked(np.frombuffer(file.read(), dtype), shape)
+
+    def read_int32(self, text: Any) -> NDArray[Any]:
+        """[N, M, K] from 32-bit integers, little-endian, in base64; raises like `read_npy`."""
+        flat = np.frombuffer(_decoded(text), "<i4")
+        return self._checked(flat, (flat.size // (self.layers * self.per_token), self.layers, self.per_token))
+
+    def _checked(self, flat: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+        if tuple(shape[1:]) != (self.layers, self.per_token) or flat.size != shape[0] * self.layers * self.per_token:
+            wanted = f"{self.per_token} in each of {self.layers} layers"
+            raise ValueError(f"{flat.size} routed experts of shape {list(shape)}, and the model has {wanted} a token")
+        ids = flat.reshape(shape)[:, self.mixtures]
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.experts:
+            raise ValueError(f"routed experts {ids.min()} to {ids.max()}, and the model has {self.experts}")
+        if self.per_token > 1 and (ids[..., 0] == ids[..., 1]).any():
+            raise ValueError("routed experts name one twice")  # memory that the server did not initialise
+        return ids.astype(self.dtype)
+
+
+def _decoded(text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError("routed experts are not text")
+    try:
+        return b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"routed experts are not base64: {error}") from error
+
+
+def joined_routes(
+    shape: RouteShape, prompt: int, parts: Sequence[tuple[NDArray[Any] | None, NDArray[np.bool_]]]
+) -> dict[str, NDArray[Any]]:
+    """Join the routes of all attempts into the columns of a `Completion`.
+
+    Args:
+        prompt: number of prompt tokens.
+        parts: for each attempt, its rows, which start with the prompt and the tokens of earlier attempts; and a mask
+            [T] of the tokens for which they are valid.
+    """
+    chunks, at = list[NDArray[Any]](), prompt
+    read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
+    first = next(read, shape.absent(prompt))
+    for ids, counts in parts:
+        rows = shape.absent(len(counts))
+        if ids is not None:
+            rows[counts] = ids[at - 1 : at - 1 + len(counts)][counts]
+        chunks.append(rows)
+        at += len(counts)
+    return {"routed_experts": np.concatenate(chunks), "prompt_routed_experts": first}

@@ -11,9 +11,8 @@ from proxima.data import UserError
 from proxima.data.columns import Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.http.answer_values import id_list
+from proxima.engine.http.answer_values import RouteShape, id_list
 from proxima.engine.http.client import ANSWER, EVENT, SET, TOKEN, ServerClient, StreamSize, as_expected
-from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.protocol import PauseMode, Sampling
 
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names

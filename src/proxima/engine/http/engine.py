@@ -1,12 +1,13 @@
-"""The engine over one or many servers."""
+"""The engine over one or many servers, and the spec that all engines over HTTP derive from."""
 
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
+from proxima.data.errors import within
 from proxima.data.flow import Completion
 from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
@@ -15,11 +16,12 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import capabilities_of, check_facts, introduce
+from proxima.engine.http.server_checks import capabilities_of, check_facts, check_servers_of, introduce
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import (
     Capabilities,
     EngineRequirements,
+    EngineSetup,
     Health,
     InFlight,
     PauseMode,
@@ -27,7 +29,11 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.serve.servers import Servers
+from proxima.engine.serve.servers import Servers, check_serve, start_servers
+from proxima.system.atomic_files import check_writable
+
+# counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
+COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
 
 
 class HttpEngine:
@@ -222,5 +228,40 @@ class HttpEngine:
             self._servers.close()
 
 
-# counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
-COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
+@dataclass(frozen=True, kw_only=True)
+class ServerSpec(ServerSettings):
+    """An engine that consists of one or more servers; `ServerSettings` has the fields. Each kind of server defines
+    `dialect`."""
+
+    def check(self, needs: EngineRequirements) -> list[str]:
+        """See `EngineSpec.check`. Queries servers that are already running; those that proxima starts can only be
+        queried once they run, by `HttpEngine.check`."""
+        if needs.publishes and self.weight_folder is not None:
+            remedy = "give a folder that the trainer can write and the servers can read; null: one in memory"
+            check_writable("weight_folder", self.weight_folder, remedy)
+        if self.serve is None:
+            return check_servers_of(self, needs)
+        with within("serve"):
+            check_serve(self.dialect().kind, self.serve, model=needs.model.path)
+        return []
+
+    def build(self, setup: EngineSetup) -> HttpEngine:
+        """Build the engine, once the servers answer.
+
+        Raises:
+            FieldError, UserError: they do not answer, or differ from one another or from the model; see
+                `start_servers`.
+        """
+        rules, sync = CompletionRules.of(setup), FolderSync(self, setup)
+        if self.serve is None:
+            return HttpEngine(self, rules, sync)
+        with within("serve"):
+            servers = start_servers(
+                self.dialect().kind,
+                self.serve,
+                model=setup.model_path,
+                max_length=setup.max_length,
+                log=setup.log,
+                **self.launch_options,
+            )
+        return HttpEngine(self, rules, sync, servers)

@@ -10,7 +10,6 @@ from proxima.data.columns import ExpertIds, Floats, Ints
 from proxima.data.flow import Completion, FinishReason
 from proxima.data.random import server_seed
 from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.http.answer_checks import (
     WrongAnswerError,
     check_finite,
@@ -19,9 +18,9 @@ from proxima.engine.http.answer_checks import (
     mask_of,
     spans_of,
 )
+from proxima.engine.http.answer_values import RouteShape, joined_routes
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens, tokens_as_read
-from proxima.engine.http.route_rows import RouteShape, joined_routes
-from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
+from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt, decoded, stop_at
 from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
 from proxima.model.routing import FAMILIES
 

@@ -1,4 +1,4 @@
-"""Checks before a run starts: whether the servers meet its requirements, and match the trainer and each other."""
+"""Checks before a run starts: the servers meet its requirements, and match the trainer and each other."""
 
 import asyncio
 from collections.abc import Sequence
@@ -11,8 +11,7 @@ from proxima.engine.http.client import ServerError, busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import Capabilities, EngineRequirements
-from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
+from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling
 from proxima.engine.serve.launch import LAUNCHES
 
 CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does; docs/engines.md has the command)"
@@ -21,31 +20,40 @@ SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
 ALIKE = ("server", "model", "dtype", "quantization", "log_probs")  # facts in which servers must not differ
+TRUNCATED_IMPORTANCE_SAMPLING = "[{kind: importance, level: token, bound: truncate, upper: 2}]"
+OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that exclude no token
 
 
-async def server_difference(replica: Replica, facts: ServerFacts, expected: ServerFacts, tokenizer: Any) -> str | None:
-    """Describe how a server differs from what is expected; None: it does not.
+def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
+    """See `EngineSpec.check`; for servers that are already running."""
+    loop = EventLoopThread("proxima-preflight")
+    try:
+        return loop.call(_ask(spec, needs))
+    finally:
+        loop.close()
 
-    Args:
-        facts: of the server, as just asked.
-        expected: those of the first replica.
-        tokenizer: the trainer's tokenizer.
 
-    Raises:
-        ServerError: the server can't be queried.
-    """
-    for name in ALIKE:
-        ours, theirs = getattr(expected, name), getattr(facts, name)
-        if ours != theirs:
-            called = "log-prob mode" if name == "log_probs" else name
-            return f"its {called} is {theirs}, and that of the others is {ours}"
-    if (facts.max_length or 0) < (expected.max_length or 0):
-        return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
-    if expected.takes_weights and not facts.takes_weights:
-        return "it takes no new weights"
-    theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
-    ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
-    return None if theirs == ours else "it has another tokenizer"
+async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
+    replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
+    try:
+        await introduce(replicas, needs.model.tokenizer)
+        serving = [replica for replica in replicas if replica.in_service]
+        away = [replica for replica in replicas if not replica.in_service]
+        notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
+        for replica in serving:
+            notes += check_facts(spec, replica.facts, needs, replica.url)
+        labels = {replica.proof.label for replica in serving}
+        for replica in serving if not needs.publishes else ():  # new weights would be whole
+            if is_incomplete(replica.proof.label):
+                which = f": {replica.url}" if len(replicas) > 1 else ""
+                reason = f"has incomplete weights{which}: their last update was broken off"
+                raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
+        if len(labels) > 1 and not needs.publishes:
+            names = " and ".join(map(repr, sorted(map(str, labels))))
+            raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
+        return list(dict.fromkeys(notes))
+    finally:
+        await asyncio.gather(*(replica.client.close() for replica in replicas))
 
 
 async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
@@ -94,36 +102,29 @@ async def _ask_facts(replica: Replica) -> ServerError | None:
             await asyncio.sleep(seconds)
 
 
-def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
-    """See `EngineSpec.check`; for servers that are already running."""
-    loop = EventLoopThread("proxima-preflight")
-    try:
-        return loop.call(_ask(spec, needs))
-    finally:
-        loop.close()
+async def server_difference(replica: Replica, facts: ServerFacts, expected: ServerFacts, tokenizer: Any) -> str | None:
+    """Describe how a server differs from what is expected; None: it does not.
 
+    Args:
+        facts: of the server, as just asked.
+        expected: those of the first replica.
+        tokenizer: the trainer's tokenizer.
 
-async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
-    replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
-    try:
-        await introduce(replicas, needs.model.tokenizer)
-        serving = [replica for replica in replicas if replica.in_service]
-        away = [replica for replica in replicas if not replica.in_service]
-        notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
-        for replica in serving:
-            notes += check_facts(spec, replica.facts, needs, replica.url)
-        labels = {replica.proof.label for replica in serving}
-        for replica in serving if not needs.publishes else ():  # new weights would be whole
-            if is_incomplete(replica.proof.label):
-                which = f": {replica.url}" if len(replicas) > 1 else ""
-                reason = f"has incomplete weights{which}: their last update was broken off"
-                raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
-        if len(labels) > 1 and not needs.publishes:
-            names = " and ".join(map(repr, sorted(map(str, labels))))
-            raise FieldError("url", spec.url, f"have different weights, {names}", remedy="start them again")
-        return list(dict.fromkeys(notes))
-    finally:
-        await asyncio.gather(*(replica.client.close() for replica in replicas))
+    Raises:
+        ServerError: the server can't be queried.
+    """
+    for name in ALIKE:
+        ours, theirs = getattr(expected, name), getattr(facts, name)
+        if ours != theirs:
+            called = "log-prob mode" if name == "log_probs" else name
+            return f"its {called} is {theirs}, and that of the others is {ours}"
+    if (facts.max_length or 0) < (expected.max_length or 0):
+        return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
+    if expected.takes_weights and not facts.takes_weights:
+        return "it takes no new weights"
+    theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
+    ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
+    return None if theirs == ours else "it has another tokenizer"
 
 
 def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> UserError:
@@ -198,3 +199,99 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,
     )
+
+
+def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> list[str]:
+    """Check that an engine returns the log-probs that the loss reads, for the sampling of the training.
+
+    Args:
+        capabilities: the engine's capabilities.
+        engine: its name, for messages: `http://127.0.0.1:8000 (vllm 0.32.0)`.
+
+    Returns: a warning if only metrics lack their log-probs.
+
+    Raises:
+        UserError: the loss would read a missing column; with remedies for this engine and sampling.
+    """
+    if needs.training is None:
+        return []
+    absent = (needs.log_probs | needs.measured) - capabilities.log_probs_for(needs.training)
+    for name in sorted(absent & needs.log_probs):
+        reason = f"the loss reads {name}_log_prob (algorithm.behavior={name}), and {engine} does not give it"
+        raise UserError(
+            f"{reason} at {_described(needs.training, capabilities)}", remedy=_remedy(needs.training, capabilities)
+        )
+    if absent:
+        names = ", ".join(f"{name}_log_prob" for name in sorted(absent))
+        return [f"{engine} gives no {names}: the mismatch/ metrics are absent; {_remedy(needs.training, capabilities)}"]
+    return []
+
+
+def _described(sampling: Sampling, capabilities: Capabilities) -> str:
+    what = {
+        "processed": "of the distribution really sampled",
+        "untruncated": "of softmax(logits / temperature)",
+        "raw": "of softmax(logits)",
+    }[capabilities.log_probs]
+    cut = "".join(f" {name}={getattr(sampling, name):g}" for name in _cuts(sampling))
+    return f"sampling.temperature={sampling.temperature:g}{cut}: its log-probs are {what}"
+
+
+def _cuts(sampling: Sampling) -> list[str]:
+    return [name for name, off in OFF.items() if getattr(sampling, name) != off]
+
+
+def _remedy(sampling: Sampling, capabilities: Capabilities) -> str:
+    if capabilities.log_probs == "untruncated":
+        return f"set algorithm.behavior=untruncated, or {_untruncated(sampling)}"
+    if capabilities.log_probs == "raw":
+        served = "start the server with processed log-probs (vLLM: --logprobs-mode processed_logprobs)"
+        return served if sampling.temperature != 1 else f"{served}, or set {_untruncated(sampling)}"
+    other = f"set {_untruncated(sampling)}"
+    if not capabilities.score:
+        return other
+    return f"{other}, or sampling.temperature=1, at which the server can score the tokens"
+
+
+def _untruncated(sampling: Sampling) -> str:
+    return " ".join(f"sampling.{name}={OFF[name]}" for name in _cuts(sampling))
+
+
+def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> None:
+    """Check that an engine can score tokens as the run requires.
+
+    Raises:
+        UserError: it does not score, or not at this temperature.
+    """
+    if not needs.score_temperatures:
+        return
+    forward = f"or let the trainer run the {needs.role}: set its engine to null"
+    if not capabilities.score:
+        raise UserError(
+            f"{engine} does not score tokens, which the {needs.role} is for", remedy=f"use another, {forward}"
+        )
+    if capabilities.log_probs != "both" and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
+        reason = f"{engine} scores tokens under softmax(logits) alone, and sampling.temperature is {wrong[0]:g}"
+        raise UserError(reason, remedy=f"set sampling.temperature=1, {forward}")
+
+
+def precision_notes(
+    needs: EngineRequirements, *, dtype: str | None, quantization: str | None, engine: str
+) -> list[str]:
+    """Warn if the engine computes with much less precision than the trainer and the algorithm does not correct for it.
+
+    Args:
+        dtype, quantization: of the engine's weights; None: not reported, or not quantized.
+    """
+    if needs.training is None or needs.corrected:
+        return []
+    remedy = (
+        f"mismatch/ measures it; to weight the tokens: algorithm.proximal=recompute "
+        f"algorithm.correction='{TRUNCATED_IMPORTANCE_SAMPLING}'"
+    )
+    if quantization is not None:
+        return [f"{engine} samples from weights in {quantization}, and the loss corrects for no difference: {remedy}"]
+    coarse = dtype in ("float16", "bfloat16", "half") and needs.compute_dtype == "float32"
+    if coarse or (dtype is not None and "8" in dtype):
+        return [f"{engine} computes in {dtype}, the trainer in {needs.compute_dtype}, uncorrected: {remedy}"]
+    return []

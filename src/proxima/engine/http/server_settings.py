@@ -9,7 +9,7 @@ from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
 from proxima.engine.http.dialect import Dialect
 from proxima.engine.protocol import EngineSpec, Interrupt
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import Serve
 
 
 @dataclass(frozen=True, kw_only=True)

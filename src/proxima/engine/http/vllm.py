@@ -1,12 +1,13 @@
 """The vLLM dialect.
 
 Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which reports which weights sampled
-which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what a server supports;
+which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `find_vllm_facts` finds out what a server supports;
 `in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
 """
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -16,8 +17,20 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.answer_values import id_list, items, mask_of_sets, number, one_line, short_text, version_spans
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
+from proxima.engine.http.answer_checks import Pair, find_log_prob_mode, two_greatest
+from proxima.engine.http.answer_values import (
+    RouteShape,
+    id_list,
+    items,
+    mask_of_sets,
+    number,
+    one_line,
+    plain_name,
+    short_text,
+    version_spans,
+    whole,
+)
+from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, ServerError, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     INCOMPLETE,
@@ -29,21 +42,19 @@ from proxima.engine.http.dialect import (
     WeightHandover,
     WrittenTokens,
     check_scorable,
+    is_incomplete,
 )
-from proxima.engine.http.route_rows import RouteShape
-from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm_facts import (
-    GENERATE,
-    MOVE_SECONDS,
-    close_broken_update,
-    find_vllm_facts,
-    start_update,
-    wake_up,
-)
+from proxima.engine.http.engine import ServerSpec
 from proxima.engine.protocol import EngineRequirements, PauseMode
+from proxima.engine.serve.launch import TRANSFER
 
+GENERATE = "/inference/v1/generate"
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
 COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
+PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
+MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
+UPDATE_POLLS = 10  # one a second, before an update counts as broken off
+BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
 
 
 class VllmDialect(Dialect):
@@ -164,6 +175,32 @@ class VllmDialect(Dialect):
             return ServerHealth(weight_version=short_text(version["weight_version"], "weight_version"), model=model)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Vllm(ServerSpec):
+    """vLLM servers, `vllm serve MODEL`.
+
+    They need `--enable-scale-out`; new weights need VLLM_SERVER_DEV_MODE=1 in the server's environment and the module
+    `proxima_vllm_worker`; and log-probs of the distribution actually sampled from need `--logprobs-mode
+    processed_logprobs`. `proxima engine serve` starts servers with all of these.
+    """
+
+    def check(self, needs: EngineRequirements) -> list[str]:
+        """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
+        or without top-k, including the greedy ones of an evaluation."""
+        if self.sampling_mask:
+            if any(not sampling.temperature for sampling in needs.samplings):
+                reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
+                remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
+                raise FieldError("sampling_mask", True, reason, remedy=remedy)
+            if any(sampling.top_k == 0 for sampling in needs.samplings):
+                reason = "is refused by vLLM without a top_k, in training and evaluation"
+                raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
+        return super().check(needs)
+
+    def dialect(self) -> VllmDialect:
+        return VllmDialect()
+
+
 def sampling_fields(request: TokenRequest) -> dict[str, Any]:
     """All parameters that affect a draw, under vLLM's names; an omitted one would be set by the model's own
     defaults."""
@@ -234,27 +271,139 @@ def _reported(values: Sequence[float]) -> Floats:
     return np.asarray([math.nan if value <= ABSENT else value for value in values], np.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Vllm(ServerSpec):
-    """vLLM servers, `vllm serve MODEL`.
+async def find_vllm_facts(client: ServerClient) -> ServerFacts:
+    """Find out what a server can do. VLLM_SERVER_DEV_MODE=1 enables its control calls: pause, weights, caches,
+    settings.
 
-    They need `--enable-scale-out`; new weights need VLLM_SERVER_DEV_MODE=1 in the server's environment and the module
-    `proxima_vllm_worker`; and log-probs of the distribution actually sampled from need `--logprobs-mode
-    processed_logprobs`. `proxima engine serve` starts servers with all of these.
+    Raises:
+        ServerError: it does not answer, or not like vLLM.
+        UserError: it refuses the token, its model does not generate text, or it was started without --enable-scale-out.
     """
+    models = await client.get("/v1/models")
+    incomplete = await _wake(client)
+    version = await _optional(client.get("/version"))
+    with as_expected(client, "/v1/models", models):
+        served = models["data"][0]
+        model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
+        longest = None if longest is None else whole(longest, "max_model_len", 1)
+    settings = await _optional(client.get("/server_info?config_format=json")) or {}
+    config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
+    first = await _first_choice(client)
 
-    def check(self, needs: EngineRequirements) -> list[str]:
-        """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
-        or without top-k, including the greedy ones of an evaluation."""
-        if self.sampling_mask:
-            if any(not sampling.temperature for sampling in needs.samplings):
-                reason = "is refused by vLLM at temperature 0, and the evaluation is greedy"
-                remedy = "set eval.sampling.temperature=1 eval.sampling.top_k=1, which is greedy too"
-                raise FieldError("sampling_mask", True, reason, remedy=remedy)
-            if any(sampling.top_k == 0 for sampling in needs.samplings):
-                reason = "is refused by vLLM without a top_k, in training and evaluation"
-                raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
-        return super().check(needs)
+    async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
+        choice = await _tokens(client, prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
+        return two_greatest(lambda: [_["logprob"] for _ in choice["logprobs"]["content"][0]["top_logprobs"]])
 
-    def dialect(self) -> VllmDialect:
-        return VllmDialect()
+    log_probs, why = await find_log_prob_mode(pair)
+    return ServerFacts(
+        server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
+        model=model,
+        max_length=longest,
+        dtype=plain_name(_of(config, "model_config", "dtype")),
+        quantization=plain_name(_of(config, "model_config", "quantization")),
+        log_probs=log_probs,
+        takes_weights=_of(config, "weight_transfer_config", "backend") == TRANSFER,
+        version_spans=bool(first.get("weight_versions")),
+        keeps_kv=True,
+        # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
+        seeds=device != "cpu",
+        sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
+        routed_experts=isinstance(first.get("routed_experts"), str),
+        batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
+        sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
+        more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
+    )
+
+
+async def _wake(client: ServerClient) -> bool:
+    """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
+    middle of an update of its weights. True: its weights are incomplete."""
+    for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
+        if not await _is_incomplete(client):
+            break
+        await asyncio.sleep(1.0)
+    left = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
+    if left:
+        await wake_up(client)
+    incomplete = await close_broken_update(client)
+    if left:
+        await client.post("/resume")
+    return incomplete
+
+
+async def _is_incomplete(client: ServerClient) -> bool:
+    return is_incomplete(_of(await _optional(client.get("/weight_info")), "weight_version"))
+
+
+async def close_broken_update(client: ServerClient) -> bool:
+    """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
+    it. Its weights, and their label, remain incomplete; True if they are."""
+    incomplete = await _is_incomplete(client)
+    if incomplete:
+        await start_update(client, MOVE_SECONDS)
+        await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)
+    return incomplete
+
+
+async def start_update(client: ServerClient, seconds: float) -> None:
+    """Start an update of the weights. One that the server holds open is finished first."""
+    try:
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+    except ServerError:
+        await client.post("/finish_weight_update", {}, seconds=seconds, alone=True)
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+
+
+async def wake_up(client: ServerClient) -> None:
+    """Make the server take its memory again, weights first; whatever is already awake is left unchanged."""
+    for tag in ("weights", "kv_cache"):
+        await client.post(f"/wake_up?tags={tag}", seconds=MOVE_SECONDS)
+
+
+async def _first_choice(client: ServerClient) -> dict[str, Any]:
+    """The answer to a first request.
+
+    Raises:
+        UserError: the server does not have the call: it answers 403 or 404.
+    """
+    try:
+        choice = await _tokens(client)
+    except (ServerError, RefusedError) as error:
+        if isinstance(error, ServerError) and error.status not in (404, 405, 501):
+            raise
+        remedy = "start it with --enable-scale-out, as `proxima engine serve RECIPE` does"
+        kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
+        raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
+    with as_expected(client, GENERATE):
+        id_list(choice["token_ids"], "token_ids")
+    return choice
+
+
+async def _tokens(client: ServerClient, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> dict[str, Any]:
+    """Return the first choice of an answer with a few tokens, not streamed. Top-k is on, because a server that returns
+    sampling masks refuses requests without it."""
+    fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
+    body = {"token_ids": list(prompt), "sampling_params": fields | {"logprobs": 0} | sampling}
+    answer = await client.post(GENERATE, body)
+    with as_expected(client, GENERATE, answer):
+        choice: dict[str, Any] = answer["choices"][0]
+        return choice
+
+
+async def _optional(call: Awaitable[Any]) -> Any:
+    """The answer to a call; None: the server answers with an error status, for example because it has no such path."""
+    try:
+        return await call
+    except UserError:
+        return None
+    except ServerError as error:
+        if error.status in (None, OK):
+            raise
+        return None
+
+
+def _of(values: Any, *names: str) -> Any:
+    value: Any = values
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

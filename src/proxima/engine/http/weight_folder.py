@@ -1,11 +1,18 @@
-"""Writes the weights of a module in this process as a Hugging Face folder that servers read."""
+"""Writes the weights of a module in this process as a Hugging Face folder that servers read.
 
+The folder does not outlive its process for long: the next process removes what a killed one has left.
+"""
+
+import fcntl
 import json
+import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,7 +21,6 @@ from torch import Tensor, nn
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
-from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.system.atomic_files import ordinary_modes
 
@@ -24,6 +30,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 SHARED_MEMORY = Path("/dev/shm")
 KEPT = 2  # the folder that servers have loaded, and the one that they are loading
 ROOM = 1.2  # factor of free memory required for each folder
+PREFIX = "proxima-weights-"
+LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique to each boot of a Linux kernel
 
 
 class WeightFolders:
@@ -103,9 +112,14 @@ class WeightFolders:
         return self._locked.path
 
 
-def _written(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype in which a weight is written."""
-    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype
+def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
+    total, weight_map = 0, dict[str, str]()
+    for number, shard in enumerate(_shards(model, dtype), 1):
+        file = f"model-{number:05}.safetensors"  # servers read them in this order
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        total += sum(weight.nbytes for weight in shard.values())
+        weight_map |= dict.fromkeys(shard, file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
 def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
@@ -122,16 +136,73 @@ def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, T
     yield held
 
 
-def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
-    total, weight_map = 0, dict[str, str]()
-    for number, shard in enumerate(_shards(model, dtype), 1):
-        file = f"model-{number:05}.safetensors"  # servers read them in this order
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        total += sum(weight.nbytes for weight in shard.values())
-        weight_map |= dict.fromkeys(shard, file)
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+def _written(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which a weight is written."""
+    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype
 
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
     return int(load_json((folder / INDEX).read_text())["metadata"]["total_size"])
+
+
+class LockedFolder:
+    """A temporary folder, created at once. The operating system releases its lock when the process ends, however it
+    ends; an unlocked folder is a leftover.
+
+    Args:
+        parent: the folder in which it is created.
+        shared: the parent is shared with other users and machines: its permissions decide who may read the folder, and
+            the lock is valid only among processes of this kernel, whose id is in the lock file.
+    """
+
+    def __init__(self, parent: Path, *, shared: bool = False) -> None:
+        self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
+        self.path.mkdir(0o777 if shared else 0o700)
+        self._file = _lock(self.path, may_fail=shared)
+        self._file.write(_kernel())
+        self._file.flush()
+
+    def remove(self) -> None:
+        """Remove the folder and its contents. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._file.close()
+
+
+def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
+    """Create the lock file of a folder. It is locked before it has its name, lest another process take it for a
+    leftover.
+
+    Args:
+        may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
+    """
+    file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
+    with suppress(OSError) if may_fail else nullcontext():
+        fcntl.flock(file, fcntl.LOCK_EX)
+    os.rename(file.name, folder / LOCK_FILE)
+    return file
+
+
+def _kernel() -> bytes:
+    """The boot id of the running kernel; empty if unavailable."""
+    with suppress(OSError):
+        return BOOT.read_bytes().strip()
+    return b""
+
+
+def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
+    """Remove the folders of processes that have ended.
+
+    Args:
+        shared: the parent is shared with other machines, whose locks may be invisible here: remove only folders created
+            under this kernel.
+    """
+    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
+        try:
+            with file.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if shared and (not _kernel() or lock.read() != _kernel()):
+                    continue
+                shutil.rmtree(file.parent, ignore_errors=True)
+        except OSError:  # it is locked, owned by another user, or gone
+            continue

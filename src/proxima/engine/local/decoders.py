@@ -1,20 +1,66 @@
-"""Proves a decoder of the local engine on the twin of a model, see `proxima.model.proof`: prompts in one prefill,
-longer ones after their cached beginning, then token by token through the cache, against the twin's own logits."""
+"""The decoder that runs a model: the first whose log-probs are proven to be the model's own, and its perturbed form.
+
+A perturbed decoder differs from the trainer's policy on purpose, as that of a quantised server does:
+
+    weights     fake quantisation: rounded to integers with one scale per output channel, and scaled back
+    noise       a constant bias of the logits, one normal draw for each entry of the vocabulary
+
+As in the usual int8 and int4 formats (GPTQ, AWQ, compressed-tensors), the linear layers of the blocks are quantised;
+embeddings, output layer, norms, biases, routers of a mixture, activations and KV cache are not. Differs: those formats
+have a scale for each group of 32 to 128 inputs where they have 4 bits, so at 4 bits they are closer to the original.
+"""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from proxima.engine.local.decoder import ROWS, Decoder
-from proxima.model.proof import Proof, in_own_thread, off, reason_of
+from proxima.data.random import LOGIT_BIAS, normals
+from proxima.engine.local.decoder import ROWS, Decoder, Matrix
+from proxima.engine.local.fast_decoder import FastDecoder, supports
+from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
+from proxima.model.lora import weight_of
+from proxima.model.model_parts import parts
+from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again
+ROUTERS = ("gate", "router", "shared_expert_gate")  # last parts of the names of linear layers that route
+
+
+def proven_decoder(model: nn.Module, *, fast: bool = True) -> Any:
+    """The first class of decoders, `fast`, general and the one that runs the whole sequence for each token, whose
+    log-probs are proven to be the model's own.
+
+    Raises:
+        UserError: none is; the message has the figures.
+    """
+    return first_proven(proof_of(model), fast=fast and supports(model) is None)
+
+
+def first_proven(proof: Proof, *, fast: bool) -> Any:
+    """`proven_decoder` of the model of a proof."""
+    reasons = list[str]()
+    if fast:
+        if (reason := decoder_problem(FastDecoder, proof)) is None:
+            return FastDecoder
+        reasons.append(f"fast: {reason}")
+
+    for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
+        if (reason := decoder_problem(decoder, proof)) is None:
+            return decoder
+        reasons.append(f"{name}: {reason}")
+    raise proof.refused(f"no decoder of the local engine gives its log-probs ({'; '.join(reasons)})")
 
 
 def decoder_problem(kind: Any, proof: Proof) -> str | None:
-    """How the log-probs of a class of decoders differ from those of the model itself; None if they do not."""
+    """How the log-probs of a class of decoders differ from those of the model itself; None if they do not.
+
+    The twin of the model (see `proxima.model.proof`) runs prompts in one prefill, longer ones after their cached
+    beginning, then token by token through the cache; compared with the twin's own logits.
+    """
     if kind not in proof.problems:
         try:
             proof.problems[kind] = in_own_thread(lambda: _problem(kind, proof))
@@ -50,3 +96,94 @@ def _problem(kind: Any, proof: Proof) -> str | None:
             outputs[i].append(logits)
     ours = [torch.stack(given[: len(row.tokens)]) for given, row in zip(outputs, rows, strict=True)]
     return off(torch.cat(ours).float().log_softmax(-1), torch.cat(proof.expected))
+
+
+def perturbation(model: nn.Module, weights: str | None, noise: float, seed: int) -> dict[str, Any]:
+    """What a decoder of `PERTURBED` is given: weights are rounded to `int8`, `int4` or `int3` unless None, and `noise`
+    times a normal draw is added to each logit; `seed` determines the draws."""
+    head: Any = parts(model)[1].weight
+    bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
+    return {"bits": None if weights is None else int(weights.removeprefix("int")), "bias": bias}
+
+
+def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
+    """Round a weight to integers, one scale per output channel, and scale it back.
+
+        w' = s round(w / s)      s = max |w| over `axis` / (2^(bits - 1) - 1)
+
+    Args:
+        weight: a float tensor, of any shape.
+        bits: of an integer, with its sign; None returns the weight itself.
+        axis: of the inputs, which share a scale.
+
+    Returns: the shape and dtype of `weight`, computed in float32. Halves are rounded to even; zeros stay zero.
+    """
+    if bits is None:
+        return weight
+    values = weight.detach().float()
+    scale = values.abs().amax(axis, keepdim=True) / (2 ** (bits - 1) - 1)
+    rounded: Tensor = (values / scale.where(scale > 0, 1.0)).round_().mul_(scale).to(weight.dtype)
+    return rounded
+
+
+class _Perturbed:
+    """What perturbed decoders share: `bits` of their weights, and the `bias` [V] float32 of their logits; None for
+    neither."""
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, *, bits: int | None, bias: Tensor | None, **given: Any
+    ) -> None:
+        self.bits, self.bias = bits, bias
+        super().__init__(model, dtype, **given)  # type: ignore[call-arg]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
+        logits: Tensor = super().logits(hidden)  # type: ignore[misc]
+        return logits if self.bias is None else logits.float() + self.bias
+
+
+class PerturbedFastDecoder(_Perturbed, FastDecoder):
+    """`FastDecoder` with `_Perturbed`; one layer's rounded weight at a time is in memory beside the engine's copy."""
+
+    def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
+        bits = None if name == "head" else self.bits
+        rounded = [SimpleNamespace(weight=fake_quantized(weight_of(m), bits), bias=m.bias) for m in modules]
+        return super()._matrix(name, *rounded, rotary=rotary)
+
+
+class _PerturbedCopy(_Perturbed, ModelCopy):
+    def __init__(self, model: nn.Module, dtype: torch.dtype, **given: Any) -> None:
+        super().__init__(model, dtype, **given)
+        self.axes = _input_axes(self.model, self.head_module)
+        self.load(model)
+
+    def loaded(self, name: str, weight: Tensor) -> Tensor:
+        return fake_quantized(weight, self.bits, self.axes[name]) if name in self.axes else weight
+
+
+class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):
+    """`GeneralDecoder` with `_Perturbed`."""
+
+
+class PerturbedRecomputeDecoder(_PerturbedCopy, RecomputeDecoder):
+    """`RecomputeDecoder` with `_Perturbed`."""
+
+
+PERTURBED: dict[type, type] = {
+    FastDecoder: PerturbedFastDecoder,
+    GeneralDecoder: PerturbedGeneralDecoder,
+    RecomputeDecoder: PerturbedRecomputeDecoder,
+}
+
+
+def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
+    """The axis of the inputs of each weight that is quantised, by the name of the parameter."""
+    axes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        kind, routes = type(module).__name__, name.rpartition(".")[2] in ROUTERS
+        if kind == "Conv1D" or (isinstance(module, nn.Linear) and module is not head and not routes):
+            axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
+        elif isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):  # the experts of a layer
+            axis = 1 if getattr(module, "is_transposed", False) else 2
+            axes |= {f"{name}.{part}_proj": axis for part in ("gate_up", "down")}
+    return axes

@@ -3,15 +3,49 @@
 Every row has its own temperature, truncation and uniform number: the token of a row depends on that row alone.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from proxima.data.columns import Ints
-from proxima.engine.block_sampler import sample_blocks
-from proxima.engine.sampling_rows import SamplingRows
+from proxima.engine.protocol import Sampling
 from proxima.kernels.sample import sample_kernel
+
+BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
+CANDIDATES = 1024  # most tokens considered for top-p before a full sort
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """`Sampling` of n rows as tensors [n]: float32, and int64 for `top_k`."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+    @classmethod
+    def of(cls, settings: Sequence[Sampling], device: torch.device) -> "SamplingRows":
+        """Build one row for each of `settings`."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
+
+    def of_rows(self, rows: Tensor | slice) -> "SamplingRows":
+        """The settings of some rows."""
+        return SamplingRows(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+
+    @cached_property
+    def alike(self) -> list[Tensor]:
+        """Row indices grouped by truncation. Groups are drawn separately: truncation determines the sums of a draw and
+        their number of tokens, and so the last bits of the log-probs."""
+        settings = torch.stack([self.top_k.float(), self.top_p.float(), self.min_p.float()], dim=1)
+        kinds, kind = settings.unique(dim=0, return_inverse=True)
+        return [(kind == i).nonzero().squeeze(1) for i in range(len(kinds))]
 
 
 class Sampled(NamedTuple):
@@ -56,3 +90,90 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         return Sampled({"tokens": tokens, "sampled_log_prob": log_prob, "untruncated_log_prob": log_prob}, [])
 
     return Sampled(*sample_blocks(logits, rows, uniform, truncates, top, masks))
+
+
+def sample_blocks(
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, top: int, masks: bool
+) -> tuple[dict[str, Tensor], list[Ints]]:
+    """The fields of the `Sampled` that `sample_tokens` returns, for rows that are truncated alike; `truncates`: they
+    are truncated at all."""
+    step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
+    options = truncates, bool((rows.temperature == 0).any()), top, masks
+    blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
+    parts = [
+        _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
+    ]
+    columns = {name: torch.cat([own[name] for own, _ in parts]) for name in parts[0][0]}
+    return columns, [ids for _, sets in parts for ids in sets]
+
+
+def _sample_block(
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
+) -> tuple[dict[str, Tensor], list[Ints]]:
+    """As `sample_blocks`, for rows that are truncated alike; `logits` [n, V] float32 is overwritten."""
+    greedy = rows.temperature == 0
+    logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
+    argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
+    kept = None
+    if not truncates:
+        largest = logits.amax(dim=1)
+        cumulative = logits.sub(largest[:, None]).exp_()
+        total = cumulative.sum(dim=1)
+        log_z = kept_log_z = largest + total.log()
+        cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
+    else:
+        log_z = logits.logsumexp(dim=1)
+        kept, kept_log_z = truncate(logits, rows)
+        cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
+    mass = cumulative[:, -1:]
+    point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
+    token = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[1] - 1)
+    if argmax is not None:
+        token = torch.where(greedy[:, None], argmax, token)
+    chosen = logits.gather(1, token).squeeze(1)
+    more, sets = dict[str, Tensor](), list[Ints]()
+    if top:
+        values, ids = logits.topk(top, dim=1)
+        more |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
+    if masks:
+        sets = kept_tokens(logits[:, :0] if kept is None else kept, rows)
+    own = {"sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z), "untruncated_log_prob": chosen - log_z}
+    return {"tokens": token.squeeze(1), **own, **more}, sets
+
+
+def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Logits with −inf where a token can't be drawn, and their logsumexp. All rows are truncated alike."""
+    top_k, top_p = int(rows.top_k[0]), rows.top_p[0]
+    least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
+    if top_k > 0 or top_p < 1:
+        vocabulary = logits.shape[1]
+        candidates = max(top_k, CANDIDATES if top_p < 1 else 0)
+        smallest = _smallest_kept(logits, top_k or vocabulary, top_p, min(candidates, vocabulary))
+        least = torch.maximum(smallest, least)
+    kept = logits.masked_fill(logits < least[:, None], -torch.inf)
+    return kept, kept.logsumexp(dim=1)
+
+
+def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -> Tensor:
+    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; if these hold too little mass,
+    from all."""
+    values, _ = logits.topk(candidates, dim=1)
+    values[:, top_k:] = -torch.inf
+    # mass relative to the tokens that top-k keeps: their own if top-k applies, else that of the whole vocabulary
+    log_z = values.logsumexp(dim=1) if top_k <= candidates else logits.logsumexp(dim=1)
+    before = (values - log_z[:, None]).exp().cumsum(dim=1)
+    if candidates < min(top_k, logits.shape[1]) and not bool((before[:, -1] >= top_p).all()):
+        return _smallest_kept(logits, top_k, top_p, logits.shape[1])
+    needed = torch.zeros_like(values, dtype=torch.bool)
+    needed[:, 0] = True
+    # a token is kept while those before it hold less than top_p; 1 keeps even what float32 adds to them in vain
+    needed[:, 1:] = (before[:, :-1] < top_p) | (top_p >= 1)
+    needed &= values > -torch.inf
+    return values.masked_fill(~needed, torch.inf).amin(dim=1)
+
+
+def kept_tokens(kept: Tensor, rows: SamplingRows) -> list[Ints]:
+    """The ids of the finite logits of each row; none for greedy rows."""
+    inside = (kept > -torch.inf) & (rows.temperature > 0)[:, None]
+    ids, counts = inside.nonzero()[:, 1].to(torch.int32), inside.sum(dim=1)
+    return np.split(ids.cpu().numpy(), counts.cumsum(0)[:-1].cpu().numpy())

@@ -13,13 +13,11 @@ from torch.nn import functional as F
 from proxima.data import NotFiniteError
 from proxima.data.flow import Completion, FinishReason, Prompt
 from proxima.data.random import completion_uniforms
-from proxima.engine.completion_text import decoded, stop_at
-from proxima.engine.kept_prefixes import Beginning, KeptPrefixes
 from proxima.engine.local.decoder import ROWS, Decoder, padded_rows
-from proxima.engine.local.sampler import Sampled, sample_tokens
+from proxima.engine.local.kv_cache import Beginning, KeptPrefixes
+from proxima.engine.local.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.local.token_table import Lines, TokenTable
-from proxima.engine.protocol import InFlight, Request, check_prompt
-from proxima.engine.sampling_rows import SamplingRows
+from proxima.engine.protocol import InFlight, Request, check_prompt, decoded, stop_at
 from proxima.model.pretrained import LoadedModel
 
 Sink = Callable[[Completion], None]
@@ -225,7 +223,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt, entry.shared) for entry in fresh])
+            states, kv = self.prefixes.prefill(self.decoder.prefill, [(entry.prompt, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
                 entry.hidden, entry.kv = states[i], kv[i]
                 entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared)

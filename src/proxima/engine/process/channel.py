@@ -12,7 +12,7 @@ import numpy as np
 from proxima.data import NotFiniteError, UserError
 from proxima.data.flow import Completion, Prompt
 from proxima.data.sampling_mask import SamplingMask
-from proxima.engine.local.engine import Local
+from proxima.engine.local.local_engine import Local
 from proxima.engine.process.shared_weights import TensorPlace
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
 from proxima.process.values import decode, encode

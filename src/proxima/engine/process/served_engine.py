@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from proxima.engine.local.engine import LocalEngine
+from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights
 from proxima.engine.protocol import WeightUpdate

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.engine.serve.server_log import last_error
+from proxima.engine.serve.servers import last_error
 from proxima.system.atomic_files import write_atomic
 
 VERSION = "0.32.0"  # of vLLM, the version that was tested

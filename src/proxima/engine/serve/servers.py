@@ -1,7 +1,9 @@
-"""The servers of an engine: started together, restarted when they die, stopped together."""
+"""The servers of an engine: started together, restarted when they die, stopped together. Their logs say why."""
 
 import os
+import re
 import secrets
+import signal
 import socket
 import sys
 import tempfile
@@ -12,13 +14,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+import httpx
+
 from proxima.data import FieldError, UserError, require
-from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
-from proxima.engine.serve.serve_options import Serve, variable_value
-from proxima.engine.serve.server_log import doing, last_error
-from proxima.engine.serve.server_process import ServerProcess
+from proxima.engine.serve.launch import LAUNCHES, Launch, Serve, find_executable, variable_value
+from proxima.process.kill import describe_exit
+from proxima.process.start import start_module
 
 BEAT = 0.25  # seconds between two polls of a server
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
@@ -26,13 +30,129 @@ LONGEST_BREAK = 60.0  # seconds between a death and the next start
 HEALTH = 5.0  # seconds between two health checks of a server that has answered
 SILENCE = 120.0  # seconds without an answer to a health check after which it counts as dead
 NEWS = 5.0  # seconds between two progress lines about a starting server
-
+PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
+TAIL = 200_000  # bytes at the end of the log that are read
+ASK_SECONDS = 5.0
+WIDTH = 300  # most characters of a line that explains a death
+# `(EngineCore pid=1234) INFO 11-21 09:02:38 [core.py:93] Loading weights` → `Loading weights`
+_PREFIX = re.compile(r"^(\([^()]* pid=\d+\) ?)*((INFO|WARNING|ERROR|DEBUG|CRITICAL) \S+ \S+ \[[^\]]*\] ?)?")
+_ERROR = re.compile(
+    r"^(?:[\w.]+: error: |(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b ?(?::|$)|Value error, |\[Errno|Killed\b)"
+)
+_KILLED = re.compile(r"out of memory|cannot allocate memory|std::bad_alloc|oom[- ]kill", re.IGNORECASE)
+_WRAPPERS = (  # errors that only wrap another one
+    "engine core initialization failed",
+    "see root cause above",
+    "enginecore encountered",
+    "worker failed with",
+    "validation error for",
+)
 Report = Callable[[str], None]
 
 
 def to_stderr(line: str) -> None:
     """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
+
+
+def check_serve(kind: str, serve: Serve, *, model: str) -> None:
+    """Check for anything that would prevent the servers from starting, without starting one.
+
+    Raises:
+        FieldError: `executable` or `environment` has no server, `port` is taken, or a variable is not set; fields are
+            relative to `engine.serve`.
+        UserError: proxima can't start this kind, no server is installed, or it can't load the model.
+    """
+    if kind not in LAUNCHES:
+        kinds = ", ".join(LAUNCHES)
+        raise UserError(f"proxima can't start {kind}, only {kinds}", remedy=f"start {kind} yourself and set engine.url")
+    if model.endswith(".gguf"):
+        remedy = "give a Hugging Face folder; `proxima export` and `make demo` write one"
+        raise UserError(f"model.path={model!r}: {kind} is not given .gguf files", remedy=remedy)
+    find_executable(serve, kind)
+    for name, value in serve.variables.items():
+        reason = "must name an environment variable that is set"
+        require(variable_value(value) is not None, f"variables.{name}", value, reason)
+    if serve.port:
+        for port in range(serve.port, serve.port + serve.replicas):
+            if not is_free(port):
+                remedy = f"0 takes a free one; engine.url=http://127.0.0.1:{port} uses a server that is running"
+                raise FieldError("port", serve.port, f"is in use on 127.0.0.1: {port}", remedy=remedy)
+
+
+class ServerProcess:
+    """A server that is started immediately, and stops when this process ends, however it ends.
+
+    Args:
+        launch: command and address.
+        key: key that clients must send; it is passed in an environment variable, and never written.
+        log: file to which its output is appended, below a line with the command.
+    """
+
+    def __init__(self, launch: Launch, key: str, log: Path) -> None:
+        self.launch, self.log = launch, log
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=launch.url, headers=headers, trust_env=False, timeout=ASK_SECONDS)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as stream:
+            stream.write(f"$ {launch.by_hand}\n".encode())
+            stream.flush()
+            self._begin = stream.tell()
+            command, environment = (f"{PATIENCE:g}", *launch.command), launch.environment(key)
+            self._child = start_module(
+                "proxima.process.guardian", *command, flag="-I", stdout=stream, stderr=stream, env=environment
+            )
+
+    @property
+    def code(self) -> int | None:
+        """Exit code of the server, 128 + N or -N after signal N; None while it runs."""
+        return self._child.process.poll()
+
+    def answers(self) -> bool:
+        """Return True if the server is ready: it is healthy, and serves its model to clients with the key."""
+        try:
+            ready = self._status_is_good("/health") and self._status_is_good("/v1/models")
+        except httpx.HTTPError:
+            return False
+        return ready and self.code is None
+
+    def is_unhealthy(self) -> bool | None:
+        """Return True if a server that has answered before can't recover although its process runs: it reports so, or
+        no longer listens. None: it does not answer, for example because it is busy.
+        """
+        try:
+            return not self._status_is_good("/health")
+        except httpx.ConnectError:
+            return True
+        except httpx.HTTPError:
+            return None
+
+    def _status_is_good(self, path: str) -> bool:
+        """Send a GET and return whether its status is a success; the body is not read."""
+        with self._http.stream("GET", path) as response:
+            return response.is_success
+
+    def output(self) -> str:
+        """The last part of its output since its start."""
+        with self.log.open("rb") as stream:
+            end = stream.seek(0, 2)
+            stream.seek(max(self._begin, end - TAIL))
+            return self.launch.masked(stream.read().decode(errors="replace"))
+
+    def describe_exit(self) -> str:
+        """Describe how it ended, with the line of its log that explains why."""
+        code = self.code or 0
+        code = 128 - code if code - 128 in list(signal.Signals) else code
+        return describe_exit(code, last_error(self.output()))
+
+    def ask_to_stop(self) -> None:
+        """Start stopping all its processes; `stop` waits until they have ended."""
+        self._child.channel.close()
+
+    def stop(self) -> None:
+        """Stop all its processes and wait until they have ended. May be called twice."""
+        self._child.end(3 * PATIENCE)  # if it is killed, the server gets a SIGTERM from the kernel
+        self._http.close()
 
 
 @dataclass(eq=False)
@@ -205,31 +325,6 @@ class Servers:
         return ""
 
 
-def check_serve(kind: str, serve: Serve, *, model: str) -> None:
-    """Check for anything that would prevent the servers from starting, without starting one.
-
-    Raises:
-        FieldError: `executable` or `environment` has no server, `port` is taken, or a variable is not set; fields are
-            relative to `engine.serve`.
-        UserError: proxima can't start this kind, no server is installed, or it can't load the model.
-    """
-    if kind not in LAUNCHES:
-        kinds = ", ".join(LAUNCHES)
-        raise UserError(f"proxima can't start {kind}, only {kinds}", remedy=f"start {kind} yourself and set engine.url")
-    if model.endswith(".gguf"):
-        remedy = "give a Hugging Face folder; `proxima export` and `make demo` write one"
-        raise UserError(f"model.path={model!r}: {kind} is not given .gguf files", remedy=remedy)
-    find_executable(serve, kind)
-    for name, value in serve.variables.items():
-        reason = "must name an environment variable that is set"
-        require(variable_value(value) is not None, f"variables.{name}", value, reason)
-    if serve.port:
-        for port in range(serve.port, serve.port + serve.replicas):
-            if not is_free(port):
-                remedy = f"0 takes a free one; engine.url=http://127.0.0.1:{port} uses a server that is running"
-                raise FieldError("port", serve.port, f"is in use on 127.0.0.1: {port}", remedy=remedy)
-
-
 def start_servers(
     kind: str,
     serve: Serve,
@@ -287,3 +382,24 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def doing(text: str) -> str:
+    """The last line of the log that reads like a sentence, shortened; empty if there is none."""
+    for line in reversed(text.splitlines()):
+        words = _PREFIX.sub("", line).strip()
+        if len(re.findall(r"[A-Za-z]{2,}", words)) > 1 and not words.startswith(("File ", "Traceback", "warnings.")):
+            return shorten(words, 90, placeholder=" …")
+    return ""
+
+
+def last_error(text: str) -> str:
+    """The line that explains why a server died; the last line if none does; empty for an empty log.
+
+    Of several exceptions, the first one since the last start that does not merely wrap another counts.
+    """
+    lines = [words for line in text.splitlines() if (words := _PREFIX.sub("", line).strip())]
+    errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
+    causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
+    memory = [line for line in lines if _KILLED.search(line)]
+    return shorten([*causes, *errors, *memory, *reversed(lines), ""][0], WIDTH, placeholder=" …")

@@ -11,7 +11,7 @@ from typing import Any
 
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data.flow import Group, Prompt, Score
-from proxima.engine.local.engine import Local, collect
+from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData

@@ -3,8 +3,7 @@
 from typing import cast
 
 from proxima.engine.executor import Executor, HookError
-from proxima.engine.protocol import Engine
-from proxima.engine.sleeping_engine import SleepingEngine
+from proxima.engine.protocol import Engine, SleepingEngine
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.loop.publisher import DeviceTurns
 from proxima.runtime.loop.training_loop import RunEnded

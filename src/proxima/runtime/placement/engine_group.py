@@ -13,8 +13,7 @@ from typing import Any
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
-from proxima.engine.serve.launch import LAUNCHES
-from proxima.engine.serve.serve_options import Serve
+from proxima.engine.serve.launch import LAUNCHES, Serve
 from proxima.engine.serve.servers import start_servers
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from proxima.data import FieldError
-from proxima.engine.http.route_rows import RouteShape
+from proxima.engine.http.answer_values import RouteShape
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener

@@ -10,7 +10,7 @@ import torch
 from proxima.data import UserError, require, require_threads
 from proxima.data.columns import Floats
 from proxima.data.flow import Completion, Prompt
-from proxima.engine.local.engine import Local, check_decoder
+from proxima.engine.local.local_engine import Local, check_decoder
 from proxima.engine.process.channel import ProcessSetup
 from proxima.engine.process.shared_weights import SharedWeights, model_as_files
 from proxima.engine.process.supervisor import Supervisor

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,11 +15,9 @@ from proxima.data.columns import Floats
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion
 from proxima.engine.local.decoder import Decoder, padded_rows
-from proxima.engine.local.decoders import decoder_problem
+from proxima.engine.local.decoders import PERTURBED, perturbation, proven_decoder
 from proxima.engine.local.fast_decoder import FastDecoder, supports
-from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local.scheduler import Scheduler
-from proxima.engine.perturbed_decoder import PERTURBED, perturbation
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -32,11 +31,9 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.scoring import score_batches, scored
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
-from proxima.model.proof import Proof, proof_of
 from proxima.model.routing import check_mixture
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
@@ -126,31 +123,6 @@ def check_decoder(model: nn.Module, spec: Local) -> None:
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if spec.routed_experts:
         check_mixture(model.config, "engine.routed_experts", True)
-
-
-def proven_decoder(model: nn.Module, *, fast: bool = True) -> Any:
-    """The first class of decoders, `fast`, general and the one that runs the whole sequence for each token, whose
-    log-probs are proven to be the model's own.
-
-    Raises:
-        UserError: none is; the message has the figures.
-    """
-    return first_proven(proof_of(model), fast=fast and supports(model) is None)
-
-
-def first_proven(proof: Proof, *, fast: bool) -> Any:
-    """`proven_decoder` of the model of a proof."""
-    reasons = list[str]()
-    if fast:
-        if (reason := decoder_problem(FastDecoder, proof)) is None:
-            return FastDecoder
-        reasons.append(f"fast: {reason}")
-
-    for name, decoder in (("general", GeneralDecoder), ("the whole sequence each token", RecomputeDecoder)):
-        if (reason := decoder_problem(decoder, proof)) is None:
-            return decoder
-        reasons.append(f"{name}: {reason}")
-    raise proof.refused(f"no decoder of the local engine gives its log-probs ({'; '.join(reasons)})")
 
 
 def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
@@ -345,3 +317,38 @@ async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completio
     """Return all completions in the order of the requests."""
     completions = {c.key: c async for c in engine.generate(requests)}
     return [completions[request.key] for request in requests]
+
+
+SCORED_ROWS = 512  # of logits in memory at a time
+
+
+def score_batches(requests: Sequence[ScoreRequest], most: int) -> Iterator[list[ScoreRequest]]:
+    """Group requests, in order, into batches with at most `most` input tokens; a larger request is a batch by
+    itself."""
+    batch, room = list[ScoreRequest](), most
+    for request in requests:
+        fed = len(request.prompt_tokens) + max(0, len(request.tokens) - 1)  # the last one predicts nothing
+        if batch and fed > room:
+            yield batch
+            batch, room = [], most
+        batch.append(request)
+        room -= fed
+    if batch:
+        yield batch
+
+
+@torch.no_grad()
+def scored(decoder: Decoder, requests: Sequence[ScoreRequest]) -> list[Floats]:
+    """Log-probs [T] of each request's tokens, float32, nats, at its temperature; 0 counts as 1."""
+    out: list[Floats] = []
+    sequences = [np.concatenate([request.prompt_tokens, request.tokens[:-1]]) for request in requests]
+    for request, hidden in zip(requests, decoder.hidden(sequences), strict=True):
+        states = hidden[len(request.prompt_tokens) - 1 :][: len(request.tokens)]
+        target = torch.tensor(request.tokens, dtype=torch.long, device=hidden.device)[:, None]
+        column = np.empty(len(request.tokens), np.float32)
+        for at in range(0, len(states), SCORED_ROWS):
+            logits = decoder.logits(states[at : at + SCORED_ROWS]).float() / (request.temperature or 1.0)
+            log_prob = logits.log_softmax(1).gather(1, target[at : at + SCORED_ROWS]).squeeze(1)
+            column[at : at + SCORED_ROWS] = log_prob.cpu().numpy()
+        out.append(column)
+    return out
