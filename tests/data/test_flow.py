@@ -11,9 +11,8 @@ from proxima.data import UserError
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.outcomes import Outcomes
-from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.policy_batch import finite_log_prob
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 
 
 def completion(tokens=(5, 6), **changes):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxima.data.shared_paths import LEAST_OPENING, LEAST_SHARED, common_beginning, common_opening, packing_order
+from proxima.data.packed_batch import LEAST_OPENING, LEAST_SHARED, common_beginning, common_opening, packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import tokens_fed
 from tests.model.rows import forked

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from proxima.core import PpoClip, TokenMean
-from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.policy_batch import PolicyBatch
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
 from proxima.training.objectives.policy_objective import PolicyObjective

@@ -17,8 +17,7 @@ from proxima.core.preference import PREFERENCES
 from proxima.core.preference.kto import Kto
 from proxima.core.preference.protocol import wpo_weight
 from proxima.data.packed_batch import pack
-from proxima.data.pairs import PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import PreferencePair, Trajectory
 from proxima.model.policy import Policy
 from proxima.model.scalar_model import ScalarModel, load_scalar_model
 from proxima.training.objectives.policy_objective import PolicyObjective

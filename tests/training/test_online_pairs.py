@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from proxima.core.preference.divergence_pair import Sigmoid
-from proxima.data.pairs import PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import PreferencePair, Trajectory
 from proxima.model.policy import Policy
 from proxima.training.objectives.preference_objective import PreferenceObjective, best_against_worst
 from proxima.training.stack import TrainStack

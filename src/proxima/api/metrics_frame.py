@@ -4,7 +4,7 @@ from typing import Any
 
 import pandas as pd
 
-from proxima.data.suggestions import nearest, suggestion
+from proxima.data.errors import nearest, suggestion
 from proxima.experiments.metric_names import METRIC_ALIASES, canonical_metric
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.families import OFFLINE, Family
 from proxima.data import UserError
+from proxima.data.errors import suggestion
 from proxima.data.json_reader import load_json
-from proxima.data.suggestions import suggestion
 from proxima.experiments.run_reader import Run, read_mapping, read_run
 from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder, existing_run

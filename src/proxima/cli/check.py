@@ -144,7 +144,7 @@ def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]
 def slot_of_kind(kind: str) -> str:
     """The slot whose table has the kind, or whose protocol a class subclasses."""
     from proxima.config.describe import class_at, fields_of, table_of
-    from proxima.data.suggestions import nearest
+    from proxima.data.errors import nearest
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
     if ":" not in kind:

@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            from proxima.data.suggestions import suggestion  # a command without mistakes needs none
+            from proxima.data.errors import suggestion  # a command without mistakes needs none
 
             raise argparse.ArgumentError(
                 action, f"invalid choice: {value!r}; {suggestion(str(value), map(str, action.choices))}"

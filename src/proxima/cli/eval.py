@@ -167,8 +167,8 @@ def compare_sets(
     """
     from dataclasses import asdict
 
+    from proxima.data.errors import suggestion
     from proxima.data.outcomes import METRIC_ALIASES
-    from proxima.data.suggestions import suggestion
     from proxima.evaluation.question_pairs import changed_questions, compare_results, metrics_of
     from proxima.evaluation.results import read_result
     from proxima.view.eval_tables import changed_lines, comparison_rows, comparison_table

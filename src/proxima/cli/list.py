@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.data.errors import UserError
-from proxima.data.suggestions import nearest, suggestion
+from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100

@@ -14,8 +14,7 @@ from proxima.config.resolved import ResolvedValue
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node, is_index
-from proxima.data.errors import FieldError
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import FieldError, suggestion
 from proxima.system.secret_values import HIDDEN
 
 FAILED: Any = object()  # in place of a value that has a problem: the object that contains it is not built

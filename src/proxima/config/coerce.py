@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import options_of
 from proxima.config.tree import COMMAND_LINE, Node
-from proxima.data.suggestions import nearest
+from proxima.data.errors import nearest
 
 NONE = type(None)
 LARGEST = 2**63 - 1  # of an integer: files and tensors have no larger ones

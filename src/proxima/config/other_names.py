@@ -10,7 +10,7 @@ from proxima.config.families import FAMILIES
 from proxima.config.problems import Problem
 from proxima.config.slots import Slot
 from proxima.config.tree import Node
-from proxima.data.suggestions import nearest, suggestion
+from proxima.data.errors import nearest, suggestion
 
 # our field: names in TRL, verl, AReaL; with a section if the name alone is ambiguous
 _NAMES = {

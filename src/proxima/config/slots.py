@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxima.data import require
-from proxima.data.slot import Slot as Slot
+from proxima.data.kinds import Slot as Slot
 
 
 def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:

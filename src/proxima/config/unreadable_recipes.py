@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from proxima.config.problems import ConfigError, one_problem
-from proxima.data.suggestions import nearest
+from proxima.data.errors import nearest
 from proxima.system.recipe_files import shipped_layouts, shipped_recipes, shown_path
 
 _PLAIN = {  # what PyYAML says begins with this: what it means for a recipe

@@ -1,13 +1,15 @@
-"""Checks tensor fields; the error names the field, the dtype or shape found, and the one expected."""
+"""Checks the fields of a dataclass: tensors, choices, and names that a caller gives. The error names the field, what it
+got, and what was expected."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import MISSING, fields
 from functools import cache
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from proxima.data.errors import require
+from proxima.data.errors import NoFieldError, require, suggestion
 
 DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
 DTYPES["id"] = (torch.int8, torch.int16)
@@ -82,3 +84,18 @@ def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str,
             wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
             remedy = " One value per response token: was the last cut off?" if base in ("N", "T") else ""
             raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")
+
+
+def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:
+    """Check names that become fields of a dataclass, except those that the caller fills in (`without`).
+
+    Raises:
+        NoFieldError: a name is not a field (the message suggests the nearest), or a required field is missing.
+    """
+    by_name = {f.name: f for f in fields(cls) if f.init and f.name not in without}
+    for name in given:
+        if name not in by_name:
+            raise NoFieldError(f"{label}: {cls.__name__} has no field {name!r}; {suggestion(name, by_name)}")
+    for name, f in by_name.items():
+        if f.default is MISSING and f.default_factory is MISSING and name not in given:
+            raise NoFieldError(f"{label}: {name} is missing; {cls.__name__} documents it")

@@ -1,8 +1,10 @@
-"""Tables of kinds: a run imports only the specs that its recipe names."""
+"""Tables of kinds, and `Slot`, the annotation of fields that hold one: a run imports only the specs that its recipe
+names."""
 
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 
 class Kinds(Mapping[str, type]):
@@ -43,3 +45,23 @@ class Kinds(Mapping[str, type]):
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return issubclass(cls, tuple(cls for cls in classes if cls is not None))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
+
+    Args:
+        table: the dict of kinds; imported when a recipe is resolved, never before.
+        many: the field holds a tuple of specs.
+        default: the kind if a recipe names none, and for a list the kind of each entry that names none; None keeps the
+            field's own default.
+        aliases: table of other names for the kinds, as used by the peers.
+        presets: table of names that each expand to several specs; needs `many`.
+    """
+
+    table: str
+    many: bool = False
+    default: str | None = None
+    aliases: str | None = None
+    presets: str | None = None

@@ -31,9 +31,11 @@ from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
 from proxima.data.routed_experts import packed_experts
 from proxima.data.sampling_mask import packed_masks
-from proxima.data.shared_paths import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
+
+LEAST_SHARED = 16  # with fewer shared tokens, a path is fed from its prompt on
+LEAST_OPENING = 64  # with fewer shared tokens, a prompt is fed whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,3 +275,46 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
 
 def _prefix_sum(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
+
+
+def common_beginning(before: Trajectory, item: Trajectory) -> int:
+    """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`,
+    or if they are not paths of episodes. The last token of a response, which is not fed, is not counted."""
+    if before.sampled is None or item.sampled is None:
+        return 0
+    length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
+    same = before.tokens[:length] == item.tokens[:length]
+    count = _agreeing(same, before.routed_experts, item.routed_experts, 1)
+    return count if count >= LEAST_SHARED else 0
+
+
+def common_opening(before: Trajectory, item: Trajectory) -> int:
+    """Count the leading tokens that two prompts share and send to the same experts, usually a system prompt or
+    examples; 0 if fewer than `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is
+    not counted."""
+    length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
+    if length < LEAST_OPENING:
+        return 0
+    same = before.prompt_tokens[:length] == item.prompt_tokens[:length]
+    count = _agreeing(same, before.prompt_routed_experts, item.prompt_routed_experts, 0)
+    return count if count >= LEAST_OPENING else 0
+
+
+def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDArray[Any] | None, first: int) -> int:
+    """Count the leading tokens that are the `same` and go to the same experts, whose rows start at `first`."""
+    if (routes is None) != (others is None):
+        return 0
+    if routes is not None and others is not None:
+        span = slice(first, first + len(same))
+        same &= (routes[span] == others[span]).all((1, 2))
+    return len(same) if same.all() else int(same.argmin())
+
+
+def packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
+    """The order in which items of these sequences are packed: unchanged, except for paths of episodes. Those with the
+    longest common beginnings become neighbours: by group, in order of first appearance, then by tokens."""
+    if all(sequence.sampled is None for sequence, *_ in items):
+        return range(len(items))
+    place: dict[int, int] = {}
+    keys = [(place.setdefault(path.group, i), path.tokens.tobytes()) for i, (path, *_) in enumerate(items)]
+    return sorted(range(len(items)), key=keys.__getitem__)

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, require
 from proxima.data.episode import ToolCall
-from proxima.data.errors import abbreviated
+from proxima.data.errors import abbreviated, suggestion
 from proxima.data.json_reader import load_json
-from proxima.data.suggestions import suggestion
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of

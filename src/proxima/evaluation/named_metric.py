@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.data.suggestions import nearest, suggestion
+from proxima.data.errors import nearest, suggestion
 from proxima.evaluation.headline import Headline
 from proxima.evaluation.intervals import bound_keys
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError, require
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES, data_suffix
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.data import UserError
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.evaluation.headline import REWARD, Headline
 from proxima.experiments.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.experiments.metric_names import canonical_metric

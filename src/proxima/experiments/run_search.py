@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.data.suggestions import nearest
+from proxima.data.errors import nearest
 from proxima.experiments.run_reader import read_mapping
 from proxima.runtime.state.folder import RunFolder
 from proxima.system.damaged_files import reading

@@ -20,7 +20,7 @@ from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe, read_yaml
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, merge
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.experiments.sweep_plan import Sweep, SweepCell
 from proxima.system.recipe_files import find_recipe, shown_path
 

@@ -13,7 +13,7 @@ from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.core.value import value_metrics
 from proxima.data import NoFieldError
-from proxima.data.field_names import check_names
+from proxima.data.field_checks import check_names
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
 from proxima.laws.law import Violation, require_close, require_that

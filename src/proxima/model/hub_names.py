@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from proxima.data import FieldError
-from proxima.data.suggestions import nearest
+from proxima.data.errors import nearest
 from proxima.model.files import local_place
 
 # folder names with which no name on the hub begins

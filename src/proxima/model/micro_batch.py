@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proxima.data.shared_paths import common_beginning, common_opening
+from proxima.data.packed_batch import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 
 Items = Sequence[Sequence[Trajectory]]

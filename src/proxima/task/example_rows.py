@@ -21,8 +21,7 @@ import numpy as np
 from proxima.data import FieldError, OverLengthError, UserError, require
 from proxima.data.columns import LARGEST, Bools
 from proxima.data.flow import Message
-from proxima.data.pairs import LabeledCompletion, PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.model.chat import Tokenizer, is_begun, prompt_tokens
 from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
 from proxima.task.prompts import row_arguments, row_messages

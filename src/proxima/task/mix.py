@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import FieldError, require
-from proxima.data.kinds import Kinds
+from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
-from proxima.data.slot import Slot
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks, play_of, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory

@@ -17,8 +17,7 @@ from torch import Tensor
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.data.flow import REPAIR
-from proxima.data.packed_batch import PackedBatch, pack
-from proxima.data.shared_paths import packing_order
+from proxima.data.packed_batch import PackedBatch, pack, packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import HostCopies
 from proxima.engine.protocol import Engine, ScoreRequest, close_engine

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
-from proxima.data.shared_paths import packing_order
+from proxima.data.packed_batch import packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.model.packed_model import PackedModel

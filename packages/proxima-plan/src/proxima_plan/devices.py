@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from proxima.data import UserError
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.system.machine import gemm_rate, memory_bytes
 
 GIB = 2**30

@@ -34,8 +34,8 @@ from proxima.config.yaml_dump import dump
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
 from proxima.data import UserError, require
+from proxima.data.errors import nearest
 from proxima.data.policy_batch import PolicyBatch
-from proxima.data.suggestions import nearest
 
 LONGEST, MOST_KEYS = 100, 32  # characters of a key or a text; keys of a config
 FIELDS = ("surrogate", "correction", "penalty", "aggregate", "proximal")  # of an `algorithm`, for `loss_fn_config`

@@ -173,7 +173,7 @@ def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence
 def _parts(name: str) -> tuple["Part", ...]:
     """The parts of a source, or the one part of that name."""
     from proxima.config.problems import one_problem
-    from proxima.data.suggestions import suggestion
+    from proxima.data.errors import suggestion
     from proxima.prepare.catalog import SOURCES
 
     if name in SOURCES:

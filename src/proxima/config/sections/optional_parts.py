@@ -20,8 +20,8 @@ from proxima.core import SELECTIONS
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction.score_centering import ScoreCentering
 from proxima.data import FieldError, UserError
+from proxima.data.errors import suggestion
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
-from proxima.data.suggestions import suggestion
 from proxima.engine.protocol import Sampling
 from proxima.evaluation.estimators import powers_of_two
 from proxima.evaluation.intervals import PART

@@ -8,8 +8,7 @@ from proxima.config.sections.offline_section import PairConfig
 from proxima.config.slots import Slot
 from proxima.core.preference.kto import Kto
 from proxima.data import require
-from proxima.data.pairs import LabeledCompletion, PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.task.example_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row
 from proxima.training.objectives.preference_objective import PreferenceObjective

@@ -10,7 +10,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.slots import Slot, require_at_least
 from proxima.data import FieldError, renamed, require, within
-from proxima.data.suggestions import nearest_divisor
+from proxima.data.errors import nearest_divisor
 from proxima.model.adapter_folder import BaseModel, base_of
 from proxima.model.files import is_adapter
 from proxima.model.hub_names import is_at_hand

@@ -10,8 +10,7 @@ from proxima.config.sections.model_section import ModelConfig, has_score
 from proxima.config.sections.offline_section import PairConfig
 from proxima.data import require
 from proxima.data.columns import LARGEST
-from proxima.data.pairs import PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import PreferencePair, Trajectory
 from proxima.task.example_rows import PairColumns
 from proxima.task.protocol import Row
 

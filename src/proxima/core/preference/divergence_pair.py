@@ -98,7 +98,12 @@ class Hinge(DivergencePair):
 
 @dataclass(frozen=True)
 class ExoPair(DivergencePair):
-    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε), ε > 0. Source: EXO, arXiv 2402.00856, Eq. 16."""
+    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε), ε > 0.
+
+    Args:
+        label_smoothing: ε, the share of flipped labels, in (0, .5).
+    Source: EXO, arXiv 2402.00856, Eq. 16.
+    """
 
     label_smoothing: float = 1e-3
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxima.data import FieldError, require
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.environment.protocol import Environment, Reply
 from proxima.system.packages import require_package
 

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import require
-from proxima.data.suggestions import nearest_divisor
+from proxima.data.errors import nearest_divisor
 from proxima.model.grouped_experts import OtherWeights, stacked_experts
 from proxima.model.parallel.exchange import exchange
 from proxima.model.parallel.mesh import Meshes

@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from proxima.data import FieldError, require
-from proxima.data.suggestions import nearest_divisor
+from proxima.data.errors import nearest_divisor
 from proxima.model.parallel.exchange import add_parts
 from proxima.model.parallel.experts import expert_count, split_rows, with_own_rows
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors

@@ -7,8 +7,8 @@ from typing import Any, get_args
 import numpy as np
 from starlette.exceptions import HTTPException
 
+from proxima.data.errors import suggestion
 from proxima.data.flow import Completion, FinishReason, Group, Prompt
-from proxima.data.suggestions import suggestion
 from proxima.reward.base import unscored
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.jsonl import utf8

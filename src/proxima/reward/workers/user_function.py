@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.process.user_code import import_user_module
 
 sources: dict[str, str | None] = {}  # by file or module: its text when the run started; filled only in a worker

@@ -19,8 +19,7 @@ from proxima.data import UserError, require
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Key
 from proxima.data.packed_batch import PackedBatch
-from proxima.data.pairs import LabeledCompletion, PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.transfer import to_device
 from proxima.model.packed_model import TokenOutputs
 from proxima.training.objectives.policy_objective import first_forward

@@ -17,8 +17,7 @@ from safetensors.numpy import save
 from proxima.core.preference.two_sided import Sft
 from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.data.pairs import LabeledCompletion, PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.evaluation.preference_metrics import ComparedItem, preference_metrics
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy

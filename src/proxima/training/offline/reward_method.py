@@ -12,8 +12,7 @@ from torch import Tensor
 from proxima.core import RewardLoss
 from proxima.core.loss import Loss
 from proxima.data.packed_batch import PackedBatch
-from proxima.data.pairs import PreferencePair
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import PreferencePair, Trajectory
 from proxima.evaluation.pair_metrics import ScoredPair, pair_metrics
 from proxima.model.packed_model import TokenOutputs
 from proxima.model.pretrained import LoadedModel

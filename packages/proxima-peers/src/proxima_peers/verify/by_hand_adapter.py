@@ -17,7 +17,7 @@ from proxima.config.tree import Source, node_of
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
 from proxima.laws.by_hand import TOLERANCE, numbers_by_hand
 from proxima_peers.verify.record import Attempt, Record, UnsupportedRecord
 from proxima_peers.verify.record_steps import RECORD_STEPS, SLOTS

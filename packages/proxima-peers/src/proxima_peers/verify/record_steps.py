@@ -14,8 +14,8 @@ from proxima.core import health, merge_metrics, mismatch_metrics
 from proxima.core.preference.protocol import PreferencePairs
 from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
 from proxima.data import NoFieldError
-from proxima.data.field_names import check_names
-from proxima.data.suggestions import suggestion
+from proxima.data.errors import suggestion
+from proxima.data.field_checks import check_names
 from proxima.laws.by_hand import (
     LOSS_SLOTS,
     STEPS,

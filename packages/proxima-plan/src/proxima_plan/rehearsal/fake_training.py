@@ -13,9 +13,8 @@ from proxima.config.families import family_name, family_of_config
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import replays_sampling_masks
 from proxima.core.distillation import Distillation
-from proxima.data.pairs import LabeledCompletion, PreferencePair
 from proxima.data.sampling_mask import SamplingMask
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.model import model_source, scalar_model
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.lora import Lora
