@@ -123,11 +123,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Fork engine processes and sweep runs from a process that has imported torch; the list receives them."""
     from proxima.experiments import sweep_runner
-    from proxima.process import start
+    from proxima.process import children
     from tests.warm import forked_subprocess
 
     started: list[Any] = []
-    for module in (start, sweep_runner):
+    for module in (children, sweep_runner):
         monkeypatch.setattr(module, "subprocess", forked_subprocess(started))
     return started
 

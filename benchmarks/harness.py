@@ -178,7 +178,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the processor, cores, memory, GPUs if there are any, and the load before the sides started."""
-    from proxima.system.environment import describe_environment
+    from proxima.system.machine import describe_environment
 
     environment = describe_environment(0)
     gpus = [name for name in environment["torch"]["devices"] if name != "cpu"]

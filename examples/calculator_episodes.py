@@ -16,7 +16,7 @@ from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools
 from proxima.rollout.episodes.played import with_instructions
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 from proxima.task.prompts import with_system
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from proxima.environment import hosts
 from proxima.environment.interface import HOST_PROCESS
-from proxima.process.start import Child
+from proxima.process.children import Child
 from proxima.process.worker import ForkServer, Worker
 from proxima.reward.math.symbolic import Math
 from proxima.reward.workers import pool

@@ -54,7 +54,7 @@ def campaign(
         root: a folder for the runs.
         file: gets a line of JSON for each run.
     """
-    from proxima.process import start as starting
+    from proxima.process import children as starting
     from tests.runtime.episode_world import MARK
     from tests.warm import address, forked_subprocess
 

@@ -31,7 +31,7 @@ class Pair:
 
 def pairs() -> list[Pair]:
     """Pair each layout with the recipes whose name is its family or begins with it."""
-    from proxima.system.recipe_files import shipped_layouts, shipped_recipes
+    from proxima.system.user_files import shipped_layouts, shipped_recipes
 
     combined = []
     for layout in shipped_layouts():

@@ -17,7 +17,7 @@ from benchmarks import harness, long_tail
 from benchmarks.__main__ import CLAIMS
 from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
-from proxima.process import start as starting
+from proxima.process import children as starting
 from proxima.runtime.watch.activity import Activity
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.warm_rehearsals import WarmExecutor

@@ -12,7 +12,7 @@ from proxima.config.presets import ALGORITHMS
 from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
 from proxima.engine.protocol import Sampling
-from proxima.system.recipe_files import shipped_layouts, shipped_recipes
+from proxima.system.user_files import shipped_layouts, shipped_recipes
 
 
 @pytest.fixture(scope="module")

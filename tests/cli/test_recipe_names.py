@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.system.recipe_files import shipped_folder
+from proxima.system.user_files import shipped_folder
 from tests.reward.make import completions, prompt
 
 

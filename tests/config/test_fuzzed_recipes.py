@@ -7,7 +7,7 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.config.resolution import resolve
-from proxima.system.recipe_files import shipped_recipes
+from proxima.system.user_files import shipped_recipes
 from tests.campaigns import campaign
 
 VALUES = (

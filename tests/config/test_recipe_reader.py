@@ -14,7 +14,7 @@ from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.resolution import resolve
 from proxima.config.slots import Slot
 from proxima.config.tree import merge
-from proxima.system.recipe_files import shown_path
+from proxima.system.user_files import shown_path
 from tests.refusals import refused
 
 NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"

@@ -25,7 +25,7 @@ from proxima.cli.main import main
 from proxima.config.resolution import resolve
 from proxima.experiments.sweep_file import read_sweep
 from proxima.prepare.catalog import SOURCES
-from proxima.system import recipe_files
+from proxima.system import user_files
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.conftest import few_cases, quick_machine  # noqa: F401
 from tests.cli.warm_rehearsals import WarmExecutor
@@ -212,7 +212,7 @@ def here(checkout, tmp_path, monkeypatch, few_cases, quick_machine):  # noqa: F8
     top = tmp_path / "proxima"
     shutil.copytree(checkout, top, symlinks=True)
     monkeypatch.chdir(top)
-    monkeypatch.setattr(recipe_files, "shipped_folder", lambda: top / "recipes")
+    monkeypatch.setattr(user_files, "shipped_folder", lambda: top / "recipes")
     monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -278,7 +278,7 @@ class Shell:
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if words[0] in ("train", "explain", "plan", "submit"):
-            if words[1] in recipe_files.shipped_recipes():
+            if words[1] in user_files.shipped_recipes():
                 given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
                 resolve(words[1], given, root=None)
             else:

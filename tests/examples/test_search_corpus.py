@@ -12,7 +12,7 @@ from proxima.environment.search import Search
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 
 CORPUS = Path("runs/search_corpus")
 

@@ -5,7 +5,7 @@ import torch
 
 from proxima.engine.local.decoder import Matrix, packs_bfloat16
 from proxima.kernels.compiled import PRODUCTS, has_tiles, unavailable
-from proxima.kernels.linear import tile_linear
+from proxima.kernels.decode_step import tile_linear
 
 pytestmark = pytest.mark.skipif(
     bool(unavailable(PRODUCTS)) or not has_tiles() or not packs_bfloat16(), reason="no AMX, or no compiler"

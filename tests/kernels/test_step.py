@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from proxima.engine.local.decoder import cached_attention, reach_mask
 from proxima.engine.local.fast_decoder import FastDecoder
 from proxima.kernels.compiled import PRODUCTS, unavailable
-from proxima.kernels.step import step_kernels
+from proxima.kernels.decode_step import step_kernels
 from tests.engine.helpers import threads
 from tests.model.rows import ids, loaded
 from tests.model.test_fused_backbone import model_of
@@ -148,5 +148,5 @@ def test_a_rows_bits_depend_on_that_row_alone():
 def test_no_kernels_for_other_shapes(monkeypatch):
     narrow = loaded("llama").model
     assert FastDecoder(narrow, torch.bfloat16).kernels is None  # heads of 8 numbers
-    monkeypatch.setattr("proxima.kernels.step.unavailable", lambda instructions: "no compiler")
+    monkeypatch.setattr("proxima.kernels.decode_step.unavailable", lambda instructions: "no compiler")
     assert step_kernels(32, 9) is None

@@ -15,7 +15,7 @@ from proxima.prepare.locate import locate_files
 from proxima.prepare.pipeline import prepare, refuse_existing
 from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.write_files import COLUMNS
-from proxima.system.atomic_folders import atomic_folder
+from proxima.system.atomic_files import atomic_folder
 from proxima.task.local_files import PREPARED
 
 from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, PARTS, gsm8k_folder, lines, table, write_dapo

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from proxima.process.lines import LineChannel
+from proxima.process.messages import LineChannel
 
 
 @pytest.fixture

@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from proxima.process.keeper import KeptWorker
-from proxima.process.kill import describe_exit
+from proxima.process.children import describe_exit, start_module
 from proxima.process.program import LINE_BYTES, Program, ProgramFailed
-from proxima.process.start import start_module
-from proxima.process.worker import ForkServer
+from proxima.process.worker import ForkServer, KeptWorker
 from tests.processes import assert_all_end, eventually, family, is_stopped
 
 pytestmark = pytest.mark.slow  # processes
@@ -26,7 +24,7 @@ STARTS = {
 PARENT = """
 import sys
 from proxima.process.program import Program
-from proxima.process.start import start_module
+from proxima.process.children import start_module
 from proxima.process.worker import ForkServer
 OPTIONS = {"warm_ups": [], "restricted": False, "memory_mb": 0}
 %s

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from proxima.process.start import START
+from proxima.process.children import START
 from tests.engine.serve.programs import LONG
 from tests.processes import eventually
 

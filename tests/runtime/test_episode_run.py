@@ -12,7 +12,7 @@ from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.evaluation.eval_run import run_eval
 from proxima.evaluation.question_sets import load_suites, recipe_suites
-from proxima.process import start as starting
+from proxima.process import children as starting
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 
 from proxima.model.load import load
 from proxima.model.save import save
-from proxima.system.atomic_folders import atomic_folder
+from proxima.system.atomic_files import atomic_folder
 
 
 def modes(folder):

@@ -5,7 +5,7 @@ from proxima.evaluation.intervals import wilson_interval
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.observer import RunInfo
-from proxima.system.environment import describe_environment
+from proxima.system.machine import describe_environment
 from proxima.training.batch_builder import CompletionRecord
 from tests.experiments.runs import answered, make_run, step
 

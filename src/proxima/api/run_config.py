@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.runtime.placement.process_group import check_before_imports, places_ranks
 from proxima.runtime.resume.refuse import refuse_dropped_settings
 from proxima.runtime.state.folder import existing_run
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 
 
 def resolve_run(

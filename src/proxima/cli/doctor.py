@@ -30,8 +30,7 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from proxima.kernels.compiled import kernels_in_words
-    from proxima.system.environment import package_version
-    from proxima.system.machine import gemm_rate, memory_bytes, usable_cores
+    from proxima.system.machine import gemm_rate, memory_bytes, package_version, usable_cores
     from proxima.version import __version__
 
     cuda = torch.cuda

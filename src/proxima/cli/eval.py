@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.cli.output import FORMAT, Format, chosen_format, print_json
 from proxima.cli.parameters import Argument
 from proxima.data import FieldError, UserError
-from proxima.system.recipe_files import FILE
+from proxima.system.user_files import FILE
 
 if TYPE_CHECKING:
     from proxima.data.flow import Group

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.config.estimate import StepEstimate

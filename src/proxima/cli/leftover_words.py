@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from proxima.config.describe import fields_of
 from proxima.config.families import FAMILIES
 from proxima.data.errors import UserError
-from proxima.system.recipe_files import FILE
+from proxima.system.user_files import FILE
 
 
 def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:

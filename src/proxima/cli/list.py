@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from proxima.cli.output import AsJson, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError, nearest, suggestion
-from proxima.system.recipe_files import FILE, shipped_layouts, shipped_recipes
+from proxima.system.user_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
 SLOT = "one slot, or one kind, with fields; default: all slots, one line per kind"

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from proxima.cli.parameters import Argument
 from proxima.data.errors import require
-from proxima.system.recipe_files import find_recipe, shipped_recipes
+from proxima.system.user_files import find_recipe, shipped_recipes
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
 OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: a recipe over it"

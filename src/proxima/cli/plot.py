@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.cli.output import Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.experiments.divergences import Calibration

@@ -104,7 +104,7 @@ def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path
 
 def recipe_there(recipe: str, folder: Path | None) -> str:
     """The name of the recipe in the job: a local file by its path in the copy, or by its absolute path."""
-    from proxima.system.recipe_files import find_recipe, shipped_recipes
+    from proxima.system.user_files import find_recipe, shipped_recipes
 
     path = find_recipe(recipe).absolute()
     if recipe in shipped_recipes() and not Path(recipe).exists():

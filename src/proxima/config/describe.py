@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from proxima.config.field_help import documented
 from proxima.config.slots import Slot
 from proxima.data.kinds import Kinds
-from proxima.process.user_code import import_user_module
+from proxima.system.user_modules import import_user_module
 
 
 @dataclass(frozen=True)

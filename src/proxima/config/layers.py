@@ -8,7 +8,7 @@ from proxima.config.describe import NO_FIELD, FieldInfo, fields_of, kinds_of, ro
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Node, Source, merge, node_of
-from proxima.system.recipe_files import FILE
+from proxima.system.user_files import FILE
 
 
 def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node:

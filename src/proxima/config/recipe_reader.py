@@ -17,8 +17,7 @@ from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge
 from proxima.config.unreadable_recipes import no_text, not_yaml
-from proxima.system.recipe_files import find_recipe, shipped_recipes, shown_path
-from proxima.system.text_files import read_text
+from proxima.system.user_files import find_recipe, read_text, shipped_recipes, shown_path
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
 

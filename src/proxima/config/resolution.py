@@ -21,7 +21,7 @@ from proxima.config.resolved import Resolved
 from proxima.config.run_models import with_run_models
 from proxima.config.schema import RunConfig
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge, node_of
-from proxima.system.recipe_files import find_recipe, shown_path
+from proxima.system.user_files import find_recipe, shown_path
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
 Recipe = str | Path | Mapping[str, Any]

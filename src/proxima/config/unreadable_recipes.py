@@ -6,7 +6,7 @@ import yaml
 
 from proxima.config.problems import ConfigError, one_problem
 from proxima.data.errors import nearest
-from proxima.system.recipe_files import shipped_layouts, shipped_recipes, shown_path
+from proxima.system.user_files import shipped_layouts, shipped_recipes, shown_path
 
 _PLAIN = {  # what PyYAML says begins with this: what it means for a recipe
     "mapping values are not allowed here": "a `:` where no field can begin: indent the fields of a section alike, and "

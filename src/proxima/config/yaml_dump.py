@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import is_index
-from proxima.system.recipe_files import shown_path
+from proxima.system.user_files import shown_path
 
 Lines = list[tuple[str, str | None]]  # each with the comment that follows it
 

@@ -16,11 +16,10 @@ from typing import Any, Protocol
 
 from proxima.data import FieldError, require
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.kill import describe_exit, kill_group
+from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
-from proxima.process.start import ENDS_WITH_US
-from proxima.process.user_code import user_module_file
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
+from proxima.system.user_modules import user_module_file
 
 AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")

@@ -19,8 +19,7 @@ from typing import Any
 from proxima.data.episode import ToolCall
 from proxima.data.flow import Message
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
-from proxima.process.keeper import KeptWorker, WorkerQueue
-from proxima.process.worker import START_SECONDS, ForkServer, Worker
+from proxima.process.worker import START_SECONDS, ForkServer, KeptWorker, Worker, WorkerQueue
 
 
 class EnvironmentFailure(Exception):

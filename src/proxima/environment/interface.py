@@ -21,9 +21,8 @@ from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of
 from proxima.environment.tool_schemas import tool_problem
-from proxima.process.keeper import KeptWorker
-from proxima.process.user_code import import_user_module
-from proxima.process.worker import JobResult, Worker
+from proxima.process.worker import JobResult, KeptWorker, Worker
+from proxima.system.user_modules import import_user_module
 
 HOST_PROCESS = "proxima.environment.host_process"
 SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"

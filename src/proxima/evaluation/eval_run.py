@@ -34,8 +34,8 @@ from proxima.model.template_clock import current_clock
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.system.atomic_files import atomic_writer, write_atomic
-from proxima.system.environment import describe_environment, package_version
 from proxima.system.jsonl import dumps
+from proxima.system.machine import describe_environment, package_version
 from proxima.task import TASKS
 from proxima.task.prompts import EVAL_UID
 

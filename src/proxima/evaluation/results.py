@@ -22,7 +22,7 @@ from proxima.data.flow import Group
 from proxima.data.json_reader import load_json
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.votes import canonical
-from proxima.system.damaged_files import check_columns, reading
+from proxima.system.damage import check_columns, reading
 from proxima.system.jsonl import utf8
 
 FORMAT = "proxima evaluation 1"

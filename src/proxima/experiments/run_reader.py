@@ -18,8 +18,8 @@ from proxima.experiments.metric_names import canonical_metric
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.summary import Summary, tokens_per_second
 from proxima.runtime.watch.observer import Record
-from proxima.system.damaged_files import reading
-from proxima.system.recipe_files import shown_path
+from proxima.system.damage import reading
+from proxima.system.user_files import shown_path
 
 # An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.
 AXES: dict[str, str | None] = {

@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.data.errors import nearest
 from proxima.experiments.run_reader import read_mapping
 from proxima.runtime.state.folder import RunFolder
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 
 MOST_FOLDERS = 10_000  # searched for runs
 

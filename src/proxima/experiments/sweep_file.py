@@ -22,7 +22,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, merge
 from proxima.data.errors import suggestion
 from proxima.experiments.sweep_plan import Sweep, SweepCell
-from proxima.system.recipe_files import find_recipe, shown_path
+from proxima.system.user_files import find_recipe, shown_path
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
 RESERVED = {"seed": "use seeds: [1, 2, 3]", "folder": "each run gets one below the sweep's own"}

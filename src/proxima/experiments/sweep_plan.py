@@ -19,7 +19,7 @@ from proxima.config.scalars import in_one_line
 from proxima.config.tree import Node
 from proxima.config.validate import check
 from proxima.system.machine import usable_cores
-from proxima.system.recipe_files import shown_path
+from proxima.system.user_files import shown_path
 
 
 @dataclass(frozen=True, kw_only=True)

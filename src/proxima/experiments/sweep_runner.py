@@ -23,15 +23,15 @@ from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
-from proxima.process.kill import describe_exit, kill_group, wait_or_kill
+from proxima.process.children import describe_exit, kill_group, wait_or_kill
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
 from proxima.runtime.watch.interrupt import signals_handled
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
-from proxima.system.environment import describe_environment
 from proxima.system.full_disk import is_disk_full
 from proxima.system.jsonl import dumps
+from proxima.system.machine import describe_environment
 
 POLL = 0.5  # seconds between two polls of the runs
 SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails

@@ -1,5 +1,5 @@
 """The operations of a bf16 training pass between its matrix products, on contiguous CPU tensors, in as few passes over
-memory as possible. Widths are multiples of LANES, head dimensions of HEAD, of `proxima.kernels`."""
+memory as possible."""
 
 import ctypes
 from functools import cache
@@ -12,6 +12,7 @@ from torch import Tensor
 from proxima.kernels.compiled import functions, has_tiles, library, unavailable
 
 HERE = Path(__file__).parent
+LANES, HEAD = 16, 32  # widths are multiples of the one, head dimensions of the other
 PARTS = 16  # parts in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h

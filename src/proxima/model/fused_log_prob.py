@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from proxima.kernels import LANES
-from proxima.kernels.train_pass import TrainKernels, train_kernels
+from proxima.kernels.train_pass import LANES, TrainKernels, train_kernels
 
 COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of this many tokens
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from proxima.data.packed_batch import PackedBatch
-from proxima.kernels import LANES
+from proxima.kernels.train_pass import LANES
 from proxima.model.blockwise_log_prob import blockwise_log_prob
 from proxima.model.fused_log_prob import fused_log_prob
 from proxima.model.kept_tokens import KeptTokens

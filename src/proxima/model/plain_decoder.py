@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
-from proxima.kernels import HEAD, LANES
+from proxima.kernels.train_pass import HEAD, LANES
 
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 

@@ -11,7 +11,7 @@ from proxima.data import UserError
 from proxima.model.hub_names import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import is_data_file
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 from proxima.task.file_formats import SUFFIXES
 
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named

@@ -19,7 +19,7 @@ from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.write_files import Outcome, SplitData, write_lists, write_tables
-from proxima.system.atomic_folders import atomic_folder
+from proxima.system.atomic_files import atomic_folder
 
 HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback

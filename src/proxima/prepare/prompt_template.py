@@ -5,7 +5,7 @@ from pathlib import Path
 
 from proxima.data import FieldError
 from proxima.data.flow import Message
-from proxima.system.text_files import read_text
+from proxima.system.user_files import read_text
 from proxima.task.prompts import with_system
 from proxima.task.protocol import user_message
 from proxima.task.template import fill, require_question_template

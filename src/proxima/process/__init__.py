@@ -1,17 +1,15 @@
 """Other processes: how they start, what they may use, what they say, and that none of them outlives the run.
 
-    start          a module in another process, a `Child` with a socket to it, that ends when this process does
+    children       starts a module in another process, a `Child` with a socket to it, that ends when this process does;
+                   kills a group or a tree; says what an exit code means
     entry          the first thing in such a process, and in those below it
-    kill           a group, a tree; what an exit code means
     limits         memory, files, and what code may not do
-    worker         killable workers for code that may hang or crash; `fork_server` forks them, and is kept running
-    keeper         keeps workers running: one that died is replaced; calls queue for them
+    worker         killable workers for code that may hang or crash; `fork_server` forks them, and is kept running; one
+                   that died is replaced, and calls queue for them
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us, or answers requests of JSON-RPC
     guardian       runs a command, such as a server, and leaves nothing of it behind
-    lines          lines of JSON over a socket, each read until a deadline
-    values         values as JSON that restores their types
-    user_code      imports what a recipe names
+    messages       lines of JSON over a socket, each read until a deadline; values as JSON that restores their types
 
 Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,
 `environment` and the rooms above.

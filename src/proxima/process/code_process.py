@@ -19,8 +19,7 @@ from itertools import islice
 from typing import Any
 
 from proxima.process.limits import confine, limit
-from proxima.process.lines import LineChannel
-from proxima.process.values import decode, encode
+from proxima.process.messages import LineChannel, decode, encode
 
 LONGEST = 1_000_000  # items of an iterator
 FILE_BYTES = 16 << 20  # of a file, and of the standard output

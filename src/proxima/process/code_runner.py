@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from proxima.process.start import ONE_THREAD, Child, start_module
+from proxima.process.children import ONE_THREAD, Child, start_module
 
 
 @contextmanager

@@ -20,10 +20,10 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from proxima.process.children import adopt_orphans, kill_children
 from proxima.process.entry import end_with_parent
-from proxima.process.kill import adopt_orphans, kill_children
 from proxima.process.limits import confine, limit, limit_growth
-from proxima.process.lines import LineChannel
+from proxima.process.messages import LineChannel
 
 
 def fork_server(control: LineChannel) -> None:

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 
+from proxima.process.children import adopt_orphans, kill_children, wait_or_kill
 from proxima.process.entry import end_with_parent
-from proxima.process.kill import adopt_orphans, kill_children, wait_or_kill
 
 BEAT = 0.1  # seconds between checks that command and parent are still there
 

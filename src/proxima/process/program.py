@@ -10,9 +10,8 @@ from contextlib import suppress
 from itertools import count
 from typing import IO, Any
 
-from proxima.process.kill import describe_exit, kill_group, wait_or_kill
-from proxima.process.lines import parse_line
-from proxima.process.start import ENDS_WITH_US
+from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group, wait_or_kill
+from proxima.process.messages import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message
 EXIT_SECONDS = 10.0  # between the end of its output and its own, on a busy machine

@@ -9,7 +9,7 @@ from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import validated
 from proxima.reward.math.marked import last_tagged
 from proxima.reward.pooled import Job, PooledReward
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, UserError, require
 from proxima.model.hub_names import hub_is_reachable
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 from proxima.task.column_mapping import ColumnMapping
 from proxima.task.file_formats import SUFFIXES, data_suffix
 from proxima.task.local_files import Files

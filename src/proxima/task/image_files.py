@@ -10,7 +10,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.flow import MARK
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from proxima.data import FieldError, require
 from proxima.data.errors import suggestion
 from proxima.data.random import mix
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 from proxima.task.template import as_text
 

@@ -26,7 +26,7 @@ from proxima.model.files import ADAPTER_CONFIG
 from proxima.model.parallel.sharded import fill_weight
 from proxima.model.save import save, save_trained
 from proxima.system.atomic_files import flush_to_disk, ordinary_modes
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.training.optimizer import sharded_as
 from proxima.training.stack import TrainStack

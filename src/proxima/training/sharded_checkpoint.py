@@ -38,7 +38,7 @@ from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.save import save_settings
 from proxima.system.atomic_files import flush_to_disk
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.system.full_disk import as_disk_full
 from proxima.training.checkpoint import (
     VALUE_HEAD,

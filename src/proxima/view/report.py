@@ -17,7 +17,7 @@ from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
 from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import of_questions, why_unknown

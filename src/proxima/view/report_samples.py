@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.view.episode_lines import shown_messages
 from proxima.view.formatting import fixed, shortened, signed
 from proxima.view.thumbnails import thumbnails

@@ -16,7 +16,7 @@ from proxima.kernels import compiled
 from proxima.runtime.resume.rewind import rewind_folder
 from proxima.runtime.state.folder import RunFolder
 from proxima.system import atomic_files as files
-from proxima.system.environment import describe_environment
+from proxima.system.machine import describe_environment
 
 
 def train(step, **more):

@@ -19,7 +19,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.view.report import write_report
 from tests.campaigns import campaign
 from tests.runtime.runs import RUNS

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.system.full_disk import sqlite_disk_full
 
 VERSION = 3

@@ -36,9 +36,8 @@ from proxima.model.pretrained import DTYPES, LoadedModel, load_config, require_l
 from proxima.model.save import save_trained
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.disk import Disk
-from proxima.system.atomic_files import write_atomic
-from proxima.system.atomic_folders import atomic_folder
-from proxima.system.checksum import Checksum, damage_beside_checksums, write_checksums
+from proxima.system.atomic_files import atomic_folder, write_atomic
+from proxima.system.damage import Checksum, damage_beside_checksums, write_checksums
 from proxima.system.full_disk import as_disk_full, is_disk_full
 from proxima_tinker.losses import ClientLoss
 from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog

@@ -21,7 +21,7 @@ from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.system.machine import usable_cores
-from proxima.system.recipe_files import find_recipe
+from proxima.system.user_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved

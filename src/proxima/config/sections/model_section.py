@@ -36,7 +36,7 @@ from proxima.model.pretrained import (
 )
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import scalar_config
-from proxima.system.recipe_files import shown_path
+from proxima.system.user_files import shown_path
 
 MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
 Attention = Literal["auto", "packed", "varlen", "padded"]

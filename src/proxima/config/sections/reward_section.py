@@ -10,8 +10,8 @@ from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError
 from proxima.engine.protocol import Sampling
 from proxima.model.pretrained import load_tokenizer
-from proxima.process.user_code import user_module_file
 from proxima.reward import REWARDS
+from proxima.system.user_modules import user_module_file
 
 
 def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:

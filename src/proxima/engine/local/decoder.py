@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from proxima.data.columns import Ints
 from proxima.engine.local.kv_cache import KVCache
-from proxima.kernels.linear import Rows, TileLinear, tile_linear
+from proxima.kernels.decode_step import Rows, TileLinear, tile_linear
 from proxima.system.machine import cache_folder, processor_flags, processor_name
 
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours

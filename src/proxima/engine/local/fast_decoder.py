@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from proxima.engine.local.decoder import Attend, CachingDecoder, Matrix, joined_rows
 from proxima.engine.local.kv_cache import KVCache
-from proxima.kernels.step import StepKernels, step_kernels
+from proxima.kernels.decode_step import StepKernels, step_kernels
 from proxima.model.lora import weight_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from proxima.data.columns import Ints
 from proxima.engine.protocol import Sampling
-from proxima.kernels.sample import sample_kernel
+from proxima.kernels.decode_step import sample_kernel
 
 BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
 CANDIDATES = 1024  # most tokens considered for top-p before a full sort

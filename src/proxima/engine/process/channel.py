@@ -15,7 +15,7 @@ from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.local.local_engine import Local
 from proxima.engine.process.shared_weights import TensorPlace
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest
-from proxima.process.values import decode, encode
+from proxima.process.messages import decode, encode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The main module of the engine's process, started by `process.start`: serves `LocalEngine` over a socket and exits
+"""The main module of the engine's process, started by `process.children`: serves `LocalEngine` over a socket and exits
 when the other end closes."""
 
 import asyncio

@@ -23,8 +23,7 @@ from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
 from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.process.shared_weights import SharedWeights
 from proxima.engine.protocol import InFlight, Request
-from proxima.process.kill import describe_exit
-from proxima.process.start import start_module
+from proxima.process.children import describe_exit, start_module
 
 BEATS = 4  # health checks per timeout of an answer
 START_SECONDS = 900.0  # to import torch, and to load the weights of a large model on a busy machine

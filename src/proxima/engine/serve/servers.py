@@ -21,8 +21,7 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Launch, Serve, find_executable, variable_value
-from proxima.process.kill import describe_exit
-from proxima.process.start import start_module
+from proxima.process.children import describe_exit, start_module
 
 BEAT = 0.25  # seconds between two polls of a server
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten

@@ -7,7 +7,7 @@ from typing import Any
 from proxima.data import FieldError, require
 from proxima.data.errors import suggestion
 from proxima.environment.protocol import Environment, Reply
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 FORM = "Put the answer between <answer> and </answer>."
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxima.data import FieldError
 from proxima.environment.protocol import Environment, Reply
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 
 class SkyRLGym(Environment):

@@ -8,7 +8,7 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.environment.protocol import Environment, Reply
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 
 class TextArena(Environment):

@@ -33,7 +33,7 @@ from proxima.reward.math.numeric_answer import (
 from proxima.reward.math.option_letter import Choice, chosen_letter, parse_choice
 from proxima.reward.math.solution_set import as_same_kind
 from proxima.reward.pooled import Job, PooledReward
-from proxima.system.packages import require_package
+from proxima.system.user_modules import require_package
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")

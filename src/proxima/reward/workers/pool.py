@@ -1,6 +1,6 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Its workers (`process.keeper`) run one job at a time. If one dies or misses a job's deadline, only that job fails.
+Its workers (`process.worker`) run one job at a time. If one dies or misses a job's deadline, only that job fails.
 
 No maintained library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
 Pebble 5.2). In the first two, a worker that dies fails every job in the queue, and jobs have no deadlines. Pebble has
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from proxima.process.keeper import KeptWorker, WorkerQueue
-from proxima.process.worker import ForkServer, JobResult, Worker
+from proxima.process.worker import ForkServer, JobResult, KeptWorker, Worker, WorkerQueue
 from proxima.reward.pooled import Job
 
 GRADERS = "proxima.reward.workers.graders"

@@ -14,7 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from proxima.data.errors import suggestion
-from proxima.process.user_code import import_user_module
+from proxima.system.user_modules import import_user_module
 
 sources: dict[str, str | None] = {}  # by file or module: its text when the run started; filled only in a worker
 _imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards in it have imported from it

@@ -39,7 +39,7 @@ from proxima.runtime.watch.disk import Disk, StoppedWaiting
 from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
-from proxima.system.environment import describe_environment
+from proxima.system.machine import describe_environment
 from proxima.training.checkpoint import restore
 from proxima.training.messages import Start
 from proxima.training.ranks import Ranks

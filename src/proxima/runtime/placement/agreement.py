@@ -10,7 +10,7 @@ from typing import Any
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
-from proxima.system.environment import package_version
+from proxima.system.machine import package_version
 from proxima.training.ranks import Ranks
 from proxima.version import __version__
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.process.lines import LineChannel
-from proxima.process.start import Child, start_module
+from proxima.process.children import Child, start_module
+from proxima.process.messages import LineChannel
 
 CHUNK = 1 << 16
 OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # variables: a line arrives, whatever is in it

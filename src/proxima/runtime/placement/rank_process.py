@@ -1,4 +1,4 @@
-"""The process of a rank: calls the function that its actor names. Started by `process.start`, so that it ends
+"""The process of a rank: calls the function that its actor names. Started by `process.children`, so that it ends
 with the actor, however the actor ends.
 
 Its channel carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. The function's result is the exit
@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 
-from proxima.process.lines import LineChannel
+from proxima.process.messages import LineChannel
 
 if __name__ == "__main__":
     # the raylet blocks SIGINT for all its descendants

@@ -13,7 +13,7 @@ from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.process.kill import describe_exit
+from proxima.process.children import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.rank_group import RankGroup, start_group
 from proxima.runtime.placement.rank_messages import FoldedLines

@@ -29,8 +29,7 @@ from proxima.runtime.resume.refuse import refusals
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
-from proxima.system.environment import package_version
-from proxima.system.machine import compiler
+from proxima.system.machine import compiler, package_version
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played, play_of
 from proxima.training.checkpoint import damage, read_checkpoint

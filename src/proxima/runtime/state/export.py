@@ -14,7 +14,7 @@ from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.model_card import model_card
-from proxima.system.atomic_folders import atomic_folder
+from proxima.system.atomic_files import atomic_folder
 from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints, damage
 
 

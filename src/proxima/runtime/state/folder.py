@@ -18,7 +18,7 @@ from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.system.jsonl import dumps, json_text, read_records
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")

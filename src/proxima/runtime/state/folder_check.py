@@ -10,7 +10,7 @@ from proxima.data import UserError
 from proxima.model.image_folder import RESTORE, image_damage, read_names
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY, RESTORED, Journal, copied_journal
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.training.checkpoint import damage
 
 FROM_JOURNAL = "a resume writes it again from run.sqlite"

@@ -21,7 +21,7 @@ from proxima.data.json_reader import load_json
 from proxima.runtime.state.journal_checksums import PART, JournalChecksums
 from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.system.full_disk import sqlite_disk_full
 from proxima.system.jsonl import dumps
 

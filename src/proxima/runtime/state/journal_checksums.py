@@ -6,7 +6,7 @@ which the journal knows nothing, and a resume writes it again; so what the journ
 
 import sqlite3
 
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 
 PART = "run.sqlite "  # begins the names of the journal's parts
 WHOLE_RUN = -1

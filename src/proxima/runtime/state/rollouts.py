@@ -28,7 +28,7 @@ from proxima.runtime.state.completion_columns import (
     write_rows,
 )
 from proxima.system.atomic_files import atomic_writer
-from proxima.system.damaged_files import check_columns, reading
+from proxima.system.damage import check_columns, reading
 from proxima.system.jsonl import dumps, utf8
 from proxima.training.batch_builder import CompletionRecord
 

@@ -15,7 +15,7 @@ from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
-from proxima.system.checksum import Checksum
+from proxima.system.damage import Checksum
 from proxima.task.prompts import PromptSource
 from proxima.training.batch_builder import CompletionRecord
 from proxima.training.checkpoint import write_checkpoint

@@ -17,7 +17,7 @@ from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.state.completion_columns import ABOUT, MASK_COLUMNS, PER_TOKEN, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 
 
 def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:

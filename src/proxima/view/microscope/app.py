@@ -16,7 +16,7 @@ from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_most
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.system.jsonl import dumps
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxima.data import UserError
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima.view.microscope.completion_page import CompletionPage
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
 from proxima.view.microscope.step_file import StepFile

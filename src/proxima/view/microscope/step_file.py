@@ -18,7 +18,7 @@ from proxima.data.flow import Key
 from proxima.data.json_reader import load_json
 from proxima.runtime.state.completion_columns import FIELDS, torn_file
 from proxima.runtime.state.stored_completions import array_rows
-from proxima.system.damaged_files import check_columns
+from proxima.system.damage import check_columns
 from proxima.system.jsonl import utf8
 from proxima.view.formatting import shortened
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from proxima.data import UserError
-from proxima.process.start import start_module
+from proxima.process.children import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.view.microscope import PORT

@@ -12,7 +12,7 @@ from proxima.cli.parameters import Argument
 from proxima.config.problems import one_problem
 from proxima.data import NoFieldError, UserError
 from proxima.data.json_reader import load_json
-from proxima.system.text_files import read_text
+from proxima.system.user_files import read_text
 from proxima.task.template import to_json_value
 from proxima.view.terminal import table_text
 from proxima_peers.verify.record import Record

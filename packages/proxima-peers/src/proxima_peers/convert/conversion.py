@@ -10,7 +10,7 @@ from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.resolution import resolve
 from proxima.config.tree import FILL_IN
 from proxima.config.validate import check
-from proxima.system.text_files import read_text
+from proxima.system.user_files import read_text
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.draft import Draft, Entry
 from proxima_peers.convert.known import not_a_training, option_rules, sort_out

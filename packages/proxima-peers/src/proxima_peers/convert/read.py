@@ -14,7 +14,7 @@ import yaml
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.data.json_reader import load_json
-from proxima.system.text_files import read_text
+from proxima.system.user_files import read_text
 from proxima_peers.convert.read_python import from_python
 from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from proxima.system.text_files import read_text
+from proxima.system.user_files import read_text
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.known import Rules, option_rules

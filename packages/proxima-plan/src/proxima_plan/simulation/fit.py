@@ -14,7 +14,7 @@ from proxima.experiments.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
-from proxima.system.damaged_files import reading
+from proxima.system.damage import reading
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import generating, plan_recipe
 from proxima_plan.simulation.lags import simulate_lag

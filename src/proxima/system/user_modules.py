@@ -1,12 +1,16 @@
-"""Imports modules named by a recipe or a command line, which runs their code."""
+"""Modules that a recipe or a command line names (to import one runs its code), and packages that only some recipes
+need."""
 
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+
+from proxima.data.errors import UserError
 
 
 def import_user_module(name: str) -> ModuleType:
@@ -26,3 +30,15 @@ def user_module_file(name: str) -> Path | None:
         spec = None if places is None else PathFinder.find_spec(part, places)
         places = None if spec is None else spec.submodule_search_locations
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
+
+
+def require_package(module: str, what: str, requirement: str) -> None:
+    """Raise `UserError` unless a package is installed.
+
+    Args:
+        module: the name by which it is imported.
+        what: what needs it, as in "images need".
+        requirement: what installs it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise UserError(f"{what} the package {module.replace('_', '-')}: pip install '{requirement}'")

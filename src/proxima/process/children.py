@@ -1,18 +1,24 @@
-"""Starts a module in another process, which ends with this one."""
+"""Child processes: starts a module in another process, which ends with this one, and kills a group, or all below this
+process. Standard library only."""
 
 import ctypes  # noqa: F401  `end_with_parent` needs it, and between a fork and an exec nothing may be imported
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.process import entry
-from proxima.process.kill import wait_or_kill
+from proxima.process.entry import prctl
 
+PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
+SECONDS = 10.0  # that the kernel may take to end processes
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # variables
 START = Path(entry.__file__).resolve()
 # Options of `subprocess.Popen` for a program that is not ours: Linux kills it when the thread that started it ends.
@@ -61,3 +67,49 @@ def start_module(module: str, *arguments: object, flag: str = "-P", fds: Sequenc
             ours.close()
             raise
     return Child(process, ours)
+
+
+def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:
+    """Wait `seconds` for a process to end by itself, then kill it and its group. Returns its exit code."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+    kill_group(process.pid)
+    process.kill()
+    return process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that `pid` leads: the process and all that it started, but for those that left."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make all descendants of this process, from now on, its children when their parents end."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(besides: Set[int] = frozenset()) -> None:
+    """Kill every child of this process except those `besides`, then the orphans that this leaves."""
+    deadline = time.monotonic() + SECONDS
+    while (orphans := _children() - besides) and time.monotonic() < deadline:
+        for pid in orphans:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.001)
+
+
+def _children() -> set[int]:
+    """The process ids of the children, zombies included; empty if the kernel does not list them."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return {int(word) for word in file.read().split()}
+    return set()
+
+
+def describe_exit(code: int, said: str = "") -> str:
+    """Describe how a process ended, given its exit code, where -N is signal N, and what it said last."""
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        how += ", which the kernel sends when memory runs out"
+    return f"{how}: {said}" if said else how

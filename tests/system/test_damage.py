@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from proxima.data import UserError
-from proxima.system.damaged_files import check_columns, reading
+from proxima.system.damage import check_columns, reading
 
 
 @pytest.mark.parametrize(

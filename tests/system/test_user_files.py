@@ -1,11 +1,11 @@
 import pytest
 
-from proxima.system import text_files
-from proxima.system.text_files import read_text
+from proxima.system import user_files
+from proxima.system.user_files import read_text
 
 
 def test_what_is_no_text_file_is_refused_with_its_path(tmp_path, monkeypatch):
-    monkeypatch.setattr(text_files, "LARGEST", 4)
+    monkeypatch.setattr(user_files, "LARGEST", 4)
     (tmp_path / "large").write_text("12345")
     for path, reason in ((tmp_path / "large", "File too large"), (tmp_path / "none", "No such file")):
         with pytest.raises(OSError, match=reason) as caught:
