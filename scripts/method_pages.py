@@ -120,7 +120,7 @@ def kinds(slot: str) -> dict[str, type]:
 
 
 def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
-    from proxima.config.field_help import summary_of
+    from proxima.config.describe import summary_of
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
     parts = [f"# {note['title']}: `{name}`\n\n{MADE}", f"{escaped(summary_of(cls))}.\n"]
@@ -162,7 +162,7 @@ def presets_with(kind: str) -> list[str]:
 
 def formula(cls: type) -> str:
     """Return the docstring between first sentence and `Args`: formula blocks and prose; if empty, that of a base."""
-    from proxima.config.field_help import summary_of
+    from proxima.config.describe import summary_of
 
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
         if not (summary := summary_of(base)):
@@ -201,7 +201,7 @@ def field_rows(cls: type) -> list[list[str]]:
 
 
 def index_page(notes: dict[str, Any]) -> str:
-    from proxima.config.field_help import summary_of
+    from proxima.config.describe import summary_of
     from proxima.config.presets import NOTES
 
     parts = [

@@ -8,8 +8,8 @@ import pytest
 
 from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_episodes
-from proxima.config.partial_schemas import PlayedConfig
 from proxima.config.resolution import resolve
+from proxima.config.schema import PlayedConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import UserError
 from proxima.data.flow import Completion, Prompt

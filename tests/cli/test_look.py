@@ -9,8 +9,8 @@ import pytest
 from proxima.cli.list import catalogue
 from proxima.config.describe import kinds_of
 from proxima.config.presets import ALGORITHMS
-from proxima.config.slots import Slot
 from proxima.core.surrogate import SURROGATES
+from proxima.data.kinds import Slot
 from proxima.engine.protocol import Sampling
 from proxima.system.user_files import shipped_layouts, shipped_recipes
 

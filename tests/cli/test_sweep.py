@@ -5,7 +5,7 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
-from proxima.config.yaml_dump import dump
+from proxima.config.resolved import dump
 from proxima.experiments.sweep_file import read_sweep
 from proxima.experiments.sweep_plan import plan_runs
 from proxima.experiments.sweep_runner import train_command

@@ -2,8 +2,7 @@
 
 from dataclasses import MISSING
 
-from proxima.config.describe import fields_of
-from proxima.config.field_help import args_section, first_sentence, summary_of
+from proxima.config.describe import args_section, fields_of, first_sentence, summary_of
 from proxima.task.local_files import Jsonl
 from tests.config.fakes import Everything, Sums
 

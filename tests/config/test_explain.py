@@ -8,8 +8,8 @@ from proxima.cli.explain import facts_of, header_of, text_of, values_table
 from proxima.config.estimate import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.validate import check
-from proxima.config.yaml_dump import dump
 from tests.config.conftest import BASE
 
 

@@ -12,8 +12,8 @@ from proxima.config.describe import root_field
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml
 from proxima.config.resolution import resolve
-from proxima.config.slots import Slot
 from proxima.config.tree import merge
+from proxima.data.kinds import Slot
 from proxima.system.user_files import shown_path
 from tests.refusals import refused
 

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.schema import RunConfig
 from proxima.config.validate import check, warnings
-from proxima.config.yaml_dump import dump
 from proxima.core import CORRECTION_PRESETS, Cppo, Dppo, Drpo, PpoClip
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
 from proxima.experiments.sweep_file import read_sweep

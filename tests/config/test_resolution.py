@@ -8,8 +8,8 @@ from proxima.config.families import FAMILIES
 from proxima.config.presets import ALGORITHMS
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.schema import RunConfig
-from proxima.config.yaml_dump import dump
 from proxima.core import CORRECTION_PRESETS, Cppo, Drpo
 from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean

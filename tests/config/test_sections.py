@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 import pytest
 
 from proxima.config.families import family_name
-from proxima.config.partial_schemas import EvaluateConfig
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
-from proxima.config.schema import RunConfig
+from proxima.config.schema import EvaluateConfig, RunConfig
 from proxima.config.validate import load_recipe
 from tests.config.conftest import BASE
 

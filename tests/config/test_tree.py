@@ -6,8 +6,8 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from proxima.config.describe import root_field
-from proxima.config.slots import Slot
 from proxima.config.tree import DEFAULT, Node, Source, merge, node_of
+from proxima.data.kinds import Slot
 
 LOW, HIGH = Source("low"), Source("high")
 

@@ -12,9 +12,8 @@ from proxima.config.describe import fields_of
 from proxima.config.families import FAMILIES
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
-from proxima.config.resolved import Findings
-from proxima.config.validate import CHECKS, PROOFS, WARNINGS, check, function_of, load_recipe, to_do, warnings
-from proxima.config.yaml_dump import dump
+from proxima.config.resolved import Findings, dump
+from proxima.config.validate import CHECKS, PROOFS, WARNINGS, check, load_recipe, to_do, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task.local_files import Jsonl
@@ -171,7 +170,7 @@ def test_absent_columns_of_all_data_are_named_together(recipe):
         open_tasks({"eval.task": tasks["eval.task"]}, seed=0)
 
 
-ALL = [function_of(check) for check in (*CHECKS, *PROOFS, *WARNINGS)]
+ALL = [*CHECKS, *PROOFS, *WARNINGS]
 
 
 def test_every_check_names_sections_that_exist():

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import DataConfig
-from proxima.config.slots import Slot
-from proxima.config.yaml_dump import dump
+from proxima.data.kinds import Slot
 
 TRICKY = ["1e-5", "true", "null", "a: b", "# no comment", "- x", "'", '"', "a\nb", " ", "{x}", "über"]
 TRICKY += ["yes", "*x", "%", "@", "\t", "0x1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.problems import ConfigError
-from proxima.config.yaml_dump import dump
+from proxima.config.resolved import dump
 from proxima.core import PpoClip
 from proxima.experiments import sweep_plan
 from proxima.experiments.sweep_file import read_sweep

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from benchmarks.kills.episodes import campaign
-from proxima.config.partial_schemas import EvaluateConfig
 from proxima.config.resolution import resolve
+from proxima.config.schema import EvaluateConfig
 from proxima.data import UserError
 from proxima.evaluation.eval_run import run_eval
 from proxima.evaluation.question_sets import load_suites, recipe_suites

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.config.partial_schemas import EvaluateConfig
 from proxima.config.resolution import resolve
+from proxima.config.schema import EvaluateConfig
 from proxima.core import MismatchGuard
 from proxima.core.correction.guard import MismatchError
 from proxima.data import FieldError

@@ -8,8 +8,8 @@ import pytest
 from proxima.cli.explain import text_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.sections.eval_section import parts_of
-from proxima.config.yaml_dump import dump
 from proxima.data import FieldError, FieldErrors
 from proxima.task.generated import Arithmetic
 from proxima.task.local_files import Jsonl

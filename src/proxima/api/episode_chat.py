@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
-from proxima.config.partial_schemas import PlayedConfig
+from proxima.config.schema import PlayedConfig
 from proxima.data import FieldError, UserError
 from proxima.data.episode import Cut, Episode
 from proxima.data.flow import Completion, Prompt

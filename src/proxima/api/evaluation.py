@@ -8,11 +8,11 @@ from typing import Any, TextIO
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
-from proxima.config.partial_schemas import EvaluateConfig
 from proxima.config.problems import one_problem
 from proxima.config.resolution import Recipe
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import for_any_reader
+from proxima.config.schema import EvaluateConfig
 from proxima.config.sections.model_section import model_problem, refuse_checkpoint
 from proxima.config.tree import COMMAND_LINE
 from proxima.config.validate import load_recipe

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
-from proxima.config.slots import Slot
 from proxima.data import UserError
+from proxima.data.kinds import Slot
 from proxima.runtime.state.folder import RunFolder, existing_run
 
 if TYPE_CHECKING:

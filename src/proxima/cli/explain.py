@@ -33,8 +33,8 @@ def explain(
     """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes."""
     from proxima.config.problems import ConfigError
     from proxima.config.resolution import resolve
+    from proxima.config.resolved import dump
     from proxima.config.validate import check, to_do
-    from proxima.config.yaml_dump import dump
 
     resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error in `train`
@@ -120,7 +120,7 @@ def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
 
 def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -> str:
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
-    from proxima.config.field_help import first_sentence
+    from proxima.config.describe import first_sentence
     from proxima.config.scalars import in_one_line
 
     rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]
@@ -151,7 +151,7 @@ def trained_block(resolved: "Resolved[Any]") -> str:
 
 
 def _batch_block(estimate: "StepEstimate") -> str:
-    from proxima.config.step_size import ExampleStep
+    from proxima.config.estimate import ExampleStep
 
     batch, longest = estimate.batch, estimate.prompt
     if isinstance(batch, ExampleStep):

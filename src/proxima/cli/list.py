@@ -76,7 +76,7 @@ def list_recipes(*, as_json: bool = False) -> None:
 
 
 def _first_sentence(file: Path) -> str:
-    from proxima.config.field_help import first_sentence
+    from proxima.config.describe import first_sentence
 
     text = file.read_text(encoding="utf-8", errors="replace")
     lines = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
@@ -108,8 +108,7 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def _kinds(info: Any) -> dict[str, Any]:
-    from proxima.config.describe import fields_of, kinds_of, table_of
-    from proxima.config.field_help import summary_of
+    from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.presets import NOTES
     from proxima.config.scalars import in_one_line, to_json
 

@@ -13,7 +13,7 @@ from proxima.data import FieldError
 
 if TYPE_CHECKING:
     from proxima.api.episode_chat import Table
-    from proxima.config.partial_schemas import PlayedConfig
+    from proxima.config.schema import PlayedConfig
     from proxima.config.sections.data_section import DataConfig
     from proxima.engine.protocol import Sampling
 
@@ -102,9 +102,9 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     Raises:
         UserError: the model does not exist, or an option is wrong.
     """
-    from proxima.config.partial_schemas import PlayedConfig, PromptConfig
     from proxima.config.problems import one_problem
     from proxima.config.resolution import resolve
+    from proxima.config.schema import PlayedConfig, PromptConfig
     from proxima.config.sections.model_section import model_problem, refuse_checkpoint
     from proxima.config.validate import fetch_demo_model
 

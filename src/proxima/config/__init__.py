@@ -1,18 +1,15 @@
 """Config: a recipe and overrides become one checked config in which every value knows its origin.
 
     sections/         one module per section of a recipe: its fields and its checks
-    schema, families  the config of a run; the table of the ways to train
-    partial_schemas   the configs of `eval` and `generate`
+    schema, families  the config of a run, and those of `eval` and `generate`; the table of the ways to train
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
-    builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
-    mixtures          the check of settings for experts
-    resolution        recipe → Resolved, for any root            problems          error lines, did-you-mean
-    resolved          the config, and the origin of each value
-    describe, slots   a dataclass: fields, kinds, help           other_names       the peers' names for our fields
+    builder           tree → typed dataclasses with provenance   scalars           values, read and written as YAML
+    resolution        recipe → Resolved, for any root            problems          error lines, bounds of fields
+    resolved          the config, the origin of each value, and both as config.yaml
+    describe          a dataclass: fields, kinds, help           other_names       the peers' names for our fields
     validate          the list of all checks                     comparable        the fields that may differ
-    estimate          the batch arithmetic of a recipe           step_size         the size of a step
-    json_schema       for editors                                yaml_dump         config.yaml of a run
+    estimate          the batch arithmetic of a recipe           json_schema       for editors
 
 Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
 `runtime`, `laws` and the rooms above.

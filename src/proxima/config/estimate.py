@@ -2,8 +2,9 @@
 of its data and the tokenizer. Memory and time are forecast by `proxima plan`, another distribution."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,15 +13,16 @@ import numpy as np
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.step_groups import at_once, pruned
-from proxima.config.step_size import ExampleStep, StepSize
+from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
+from proxima.core.selection.protocol import prompts_factor
 from proxima.data import FieldError
 from proxima.data.columns import Ints
 from proxima.data.trajectory import Trajectory
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.model.template_clock import clock_notes, fixed_clock
+from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 
@@ -28,6 +30,73 @@ SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows whose tokens are counted
 ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, if none can be counted
 
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """The arithmetic of a step.
+
+    Args:
+        prompts, completions, sequences: prompts of a step, including those that `allocate` adds, and completions of
+            each; sequences = prompts × completions.
+        longest: tokens of the longest sequence, prompt + completion.
+        tokens: most tokens forwarded for one pass over the step, shared prompts once with `model.share_prompt`.
+        micro_batches: most forwards of one pass over the step.
+        budget: tokens of a micro-batch.
+        updates: optimizer updates per step, over all epochs.
+        kept: completions of each prompt that pruning leaves for the forwards; None: no pruning.
+        at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None:
+            no dynamic sampling.
+        greedy: one more completion of each prompt is generated, as the baseline of the advantage.
+    """
+
+    prompts: int
+    completions: int
+    sequences: int
+    longest: int
+    tokens: int
+    micro_batches: int
+    budget: int
+    updates: int
+    kept: int | None = None
+    at_once: int | None = None
+    greedy: bool = False
+
+    @property
+    def generated(self) -> int:
+        """Sequences of the first generation batch, the only one without dynamic sampling."""
+        return max(self.at_once or 0, self.prompts) * (self.completions + self.greedy)
+
+    def __str__(self) -> str:
+        micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
+        sequences = group_arithmetic(self.prompts, self.completions, self.kept, self.at_once)
+        return f"{sequences} → ≤ {micro} of ≤ {self.budget:,} tokens → {self.updates} update{'s' * (self.updates > 1)}"
+
+
+@dataclass(frozen=True)
+class ExampleStep:
+    """The arithmetic of a step on a fixed data set.
+
+    Args:
+        examples: rows of a step.
+        mean, longest: tokens of an example, all of its sequences together, among the first rows.
+        tokens: forwarded in a step of examples of the mean length.
+        micro_batches: micro-batches for these tokens.
+        budget: tokens of a micro-batch.
+        steps: of the run; 0: the number of rows is not known.
+    """
+
+    examples: int
+    mean: int
+    longest: int
+    tokens: int
+    micro_batches: int
+    budget: int
+    steps: int
+
+    def __str__(self) -> str:
+        micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
+        return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
 
 
 class StepEstimate:
@@ -153,3 +222,29 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
     longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
     return len(micro_batches(longest, budget, share_prompt=shared))
+
+
+def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
+    """The prompts per step, including those that `allocate` adds, and the completions of each that are trained on;
+    None: all. From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
+    specs: list[Any] = [spec for spec in selection if SELECTIONS.holds(spec, "prune")]
+    prompts *= prompts_factor(specs, size)
+    kept = size
+    for spec in specs:
+        kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
+    return prompts, kept if specs else None
+
+
+def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
+    """Prompts of a generation batch: 0 if the running acceptance decides, None without dynamic sampling."""
+    return None if refill is None else refill.generation_batch(prompts) or 0
+
+
+def group_arithmetic(prompts: int, completions: int, kept: int | None, together: int | None) -> str:
+    """Describe the sequences of a step, with pruning and dynamic sampling:
+    `8 prompts × 16 completions = 128 sequences, 4 of 16 kept, 96 prompts at a time until it is full`."""
+    factors = ((prompts, "prompt"), (completions, "completion"), (prompts * completions, "sequence"))
+    left = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
+    left += "" if kept is None else f", {kept} of {completions} kept"
+    filled = f"{together:,} prompts at a time" if together else "generated"
+    return left if together is None else f"{left}, {filled} until it is full"

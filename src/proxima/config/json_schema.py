@@ -11,11 +11,10 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from proxima.config.describe import FieldInfo, fields_of, kinds_of, options_of, table_of
+from proxima.config.describe import FieldInfo, fields_of, kinds_of, options_of, summary_of, table_of
 from proxima.config.families import FAMILIES, OFFLINE
-from proxima.config.field_help import summary_of
 from proxima.config.scalars import to_json
-from proxima.config.slots import Slot
+from proxima.data.kinds import Slot
 
 Json = dict[str, Any]
 ELSEWHERE = "^[A-Za-z_][\\w.]*:[A-Za-z_]\\w*$"  # package.module:Class

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from proxima.config.describe import NO_FIELD, FieldInfo, fields_of, kinds_of, root_field, table_of
+from proxima.config.families import Family
 from proxima.config.recipe_reader import read_overrides, read_recipe
-from proxima.config.slots import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Node, Source, merge, node_of
+from proxima.data.kinds import Slot
 from proxima.system.user_files import FILE
+from proxima.training.checkpoint import checkpoints
 
 
 def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> Node:
@@ -118,3 +121,57 @@ def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> 
     if written is not None and written.value is not None:
         sampling = merge(sampling, written, info)
     return replace(evaluation, value={**evaluation.mapping, "sampling": sampling})
+
+
+def with_learning_rate(tree: Node, family: Family) -> Node:
+    """Set the family's default learning rate, if it has one, the optimizer is one of proxima's, and the recipe sets no
+    rate."""
+    rate = family.learning_rate
+    train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
+    if rate is None or train.mapping is None:
+        return tree
+    optimizer = train.mapping.get("optimizer", Node({}, DEFAULT))
+    kinds = (None, *table_of("proxima.training:OPTIMIZERS"))
+    if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
+        return tree
+    source = Source(f"default of {family.name} recipes", "default")
+    return merge(tree, node_of({"train": {"optimizer": {"lr": rate}}}, source))
+
+
+MODELS = (
+    ("model", "path"),
+    ("model", "lora", "path"),
+    ("critic", "path"),
+    ("algorithm", "distillation", "path"),
+    ("reward", "*", "path"),  # * is each entry of a list
+    ("eval", "sets", "*", "reward", "*", "path"),
+)
+
+
+def with_run_models(tree: Node) -> Node:
+    """Replace a run folder that a recipe names as a model by the folder of its newest checkpoint's model, with or
+    without an adapter. The run that is started records this folder, so that it resumes from the same weights. A run
+    without a checkpoint is left as it is.
+    """
+    for path in MODELS:
+        tree = _with_run_model(tree, path)
+    return tree
+
+
+def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
+    if path[:1] == ("*",):
+        entries = node.items
+        return node if entries is None else replace(node, value=[_with_run_model(entry, path[1:]) for entry in entries])
+    if path:
+        child = (node.mapping or {}).get(path[0])
+        if child is None:
+            return node
+        return replace(node, value={**(node.mapping or {}), path[0]: _with_run_model(child, path[1:])})
+    run = Path(node.value).expanduser() if isinstance(node.value, str) else None
+    if run is None or not (run / "config.yaml").is_file() or not (run / "metrics.jsonl").is_file():
+        return node
+
+    if not (saved := checkpoints(run / "checkpoints")):
+        return node  # `models_exist` refuses it
+    source = Source(f"{node.source.text}, newest checkpoint of {node.value}", node.source.origin)
+    return replace(node, value=str(saved[-1].model), source=source, text=None)

@@ -8,9 +8,9 @@ from collections.abc import Collection
 from proxima.config.describe import all_fields, fields_of, kinds_of
 from proxima.config.families import FAMILIES
 from proxima.config.problems import Problem
-from proxima.config.slots import Slot
 from proxima.config.tree import Node
 from proxima.data.errors import nearest, suggestion
+from proxima.data.kinds import Slot
 
 # our field: names in TRL, verl, AReaL; with a section if the name alone is ambiguous
 _NAMES = {

@@ -1,8 +1,10 @@
-"""Problems of a config, one line each: path, value, origin and remedy."""
+"""Problems of a config, one line each: path, value, origin and remedy; and bounds that several sections check."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from proxima.data import require
 from proxima.data.errors import LONGEST_LINE, LONGEST_VALUE, UserError, abbreviated
 from proxima.system.secret_values import without_secrets
 
@@ -44,3 +46,16 @@ class ConfigError(UserError):
 def one_problem(path: str, message: str, value: str | None = None, source: str | None = None) -> ConfigError:
     """A `ConfigError` with a single problem."""
     return ConfigError([Problem(path, message, value, source)])
+
+
+def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
+    """Raise `FieldError` for the first of the fields that is below the minimum."""
+    for name in fields:
+        value = getattr(config, name)
+        require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
+
+
+def require_plain_folder(folder: str | None) -> None:
+    """Raise `FieldError` for a folder name with control characters."""
+    plain = folder is None or folder.isprintable()
+    require(plain, "folder", folder, "must not have control characters, which a terminal obeys")

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of, root_field
 from proxima.config.families import TRAIN, family_of, family_of_config
-from proxima.config.family_defaults import with_learning_rate
-from proxima.config.layers import merged, with_evaluation_defaults
+from proxima.config.layers import merged, with_evaluation_defaults, with_learning_rate, with_run_models
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
-from proxima.config.run_models import with_run_models
 from proxima.config.schema import RunConfig
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge, node_of
 from proxima.system.user_files import find_recipe, shown_path

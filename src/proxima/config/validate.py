@@ -1,7 +1,8 @@
 """The checks of a config before a run: its parts must fit each other and this machine.
 
-A check is defined in the module of its section; all are listed here, in the order in which a user reads their findings.
-Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
+A check is defined in the module of its section, and yields nothing where the recipe leaves its part out. All are listed
+here, in the order in which a user reads their findings. Those in `CHECKS` stop the run; those in `WARNINGS` are only
+shown.
 """
 
 import importlib.util
@@ -9,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,22 @@ from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import Recipe, Root, resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections import algorithm_section, data_section, eval_section, model_section, train_section
+from proxima.config.sections import (
+    algorithm_section,
+    critic_section,
+    data_section,
+    eval_section,
+    model_section,
+    placement_section,
+    reward_model_section,
+    rollouts_section,
+    runtime_section,
+    sampling_section,
+    train_section,
+)
 from proxima.config.tree import FILL_IN
-from proxima.core.advantage import ADVANTAGES
-from proxima.data.kinds import Kinds
 from proxima.model.demo_model import download_demo_model
 from proxima.model.demo_path import is_downloadable
-from proxima.reward import REWARDS
-from proxima.training import OPTIMIZERS
 
 Check = Callable[..., Findings]
 PACKAGES = {  # a path → the kind that needs a package, or any; the package and what installs it
@@ -46,61 +54,6 @@ PACKAGES_OF_KINDS = {  # of slots and fields that occur in several places, by th
     ("task", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
     ("task", "shapes"): ("PIL", "proxima-rl[images]"),
 }
-PLAYED = "task.environment task.tools"
-
-
-@dataclass(frozen=True)
-class IfSet:
-    """A check of parts that most recipes leave out: its module is imported only if a recipe has one of them.
-
-    Args:
-        part: the path of the section, field or property in a config; several are separated by blanks.
-        name: name of the function.
-        module: in `sections`.
-    """
-
-    part: str
-    name: str
-    module: str = "optional_parts"
-
-    def applies(self, resolved: Resolved[Any]) -> bool:
-        """Return True if a part differs from its default, or is true: as a property, or in an engine, a placement or a
-        task, whose class may be the user's, with other defaults."""
-        return any(self._differs(resolved, *path.rpartition(".")[::2]) for path in self.part.split())
-
-    def _differs(self, resolved: Resolved[Any], above: str, name: str) -> bool:
-        holder = resolved.get(above) if above else resolved.config
-        value, default = getattr(holder, name, None), getattr(type(holder), name, None)
-        users = above.rpartition(".")[2] in ("engine", "placement", "task")
-        return bool(value) if isinstance(default, property) or users else value != default
-
-
-@dataclass(frozen=True)
-class IfKind:
-    """A check of kinds that most recipes don't name: its module is imported only if one does.
-
-    Args:
-        table, kinds: the kinds; several are separated by blanks.
-        name, module: as in `IfSet`.
-    """
-
-    table: Kinds
-    kinds: str
-    name: str
-    module: str = "optional_parts"
-
-    def applies(self, resolved: Resolved[Any]) -> bool:
-        """Return True if some slot has one of the kinds."""
-        types = [entry.of for entry in resolved.entries if isinstance(entry.of, type)]
-        return any(self.table.covers(of, *self.kinds.split()) for of in types)
-
-
-def function_of(check: Check | IfSet | IfKind) -> Check:
-    """The function of a check, whose module is imported now if it is seldom needed."""
-    if not isinstance(check, IfSet | IfKind):
-        return check
-    found: Check = getattr(importlib.import_module(f"proxima.config.sections.{check.module}"), check.name)
-    return found
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
@@ -133,64 +86,64 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
             yield entry.path, f"needs the package {package.replace('_', '-')}: pip install '{requirement}'"
 
 
-CHECKS: Sequence[Check | IfSet | IfKind] = (
-    train_section.training_samples_at_random,
-    IfSet("sampling.truncates", "behavior_matches_sampling"),
+CHECKS: Sequence[Check] = (
+    sampling_section.training_samples_at_random,
+    sampling_section.behavior_matches_sampling,
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
-    IfSet("algorithm.routing_replay algorithm.router_balance engine.routed_experts", "routes_are_supplied"),
+    algorithm_section.routes_are_supplied,
     algorithm_section.advantage_is_supported,
-    IfSet("algorithm.correction", "corrections_are_possible"),
-    IfSet("algorithm.distillation", "teacher_is_usable"),
-    IfSet("algorithm.preference", "preference_is_the_whole_loss"),
-    IfSet("algorithm.penalties", "penalties_have_their_policy"),
-    IfSet("engine.top_k_log_probs", "top_k_is_usable"),
-    IfSet("algorithm.reference_engine", "reference_engine_is_asked"),
-    IfKind(ADVANTAGES, "gdpo", "gdpo_reads_each_reward"),
-    IfSet("algorithm.selection", "selections_are_possible"),
-    IfSet("algorithm.dynamic_sampling", "dynamic_sampling_has_a_selection"),
+    algorithm_section.corrections_are_possible,
+    algorithm_section.teacher_is_usable,
+    algorithm_section.preference_is_the_whole_loss,
+    algorithm_section.penalties_have_their_policy,
+    sampling_section.top_k_is_usable,
+    algorithm_section.reference_engine_is_asked,
+    algorithm_section.gdpo_reads_each_reward,
+    algorithm_section.selections_are_possible,
+    algorithm_section.dynamic_sampling_has_a_selection,
     algorithm_section.baseline_rewards_are_per_completion,
-    IfSet("runtime.max_concurrent_rollouts", "overlap_is_possible"),
-    IfSet("runtime.over_age", "overlap_settings_have_an_effect"),
-    IfSet("algorithm.proximal algorithm.next_from algorithm.next_missing", "next_policy_is_read"),
+    runtime_section.overlap_is_possible,
+    runtime_section.overlap_settings_have_an_effect,
+    algorithm_section.next_policy_is_read,
     packages_are_installed,
-    IfSet("placement.sharding", "engines_can_rest", "ranks_section"),
-    IfSet("placement.sharding", "ranks_compute_the_model", "ranks_section"),
-    IfKind(OPTIMIZERS, "muon", "muon_has_whole_matrices"),
+    placement_section.engines_can_rest,
+    placement_section.ranks_compute_the_model,
+    train_section.muon_has_whole_matrices,
     model_section.models_exist,
     model_section.tokens_have_rows,
-    IfSet("model.lora", "adapters_are_ready"),
-    IfSet("task.images episode.images model.vision_lr_ratio", "images_can_be_shown"),
-    IfSet("placement.sharding", "models_can_be_split", "ranks_section"),
-    IfSet("reward_model", "reward_head_is_new", "reward_model_section"),
-    IfSet("critic", "critic_fits_the_run", "critic_section"),
+    model_section.adapters_are_ready,
+    model_section.images_can_be_shown,
+    placement_section.models_can_be_split,
+    reward_model_section.reward_head_is_new,
+    critic_section.critic_fits_the_run,
     model_section.completions_fit_context,
-    IfKind(REWARDS, "model", "reward_models_are_ready", "reward_section"),
+    data_section.reward_models_are_ready,
     data_section.data_files_exist,
-    IfSet(f"{PLAYED} eval.task.environment eval.task.tools", "only_rl_plays", "episode_section"),
-    IfKind(REWARDS, "environment", "environment_rewards_have_one", "episode_section"),
-    IfSet(PLAYED, "an_episode_has_room_for_a_turn", "episode_section"),
+    data_section.only_rl_plays,
+    data_section.environment_rewards_have_one,
+    data_section.an_episode_has_room_for_a_turn,
     values_are_filled_in,
     model_section.model_can_compute,
     train_section.warmup_is_given_once,
-    IfSet("rollouts", "stored_groups_are_as_configured", "rollouts_section"),
-    IfSet("monitor", "trackers_are_ready"),
+    rollouts_section.stored_groups_are_as_configured,
+    runtime_section.trackers_are_ready,
     eval_section.evaluations_are_configured,
-    IfSet("eval.metric", "evaluation_metric_exists"),
+    eval_section.evaluation_metric_exists,
 )
 PROOFS = (model_section.models_are_supported,)  # they import transformers and build small copies
 TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
-WARNINGS: Sequence[Check | IfSet | IfKind] = (
+WARNINGS: Sequence[Check] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,
-    train_section.completions_fit_micro_batch,
-    IfKind(REWARDS, "overlong", "overlong_penalty_is_reachable", "reward_section"),
-    IfKind(REWARDS, "function function_batch", "reward_functions_exist", "reward_section"),
-    IfSet("algorithm.selection", "prune_rate_is_exact"),
-    IfSet("sampling.truncates", "sampling_masks_are_small"),
-    IfSet("algorithm.proximal", "some_tokens_are_older"),
-    IfSet("model.dtype", "weights_resolve_an_update"),
-    IfSet("runtime.max_concurrent_rollouts", "overlap_is_of_use"),
+    sampling_section.completions_fit_micro_batch,
+    data_section.overlong_penalty_is_reachable,
+    data_section.reward_functions_exist,
+    algorithm_section.prune_rate_is_exact,
+    sampling_section.sampling_masks_are_small,
+    runtime_section.some_tokens_are_older,
+    model_section.weights_resolve_an_update,
+    runtime_section.overlap_is_of_use,
 )
 
 
@@ -252,16 +205,13 @@ def to_do(resolved: Resolved[Any]) -> list[Problem]:
     return _problems(resolved, TO_DO)
 
 
-def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet | IfKind]) -> list[Problem]:
+def _problems(resolved: Resolved[Any], checks: Sequence[Check]) -> list[Problem]:
     """The findings of the checks whose parameters are all fields of the config, or `r`."""
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:
-        if isinstance(check, IfSet | IfKind) and not check.applies(resolved):
-            continue
-        function = function_of(check)
-        names = inspect.signature(function).parameters
+        names = inspect.signature(check).parameters
         if names.keys() <= sections.keys():
-            for finding in function(**{name: sections[name] for name in names}):
+            for finding in check(**{name: sections[name] for name in names}):
                 problems.append(finding if isinstance(finding, Problem) else resolved.problem(*finding))
     return problems

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from proxima.config.yaml_dump import dump
+from proxima.config.resolved import dump
 from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary

@@ -4,10 +4,15 @@ import pytest
 
 from proxima.config.families import OFFLINE
 from proxima.config.resolution import resolve
-from proxima.config.sections.placement_section import LocalPlacement
-from proxima.config.sections.ranks_section import FullSharding, RayPlacement, ReplicatedModel, TorchrunPlacement
+from proxima.config.resolved import dump
+from proxima.config.sections.placement_section import (
+    FullSharding,
+    LocalPlacement,
+    RayPlacement,
+    ReplicatedModel,
+    TorchrunPlacement,
+)
 from proxima.config.validate import check
-from proxima.config.yaml_dump import dump
 from tests.refusals import refused
 
 ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxima.config.mixtures import check_routed
 from proxima.config.resolution import resolve
+from proxima.config.sections.algorithm_section import check_routed
 from proxima.config.validate import check
 from proxima.data import FieldError
 from tests.engine.helpers import saved

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from proxima.config.sections.ranks_section import RayPlacement
+from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.node_actors import ActorPlace

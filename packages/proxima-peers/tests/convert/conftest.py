@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.config.yaml_dump import nested
+from proxima.config.resolved import nested
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Leftover

@@ -10,8 +10,7 @@ import yaml
 from proxima.config.families import family_name
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
-from proxima.config.resolved import Resolved
-from proxima.config.yaml_dump import nested
+from proxima.config.resolved import Resolved, nested
 from proxima.view.trackers import TRACKERS
 from proxima.view.trackers.wandb import Wandb
 from proxima_peers.convert import trackers

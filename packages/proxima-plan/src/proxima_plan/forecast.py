@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from proxima.config.estimate import StepEstimate
+from proxima.config.estimate import StepEstimate, StepSize
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
-from proxima.config.step_size import StepSize
 from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
 from proxima_plan.devices import CPU, Devices, this_machine

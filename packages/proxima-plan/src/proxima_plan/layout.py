@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.ranks_section import check_layout, launched_ranks
+from proxima.config.sections.placement_section import check_layout, launched_ranks
 from proxima.data import require, within
 from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding

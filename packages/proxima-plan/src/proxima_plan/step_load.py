@@ -6,8 +6,8 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
 
+from proxima.config.estimate import ExampleStep, StepSize
 from proxima.config.schema import RunConfig
-from proxima.config.step_size import ExampleStep, StepSize
 from proxima.reward import REWARDS
 from proxima_plan.engine_settings import EngineSettings, engine_settings
 from proxima_plan.model_size import ModelFacts, critic_facts, model_facts

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
+from proxima.config.resolved import dump
 from proxima.config.sections.algorithm_section import AlgorithmConfig
-from proxima.config.yaml_dump import dump
 from proxima.core.loss import policy_loss
 from proxima.core.metrics import Metrics, on_host
 from proxima.data import UserError, require

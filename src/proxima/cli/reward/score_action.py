@@ -15,11 +15,11 @@ import numpy as np
 from proxima.cli.output import Overrides
 from proxima.cli.parameters import Argument
 from proxima.config.sections.runtime_section import RuntimeConfig
-from proxima.config.slots import Slot
 from proxima.data import FieldError, UserError, require
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
+from proxima.data.kinds import Slot
 from proxima.system.machine import usable_cores
 from proxima.system.user_files import find_recipe
 

@@ -1,20 +1,25 @@
 """The `algorithm` section: advantage, loss, trust region, corrections, reference and teacher; and the checks of these
 parts against each other, and against what the engine and the loop supply."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
-from proxima.config.slots import Slot
+from proxima.core import SELECTIONS
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.advantage.protocol import Advantage, needs_baseline
+from proxima.core.aggregate import TokenMean
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
-from proxima.data import require
-from proxima.engine.protocol import Sampling
+from proxima.data import FieldError, require
+from proxima.data.kinds import Slot
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
+from proxima.model.hub_names import is_at_hand
+from proxima.model.pretrained import load_config
+from proxima.model.routing import check_mixture
 from proxima.reward.base import as_reward
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
@@ -161,7 +166,7 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
 
 def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """Every tensor that a spec declares in `needs` must come from the engine, the trainer or the reference model."""
-    supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
+    supplied = FROM_THE_TRAINER | supplied_by(engine)
     if algorithm.reference_kl is not None or algorithm.needs_reference:
         supplied |= {"reference_log_prob"}
     if algorithm.proximal == "next":
@@ -181,12 +186,6 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
             lacking = f"engine {r.entry('engine.kind').value!r} does not supply it; {supplier}"
             remedy = LOADED_BY.get(name, lacking)
             yield f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}"
-
-
-def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
-    """True if a setting applies to mixtures of experts."""
-    recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
-    return recorded or algorithm.router_balance is not None
 
 
 def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic: Any) -> Findings:
@@ -220,6 +219,218 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
                 yield f"reward.{i}.kind", message
 
 
-def replays_sampling_masks(sampling: Sampling, algorithm: AlgorithmConfig) -> bool:
-    """True if the policy's log-probs are over the tokens that could be sampled, not over the whole vocabulary."""
-    return bool(sampling.truncates) and algorithm.behavior == "sampled"
+def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
+    """The log-probs that the divergence from the teacher compares must be supplied."""
+    distillation = algorithm.distillation
+    if distillation is None:
+        return
+    top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
+    if distillation.engine is not None and top_k:
+        yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
+    reported = reported_top_k(engine)
+    if top_k > reported and distillation.divergence.top_k_of == "student":
+        message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
+        yield path, f"{message}, or top_k_of=teacher"
+    if not algorithm.trains_on_rewards:
+        for slot, off in fields_that_are_on(algorithm, {"reward_kl": "null", "correction": "[]"}):
+            message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
+            yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
+
+
+def gdpo_reads_each_reward(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
+    """`gdpo` normalises and weights each reward itself. It ignores the rewards' own weights, which apply to their sum,
+    and the KL in the reward, which is none of them."""
+    if not ADVANTAGES.holds(algorithm.advantage, "gdpo"):
+        return
+    weights = [as_reward(spec).weight for spec in reward]
+    shown = ", ".join(f"{weight:g}" for weight in weights)
+    if algorithm.advantage.weights is None and set(weights) != {1.0}:
+        message = "weighs every reward by 1, and the rewards have their own weights"
+        yield "algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1"
+    if algorithm.reward_kl is not None:
+        message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
+        yield "algorithm.reward_kl", message
+
+
+def preference_is_the_whole_loss(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+    """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs. It
+    has no ratio to a proximal policy, by which `train.target_kl` could end a step."""
+    if algorithm.preference is None:
+        return
+    off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
+    off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
+    off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
+    for slot, value in fields_that_are_on(algorithm, off):
+        message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
+        yield f"algorithm.{slot}", message
+    if algorithm.mismatch.on_mismatch == "reject":
+        yield "algorithm.mismatch.on_mismatch", "would break pairs; set it to auto, warn or stop"
+    if algorithm.advantage.per_token:
+        message = "online DPO needs a group advantage, such as {kind: grpo, scale: none}"
+        yield "algorithm.preference.kind", message
+    if not (algorithm.selection and SELECTIONS.holds(algorithm.selection[-1], "best_and_worst")):
+        yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
+    if train.target_kl is not None:
+        yield "train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null"
+
+
+def penalties_have_their_policy(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+    """A penalty must be towards a policy that differs from the current one and that nothing else names better."""
+    if not algorithm.penalties:
+        return
+    if getattr(algorithm.reference_kl, "towards", "reference") != "reference":
+        message = "must be reference here; another policy goes into algorithm.penalty"
+        yield "algorithm.reference_kl.towards", f"{message}, as [{{kind: k3, towards: behavior}}]"
+    for i, spec in enumerate(algorithm.penalty):
+        if getattr(spec, "towards", "") != "proximal" or algorithm.preference is not None:
+            continue
+        path = f"algorithm.penalty.{i}.towards"
+        if algorithm.proximal == "behavior":
+            remedy = "set this to behavior, or algorithm.proximal=recompute"
+            yield path, f"algorithm.proximal=behavior computes no proximal log-probs; {remedy}"
+        elif algorithm.proximal != "loglinear" and train.updates_per_step * train.epochs_per_step == 1:
+            message = "has no effect: in the only update of a step the policy is still the proximal one"
+            yield path, f"{message}; set this to behavior, or train.updates_per_step above 1"
+
+
+def corrections_are_possible(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Refuse a correction that conflicts with the surrogate or with another correction. With the behavior policy as
+    centre, a weight from it to the proximal policy is always 1; `proximal: next` is for corrections towards the next
+    policy, which replace such a weight."""
+    wrong = {
+        "behavior": "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same; "
+        "set algorithm.proximal=recompute, or remove the correction",
+        "next": "corrects towards π_prox, but algorithm.proximal=next: set towards=next, "
+        "or algorithm.proximal=recompute",
+    }
+    for i, spec in enumerate(algorithm.correction):
+        path = f"algorithm.correction.{i}.kind"
+        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
+            yield path, f"{r.entry(path).value!r} {problem}"
+        if algorithm.proximal in wrong and {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
+            yield path, wrong[algorithm.proximal]
+
+
+def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
+    """An engine for the reference has no effect if neither loss nor reward reads the reference."""
+    if algorithm.reference_engine is not None and not algorithm.needs_reference:
+        message = "has no effect: nothing reads the reference; set algorithm.reference_kl or reward_kl, or leave it out"
+        yield "algorithm.reference_engine.kind", message
+
+
+def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, reward: Sequence[Any]) -> Findings:
+    """Pruning with `allocate` keeps the size of an update only if whole groups fill the freed slots. The metric of a
+    selection must be one that completions have."""
+    if not algorithm.selection:
+        return
+    size = train.completions_per_prompt
+    metrics = {*METRICS, *METRIC_ALIASES, *(as_reward(spec).label for spec in reward)}
+    for i, spec in enumerate(algorithm.selection):
+        if SELECTIONS.holds(spec, "prune") and spec.allocate and not spec.keeps_size(size):
+            reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
+            if spec.scope == "batch":
+                reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
+            remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
+            message = f"{reason}, so updates can't keep their size; {remedy}"
+            yield f"algorithm.selection.{i}.allocate", message
+        metric = getattr(spec, "metric", None)
+        if isinstance(metric, str) and metric not in metrics:
+            message = f"unknown metric of a completion; known: {', '.join(sorted(metrics))}"
+            yield f"algorithm.selection.{i}.metric", message
+
+
+def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
+    """Warn if a prune rate can't be reached exactly, because a group loses whole completions."""
+    size = train.completions_per_prompt
+    for i, spec in enumerate(algorithm.selection):
+        if SELECTIONS.holds(spec, "prune") and spec.scope == "group":
+            rate = 1 - spec.kept(size) / size
+            if abs(rate - spec.rate) > 1e-9:
+                message = f"keeps {spec.kept(size)} of {size} completions, a rate of {rate:.3g}"
+                yield f"algorithm.selection.{i}.rate", message
+
+
+def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Dynamic sampling needs a selection that drops groups; pruning and balancing keep a part of every group."""
+    dynamic, selection = algorithm.dynamic_sampling, algorithm.selection
+    if dynamic is not None and all(SELECTIONS.holds(spec, "balance", "prune") for spec in selection):
+        remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
+        message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
+        settings = [entry for entry in r.entries if entry.path.startswith("algorithm.dynamic_sampling.")]
+        given = [entry for entry in settings if entry.source != "default"]
+        yield [*given, *settings][0].path, message
+
+
+def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
+    """`proximal: next` needs a correction towards the next policy. A replay can't compute that policy: others followed
+    the stored rollouts."""
+    if algorithm.proximal != "next":
+        for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
+            yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
+        return
+    if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
+        remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
+        yield "algorithm.proximal", f"no correction reads the next policy; {remedy}"
+    if rollouts is not None:
+        message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
+        yield "algorithm.proximal", message
+
+
+def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The fields that are neither empty nor at the value that turns them off, each with that value."""
+    return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
+
+
+def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
+    """Replayed routes must have been recorded, from a model with routers. Stored rollouts may lack them, which is
+    counted."""
+    path, replay = "algorithm.routing_replay", algorithm.routing_replay
+    if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
+        message = "replays the forward pass that recomputes the proximal policy, and there is none"
+        yield path, f"{message}; set algorithm.proximal=recompute, or this to rollout"
+    if replay == "rollout" and rollouts is None and "routed_experts" not in supplied_by(engine):
+        if hasattr(engine, "routed_experts"):
+            yield path, "replays the experts that the engine chose; set engine.routed_experts=true"
+        else:
+            message = f"engine {r.entry('engine.kind').value!r} does not report which experts it chose"
+            yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
+    if asks_routers(algorithm, engine) and is_at_hand(r.config.model.path, r.config.model.revision):
+        try:
+            check_routed(r.config)
+        except FieldError as error:
+            yield error.field, error.requirement
+
+
+def supplied_by(engine: Any) -> frozenset[str]:
+    """The tensors that an engine reports; a class of the user's may not say."""
+    return frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
+
+
+def reported_top_k(engine: Any) -> int:
+    """The number of most probable tokens that an engine reports; 0 for a class of the user's that reports none."""
+    return getattr(engine, "top_k_log_probs", 0)
+
+
+def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
+    """True if a setting applies to mixtures of experts."""
+    recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
+    return recorded or algorithm.router_balance is not None
+
+
+def check_routed(config: Any) -> None:
+    """Check the settings for mixtures of experts, before any weights are loaded.
+
+    Raises:
+        FieldError: a field is for mixtures of experts, and the model is not one, or its attention records no routes.
+    """
+    algorithm, model = config.algorithm, config.model
+    settings = {
+        "algorithm.routing_replay": algorithm.routing_replay != "off" and algorithm.routing_replay,
+        "algorithm.router_balance.coefficient": algorithm.router_balance and algorithm.router_balance.coefficient,
+        "engine.routed_experts": getattr(config.engine, "routed_experts", False),
+    }
+    for name, value in settings.items():
+        if value:
+            check_mixture(load_config(model.path, model.revision), name, value)
+            if model.attention == "padded":
+                raise FieldError("model.attention", "padded", f"has no routes for {name}", remedy="set it to auto")

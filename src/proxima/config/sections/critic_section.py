@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
+from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AGGREGATE, AlgorithmConfig
 from proxima.config.sections.model_section import has_score
 from proxima.config.sections.train_section import TrainConfig
-from proxima.config.slots import Slot, require_at_least
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
+from proxima.data.kinds import Slot
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.second_model import read_beside
 
@@ -88,6 +89,8 @@ class HeadCritic(CriticConfig):
 def critic_fits_the_run(critic: Any, algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
     """Refuse a critic if only a teacher trains, and `head_std` if the critic's model already has a head. The critic's
     changes to `train` must be valid there, and the policy must be trained in some step."""
+    if critic is None:
+        return
     if not algorithm.trains_on_rewards:
         message = "predicts rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
         yield "critic.kind", message

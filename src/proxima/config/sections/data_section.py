@@ -1,18 +1,24 @@
-"""The `data` section, and the check of the files that tasks read."""
+"""The `data` section; and the checks of what the sections `task`, `reward` and `episode` hold: specs of `proxima.task`
+and `proxima.reward`, and the `EpisodeSettings` of `proxima.rollout`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.slots import require_at_least
-from proxima.data import require
+from proxima.config.sections.model_section import ModelConfig, model_problem
+from proxima.data import FieldError, require
+from proxima.engine.protocol import Sampling
 from proxima.model.hub_names import did_you_mean
-from proxima.model.pretrained import UnloadedModel
+from proxima.model.pretrained import UnloadedModel, load_tokenizer
 from proxima.model.template_clock import require_moment
+from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
+from proxima.system.user_modules import user_module_file
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
@@ -82,12 +88,14 @@ class DataConfig(RowsConfig):
 
 
 DATA_SUFFIXES = (*SUFFIXES, ".gz", ".arrow")
+WORLD: tuple[Literal["environment"], Literal["tools"]] = ("environment", "tools")
 
 
 def tasks_of(config: Any) -> dict[str, Any]:
     """The tasks of a config by their dotted paths."""
-    sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
-    return {"task": getattr(config, "task", None)} | {f"{path}.task": spec.task for path, spec in sets.items()}
+    sets = config.eval.all_sets if hasattr(config, "eval") else {}
+    task = config.task if hasattr(config, "task") else None
+    return {"task": task} | {f"{path}.task": held_out.task for path, held_out in sets.items()}
 
 
 def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:
@@ -95,6 +103,11 @@ def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, 
     sets = r.get("eval.all_sets") or {}
     own = {f"{path}.task": (f"{path}.reward", held_out.reward) for path, held_out in sets.items() if held_out.reward}
     return dict.fromkeys(tasks_of(r.config), ("reward", reward)) | own
+
+
+def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
+    """The environment or the tools of a task; None of one without such a field, as are most."""
+    return getattr(task, part, None)
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:
@@ -111,3 +124,71 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
                     make = prepare_command(place)
                     remedy = f"{did_you_mean(place)}give a path relative to the current folder"
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"
+
+
+def only_rl_plays(r: Resolved[Any]) -> Findings:
+    """Refuse environments and tools in a run on a fixed data set, which generates nothing."""
+    if "episode" in type(r.config).__dataclass_fields__:
+        return
+    for path, task in tasks_of(r.config).items():
+        for part in WORLD:
+            if world_of(task, part):
+                yield f"{path}.{part}", "has no effect in a run on a fixed data set; remove it, or use proxima train"
+
+
+def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
+    """A reward from an environment needs a task with one: it can't score a single answer."""
+    if r.get("episode") is None:
+        return
+    tasks = tasks_of(r.config)
+    for path, (place, specs) in scorers_of(r, reward).items():
+        for i, spec in enumerate(specs):
+            task = tasks[path]
+            if task is not None and REWARDS.holds(spec, "environment") and not world_of(task, "environment"):
+                message = f"scores by the environment of {path}, which has none"
+                yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"
+
+
+def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling: Sampling) -> Findings:
+    """The tokens of an episode must be enough for one turn."""
+    played = any(world_of(task, part) for part in WORLD)
+    if played and episode.tokens is not None and episode.tokens < sampling.max_tokens:
+        message = f"is less than one turn may have, sampling.max_tokens={sampling.max_tokens}"
+        yield "episode.tokens", f"{message}; raise it, or lower sampling.max_tokens"
+
+
+def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:
+    """A reward model must have a scalar head, and the policy's vocabulary if it reads the policy's tokens."""
+    for path, spec in _rewards(r, reward):
+        if REWARDS.holds(spec, "model"):
+            try:
+                spec.check()
+                if model_problem(model.path) is None:
+                    spec.check_vocabulary(load_tokenizer(model.path, model.revision))
+            except FieldError as error:
+                yield f"{path}.{error.field}", error.requirement
+
+
+def reward_functions_exist(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
+    """Warn of a function whose file is missing: a command that imports it, as `train`, has refused it already."""
+    for path, spec in _rewards(r, reward):
+        if REWARDS.holds(spec, "function", "function_batch"):
+            module = spec.absolute_path.rpartition(":")[0]
+            if not (Path(module).is_file() if module.endswith(".py") else user_module_file(module)):
+                yield f"{path}.path", "no such file or module; a path is relative to the current folder"
+
+
+def _rewards(r: Resolved[Any], reward: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The rewards of the training and of each held-out set, with their paths."""
+    for path, rewards in dict(scorers_of(r, reward).values()).items():
+        for i, spec in enumerate(rewards):
+            yield f"{path}.{i}", spec
+
+
+def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> Findings:
+    """Warn if no completion can become long enough for the penalty."""
+    longest = sampling.max_tokens
+    for i, spec in enumerate(reward):
+        if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
+            message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
+            yield f"reward.{i}.max_tokens", message

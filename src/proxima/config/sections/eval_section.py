@@ -1,16 +1,22 @@
 """The sections `eval` and `checkpoint`: held-out evaluation, and the checkpoints that are kept."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
-from proxima.config.resolved import Findings
-from proxima.config.slots import Slot, require_at_least
+from proxima.config.problems import require_at_least
+from proxima.config.resolved import Findings, Resolved
 from proxima.data import require
-from proxima.data.kinds import Kinds
+from proxima.data.errors import suggestion
+from proxima.data.kinds import Kinds, Slot
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling
+from proxima.evaluation.estimators import powers_of_two
+from proxima.evaluation.intervals import PART
 from proxima.evaluation.plateau import Plateau
+from proxima.reward.base import as_reward
 from proxima.rollout.generator import GroupSpec
 from proxima.task import TASKS
 
@@ -135,3 +141,29 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
 def parts_of(task: Any) -> list[Any]:
     """The tasks of a mix, or the task alone."""
     return [part for source in task.tasks for part in parts_of(source.task)] if TASKS.holds(task, "mix") else [task]
+
+
+def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequence[Any]) -> Findings:
+    """`eval.metric` must be a metric of evaluations; a reward's own parts, `name/part`, are only known when it runs.
+    `keep_best` needs one for which higher is better."""
+    if eval.metric is None:
+        return
+    metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
+    rewards = {as_reward(spec).label for spec in scored_by}
+    several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
+    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several}
+    if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
+        also = "NAME/PART for a part of a reward's own"
+        yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"
+    if r.get("checkpoint.keep_best") and metric in ("length", "truncated"):
+        message = "keep_best keeps the highest, and here that is not the best"
+        yield "eval.metric", f"{message}; name the accuracy, the reward or a reward"
+
+
+def _metric_of_a_set(eval: EvalConfig, full_name: str, rewards: Sequence[Any]) -> tuple[str, int, Sequence[Any]]:
+    """`eval.metric` without the name of a set before it, and the samples and rewards of the set that it belongs to."""
+    name, _, metric = full_name.partition("/")
+    for held_out in eval.sets:
+        if metric and held_out.name == name:
+            return metric, held_out.samples, held_out.reward or rewards
+    return full_name, eval.samples, rewards

@@ -2,17 +2,22 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from proxima.config.describe import kind_of
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections import CRITICS
+from proxima.config.sections.train_section import OptimizationConfig
 from proxima.data import FieldError, UserError, require
 from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import supports
+from proxima.model.adapter_files import check_start
 from proxima.model.adapter_folder import base_of
 from proxima.model.demo_model import missing_reader
 from proxima.model.demo_path import is_downloadable
@@ -20,7 +25,7 @@ from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.files import local_place
 from proxima.model.images import ImageStore
 from proxima.model.lora import Lora
-from proxima.model.lora_layers import missing_peft
+from proxima.model.lora_layers import missing_peft, target_layers
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.positions import require_known_length
@@ -31,14 +36,18 @@ from proxima.model.pretrained import (
     check_device,
     check_path,
     load_config,
+    load_shape,
     require_length,
     rowless_ids,
 )
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import scalar_config
 from proxima.system.user_files import shown_path
+from proxima.training import OPTIMIZERS
 
 MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
+BFLOAT16_STEP = 2**-8
+TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
 Attention = Literal["auto", "packed", "varlen", "padded"]
 
 
@@ -227,3 +236,65 @@ def model_problem(path: str) -> str | None:
     if (Path(path) / ADAPTER).is_file():
         return missing_peft()
     return None
+
+
+def images_can_be_shown(r: Resolved[Any]) -> Findings:
+    """Images are read by packed attention, and whole; of servers, vLLM reads them."""
+    if not (r.get("task.images") or r.get("episode.images") or r.get("model.vision_lr_ratio")):
+        return
+    if not any(r.get(f"{part}.images") for part in ("task", "eval.task", "episode")):
+        yield "model.vision_lr_ratio", "has no effect: neither task.images nor episode.images is set; set it to 0"
+        return
+    for number, reward in enumerate(r.get("reward") or ()):
+        if kind_of(reward) == "model":
+            yield f"reward.{number}.kind", "model reads no images, which prompts show; take another reward"
+    kind = None if (engine := r.get("engine")) is None else kind_of(engine)
+    if kind not in (None, "local", "local_process", "vllm"):
+        yield "engine", f"{kind} can't be shown images; set engine.kind=local"
+    if (attention := r.get("model.attention")) not in ("auto", "packed"):
+        yield "model.attention", f"{attention} can't be shown images; set it to auto"
+    for name in ("tensor_parallel", "context_parallel"):
+        if (r.get(path := f"placement.{name}") or 1) > 1:
+            yield path, "can't be combined with images; set it to 1"
+
+
+def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
+    """The targets must be layers of the model, and an adapter to start from must be one for this model."""
+    lora = model.lora
+    if lora is None:
+        return
+    if (Path(model.path) / ADAPTER).is_file():
+        with suppress(FieldError):  # said by `models_exist`
+            base = base_of(model.path).path
+            yield "model.path", f"is an adapter; set model.path={base} and model.lora.path={model.path}"
+    elif lora.path is not None and lora.init != Lora.init:
+        yield "model.lora.init", "draws a new adapter, and model.lora.path is one; set one of the two"
+    else:
+        try:
+            if lora.path is not None:
+                check_start(lora, model.path, model.revision, scalar=hasattr(r.config, "reward_model"))
+            if (Path(model.path) / "config.json").is_file():  # a hub name would need a request to the hub
+                target_layers(load_shape(model.path), lora)
+        except FieldError as error:
+            if error.field.startswith("model.lora"):
+                yield error.field, error.requirement
+
+
+def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: OptimizationConfig) -> Findings:
+    """Warn if rounding loses updates of Adam, about `lr` per weight: bfloat16 resolves 2^-8 of a weight. An adapter is
+    float32; a critic with its own weights is trained in full even with one."""
+    if model.dtype == "float32":
+        return
+    critic = r.get("critic")
+    trained = {} if model.lora is not None else {"train.optimizer.lr": train.optimizer}
+    if CRITICS.holds(critic, "model") and (critic.optimizer is not None or not trained):
+        path = "train" if critic.optimizer is None else "critic"
+        trained[f"{path}.optimizer.lr"] = critic.optimizer or train.optimizer
+    for path, optimizer in trained.items():
+        relative = optimizer.lr / TYPICAL_WEIGHT if OPTIMIZERS.holds(optimizer, *OPTIMIZERS) else BFLOAT16_STEP
+        if not 0 < relative < BFLOAT16_STEP:
+            continue
+        message = f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and model.dtype="
+        message += f"bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above {optimizer.lr / BFLOAT16_STEP:.1g}"
+        remedy = "set model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
+        yield path, f"{message} do not change; {remedy}"

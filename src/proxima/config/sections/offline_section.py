@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from proxima.config.problems import require_at_least, require_plain_folder
 from proxima.config.sections.data_section import RowsConfig
 from proxima.config.sections.eval_section import CheckpointConfig, require_evaluations
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.placement_section import PLACED
 from proxima.config.sections.runtime_section import STALL, require_stall_seconds
 from proxima.config.sections.train_section import OptimizationConfig
-from proxima.config.slots import Slot, require_at_least, require_plain_folder
 from proxima.data import require
+from proxima.data.kinds import Slot
 from proxima.data.trajectory import Trajectory
 from proxima.evaluation.plateau import Plateau
 from proxima.task.example_rows import PreferenceReader

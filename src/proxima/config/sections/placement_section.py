@@ -1,7 +1,23 @@
-"""The `placement` section: the processes in which a run computes. The kinds with several are in `ranks_section`."""
+"""The `placement` section: the processes in which a run computes, and how ranks share the trained models."""
 
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from proxima.config.problems import require_at_least
+from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.model_section import ModelConfig
+from proxima.data import FieldError, renamed, require, within
+from proxima.data.errors import nearest_divisor
+from proxima.data.kinds import Slot
+from proxima.model.adapter_folder import BaseModel, base_of
+from proxima.model.files import is_adapter
+from proxima.model.hub_names import is_at_hand
+from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
+from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
+from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 KIND = "placement.kind"
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # set for ranks that something other than torchrun started
@@ -17,3 +33,227 @@ class LocalPlacement:
 def is_supervised() -> bool:
     """True if a cluster's supervisor has started this process, and restarts all ranks when one dies."""
     return STARTED_BY in os.environ
+
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables by which `torchrun` tells a rank about its group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSpec:
+    """Fields common to all ways of sharding a model over ranks; `proxima.model.parallel.Sharding` has the same
+    fields."""
+
+    kind: ClassVar[str]
+    param_dtype: Annotated[
+        Literal["bfloat16"] | None, "of the gathered weights in a forward; null: that of the master weights"
+    ] = None
+    reshard_after_forward: ClassVar[bool] = False
+    offload: ClassVar[bool] = False
+    sum_gradients: ClassVar[str] = "update"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullSharding(ShardingSpec):
+    """Each rank holds 1 / ranks of weights, gradients and optimizer state; layers are gathered when they compute."""
+
+    kind: ClassVar[str] = "full"
+    reshard_after_forward: Annotated[  # type: ignore[misc]  # a class has one value for all, or a field
+        bool, "free gathered layers between forward and backward: less memory, gathered twice"
+    ] = True
+    offload: Annotated[bool, "keep the shards, and the optimizer's step, in CPU memory"] = False  # type: ignore[misc]
+    sum_gradients: Annotated[  # type: ignore[misc]
+        Literal["micro_batch", "update"],
+        "when ranks add up gradients; update: once, and until then each holds all of them in float32, 4 bytes a weight",
+    ] = "micro_batch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridSharding(FullSharding):
+    """Shards within a node, copies between nodes: only gradients cross the network."""
+
+    kind: ClassVar[str] = "hybrid"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicatedModel(ShardingSpec):
+    """Each rank holds the whole model; only gradients are summed."""
+
+    kind: ClassVar[str] = "replicate"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlacement:
+    """Fields common to all placements in several processes."""
+
+    sharding: Annotated[
+        Any, Slot("proxima.config.sections:SHARDINGS", default="full"), "how ranks share a trained model"
+    ] = field(default_factory=FullSharding)
+    tensor_parallel: Annotated[int, "neighbouring ranks that split each layer's matrices, and the vocabulary"] = 1
+    context_parallel: Annotated[int, "ranks that split the tokens of a micro-batch between them"] = 1
+    expert_parallel: Annotated[int, "ranks that split the experts of a mixture, and send each other its tokens"] = 1
+    timeout: Annotated[float, "seconds that a rank waits for the others in a collective before the run fails"] = 1800.0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "tensor_parallel", "context_parallel", "expert_parallel")
+        require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
+
+
+def launched_ranks() -> int | None:
+    """The number of ranks that a launcher, or the user in its place, has set in WORLD_SIZE; None if unset."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and int(size) > 0 else None
+
+
+def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
+    """Raise FieldError if `ranks` ranks (0: any number) can't have the placement's layout. `of` completes their name in
+    the message: ` of a node`."""
+    tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
+    most = f"a divisor of the {ranks} rank{'s' * (ranks > 1)}{of}"
+    legal = nearest_divisor(tensor, ranks_for_tensors(placement, ranks))
+    require(ranks % tensor == 0, "tensor_parallel", tensor, f"must be {most}", remedy=f"set it to {legal}")
+    left = ranks // tensor
+    of_left = most if tensor == 1 else f"{most} over tensor_parallel={tensor}"
+    legal = nearest_divisor(context, left)
+    require(left % context == 0, "context_parallel", context, f"must be {of_left}", remedy=f"set it to {legal}")
+    legal = nearest_divisor(expert, left)
+    require(left % expert == 0, "expert_parallel", expert, f"must be {of_left}", remedy=f"set it to {legal}")
+    whole = expert == 1 or placement.sharding.kind != "replicate"
+    remedy = "use sharding full, or hybrid"
+    require(whole, "expert_parallel", expert, "splits experts, and sharding is replicate", remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunPlacement(RankPlacement):
+    """The processes that torchrun or srun started, with RANK and WORLD_SIZE in their environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayPlacement(RankPlacement):
+    """Processes on a Ray cluster, which this process starts, watches, and restarts when one dies."""
+
+    ranks: Annotated[int, "processes, one for each device"] = 1
+    gpus_per_rank: Annotated[float, "0: a cluster without GPUs"] = 1.0
+    cpus_per_rank: Annotated[float, "cores reserved for a rank"] = 1.0
+    address: Annotated[
+        str | None, "of the cluster; null: RAY_ADDRESS if it is set, else one on this machine that ends with the run"
+    ] = None
+    strategy: Annotated[
+        Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
+        "ranks on few nodes or on many; STRICT: on one node, or each on its own, or not at all",
+    ] = "PACK"
+    restarts: Annotated[int, "how many times the ranks are restarted, from the last checkpoint, after one died"] = 3
+    start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
+    engines: Annotated[int, "servers of engine.kind that are started next to the ranks; 0: engine.url has them"] = 0
+    gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
+    cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
+    colocate: Annotated[
+        bool, "each server on the devices of ranks / engines ranks, which it leaves to them during updates"
+    ] = False
+    reward_workers: Annotated[
+        int, "actors of a core each that run what runtime.reward_workers processes would; 0: these, beside rank 0"
+    ] = 0
+    env: Annotated[Mapping[str, str], "environment variables of the ranks, beside those of their node"] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 1, "ranks")
+        check_layout(self, self.ranks)
+        require_at_least(self, 0, "restarts", remedy="0 ends the run at the first death")
+        gpus = self.gpus_per_rank
+        require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
+        require_at_least(self, 0, "engines", "reward_workers")
+        if self.colocate:
+            self._check_colocation()
+        devices = self.gpus_per_engine
+        require(0 <= devices < math.inf, "gpus_per_engine", devices, "must be finite and >= 0")
+        for name in ("cpus_per_rank", "cpus_per_engine"):
+            cpus = getattr(self, name)
+            require(0 < cpus < math.inf, name, cpus, "must be finite and > 0")
+        seconds = self.start_timeout
+        require(1 <= seconds < math.inf, "start_timeout", seconds, "must be finite and >= 1 second")
+        for name, value in self.env.items():
+            plain = name.isprintable() and name != "" and "=" not in name
+            require(plain, f"env.{name}", value, "is not the name of an environment variable")
+            require(name not in RANK_VARIABLES, f"env.{name}", value, "is set for each rank by its place; leave it out")
+            secret = is_secret_name(name) or is_secret_value(value)
+            remedy = "set it in the environment of the nodes"
+            require(not secret, f"env.{name}", HIDDEN, "looks like a secret, and config.yaml is stored", remedy=remedy)
+
+    def _check_colocation(self) -> None:
+        count = self.engines
+        remedy = "set placement.engines, with engine.kind=vllm"
+        require(count > 0, "colocate", True, "needs servers, and engines is 0", remedy=remedy)
+        bound = f"must divide ranks={self.ranks} with colocate: each server has the devices of as many ranks"
+        require(self.ranks % count == 0, "engines", count, bound)
+        default, gpus = type(self).gpus_per_engine, self.gpus_of_ranks
+        given = self.gpus_per_engine
+        bound = f"is not read with colocate: a server has the {gpus:g} of its ranks; leave it out"
+        require(given in (default, gpus), "gpus_per_engine", given, bound)
+
+    @property
+    def bundles(self) -> int:
+        """The number of bundles that the ranks request: one each, or with `colocate` one with each server."""
+        return self.engines if self.colocate else self.ranks
+
+    @property
+    def gpus_of_ranks(self) -> float:
+        """The number of devices of the ranks in one bundle."""
+        return self.ranks // self.bundles * self.gpus_per_rank
+
+
+def ranks_compute_the_model(placement: Any, model: ModelConfig) -> Findings:
+    """Products in float32 need gathered weights in float32, and ranks that split tokens need them packed."""
+    if not isinstance(placement, RankPlacement):
+        return
+    if placement.sharding.param_dtype == "bfloat16" and model.compute_dtype == "float32":
+        rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
+        yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
+    if placement.context_parallel > 1 and model.attention not in ("auto", "packed"):
+        message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
+        yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
+
+
+def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
+    """The number of ranks must fit the placement's layout, and the models must be divisible among them, as far as
+    known: the launcher may not have set their number yet, and a hub model may not have been downloaded."""
+    if not isinstance(placement, RankPlacement):
+        return
+    ranks, of = (placement.ranks if isinstance(placement, RayPlacement) else launched_ranks()) or 0, ""
+    if placement.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
+        ranks, of = int(nearby), " of a node"
+    try:
+        with within("placement"):
+            check_layout(placement, ranks, of)
+        for name in ("model", "critic", "algorithm.distillation") if ranks != 1 else ():
+            model = r.get(name)
+            if getattr(model, "path", None) and getattr(model, "engine", None) is None:
+                _require_splittable(f"{name}.path", model, placement, ranks)
+    except FieldError as error:
+        yield error.field, error.requirement
+
+
+def _require_splittable(name: str, model: Any, placement: RankPlacement, ranks: int) -> None:
+    path, revision = model.path, getattr(model, "revision", None)
+    source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
+    if not is_at_hand(source.path, source.revision):
+        return
+    with renamed(POLICY, name):
+        sharding = Sharding.of(placement)
+        sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
+        adapters = getattr(model, "lora", None) is not None
+        require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
+
+
+def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
+    """Nothing may call the servers while the ranks use the servers' devices."""
+    if not (isinstance(placement, RayPlacement) and placement.colocate):
+        return
+    if runtime.overlaps:
+        message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
+        yield "placement.colocate", f"{message}; set that to null, or colocate to false"
+    if algorithm.proximal == "next":
+        message = "puts the servers to sleep during updates, when algorithm.proximal=next calls them"
+        yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from proxima.config.sections.offline_section import PairConfig
-from proxima.config.slots import Slot
 from proxima.core.preference.kto import Kto
 from proxima.data import require
+from proxima.data.kinds import Slot
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.task.example_rows import LabelColumns, PairColumns
 from proxima.task.protocol import Row

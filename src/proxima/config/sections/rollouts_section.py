@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.comparable import ABSENT, flat_values
+from proxima.config.estimate import pruned
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
-from proxima.config.step_groups import pruned
 from proxima.core.advantage.protocol import needs_baseline
 
 STORED = (  # the sections and fields that decided what is stored
@@ -21,8 +21,10 @@ NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only used before a
 DYNAMIC = "algorithm.dynamic_sampling"
 
 
-def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None) -> Findings:
+def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None, rollouts: str | None) -> Findings:
     """The replayed run must have stored what this config would generate, in another folder than this run's."""
+    if rollouts is None:
+        return
     place = r.config.replayed
     if folder is not None and Path(folder).expanduser().resolve() == place.resolve():
         yield "folder", "is the run whose rollouts are replayed; give the replay its own, folder=PATH"

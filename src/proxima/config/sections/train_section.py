@@ -4,10 +4,11 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.slots import Slot, require_at_least
 from proxima.data import require
-from proxima.engine.protocol import Sampling
+from proxima.data.kinds import Slot
+from proxima.training import OPTIMIZERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +102,8 @@ def warmup_ends(train: OptimizationConfig) -> Findings:
         yield name, message
 
 
-def completions_fit_micro_batch(sampling: Sampling, train: TrainConfig) -> Findings:
-    """Warn if a completion may exceed the token budget of one forward."""
-    if (tokens := sampling.max_tokens) > train.tokens_per_micro_batch:
-        message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
-        yield "train.tokens_per_micro_batch", message
-
-
-def training_samples_at_random(sampling: Sampling) -> Findings:
-    """Refuse temperature 0, which gives equal completions: a group has nothing to compare."""
-    if sampling.temperature == 0:
-        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
-        yield "sampling.temperature", message
+def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """Muon needs whole matrices, which an adapter does not have."""
+    if OPTIMIZERS.holds(train.optimizer, "muon") and r.get("model.lora") is not None:
+        reason = "orthogonalizes updates of whole matrices, and an adapter has factors of them"
+        yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"

@@ -1,7 +1,7 @@
 """The engines of a run, and what each must meet, before any weights are loaded."""
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import replays_sampling_masks
+from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import EngineRequirements, LogProbName

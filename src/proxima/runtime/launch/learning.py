@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import RECOMPUTED, replays_sampling_masks
+from proxima.config.sections.algorithm_section import RECOMPUTED
+from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
 from proxima.engine.choice import EngineChoice

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxima.config.estimate import at_once, group_arithmetic, pruned
 from proxima.config.schema import RunConfig
-from proxima.config.step_groups import at_once, group_arithmetic, pruned
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.rollout.collector import Collector, Pending

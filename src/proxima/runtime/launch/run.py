@@ -8,11 +8,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
-from proxima.config.resolved import Resolved
+from proxima.config.resolved import Resolved, dump
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.validate import require_proven
-from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel

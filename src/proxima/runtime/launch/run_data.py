@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from proxima.config.mixtures import check_routed
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import asks_routers
+from proxima.config.sections.algorithm_section import asks_routers, check_routed
 from proxima.config.sections.data_section import tasks_of
 from proxima.data.flow import Prompt
 from proxima.engine.choice import EngineChoice

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.config.sections.ranks_section import RayPlacement
+from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Serve
 from proxima.engine.serve.servers import start_servers

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proxima.config.sections.placement_section import STARTED_BY
-from proxima.config.sections.ranks_section import RayPlacement
+from proxima.config.sections.placement_section import STARTED_BY, RayPlacement
 from proxima.data import UserError
 from proxima.runtime.placement.engine_group import EngineGroup
 from proxima.runtime.placement.node_actors import ActorPlace, RankHost

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-from proxima.config.sections.ranks_section import RayPlacement
+from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 
 ADDRESS = "RAY_ADDRESS"

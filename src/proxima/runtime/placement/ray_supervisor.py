@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.resolved import Resolved
-from proxima.config.sections.ranks_section import RayPlacement
+from proxima.config.sections.placement_section import RayPlacement
 from proxima.process.children import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.rank_group import RankGroup, start_group

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from proxima.config.resolved import Resolved
-from proxima.config.yaml_dump import dump
+from proxima.config.resolved import Resolved, dump
 from proxima.rollout.collector import Pending
 from proxima.runtime.loop.training_loop import evaluation_is_due, plateau_reached
 from proxima.runtime.resume.changes import Change, check_inputs, check_resume, record_changes, start_notes

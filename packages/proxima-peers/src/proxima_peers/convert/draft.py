@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from proxima.config.resolved import Lines, nested, yaml_lines
 from proxima.config.scalars import for_any_reader
 from proxima.config.tree import FILL_IN, is_index
-from proxima.config.yaml_dump import Lines, nested, yaml_lines
 from proxima_peers.convert.options import Leftover, Options, Sourced, on_one_line
 
 ALGORITHM = (

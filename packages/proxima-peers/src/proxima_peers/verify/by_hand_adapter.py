@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from torch import Tensor
 
 from proxima.config.resolution import resolve
-from proxima.config.slots import Slot
 from proxima.config.tree import Source, node_of
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.reward_kl import RewardKl
 from proxima.data import UserError
 from proxima.data.errors import suggestion
+from proxima.data.kinds import Slot
 from proxima.laws.by_hand import TOLERANCE, numbers_by_hand
 from proxima_peers.verify.record import Attempt, Record, UnsupportedRecord
 from proxima_peers.verify.record_steps import RECORD_STEPS, SLOTS

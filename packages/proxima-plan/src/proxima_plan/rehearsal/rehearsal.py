@@ -12,10 +12,9 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from proxima.config.estimate import StepEstimate
+from proxima.config.estimate import ExampleStep, StepEstimate, StepSize
 from proxima.config.families import family_name
 from proxima.config.resolution import resolve
-from proxima.config.step_size import ExampleStep, StepSize
 from proxima.data import UserError
 from proxima.data.trajectory import Trajectory
 from proxima.model.parallel.sharding import Sharding
