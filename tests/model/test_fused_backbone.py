@@ -9,7 +9,7 @@ import transformers as hf
 
 from proxima.data.trajectory import Trajectory
 from proxima.kernels.compiled import unavailable
-from proxima.model import fused_backbone
+from proxima.model import attention, fused_backbone
 from proxima.model.plain_decoder import is_plain
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
@@ -54,11 +54,11 @@ def test_nearer_to_the_truth_than_the_modules(kind, monkeypatch):
     truth = run(deepcopy(model).double(), torch.float64)
     calls = []
     fused = fused_backbone.fused_states
-    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
+    monkeypatch.setattr(attention, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
     ours = run(model)
     assert calls[0] is not None
     assert all(torch.equal(a, b) for a, b in zip(ours, run(model), strict=True))
-    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: None)
+    monkeypatch.setattr(attention, "fused_states", lambda *a: None)
     modules = run(model)
     for mine, theirs, exact in zip(ours, modules, truth, strict=True):
         assert 0 < distance(mine, exact) < 1.1 * distance(theirs, exact) < 0.1
@@ -78,7 +78,7 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
 @pytest.mark.parametrize(("kind", "items"), [("llama", forked()), ("qwen3", opened(forked())), ("llama", opened(ROWS))])
 def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
     model, calls, fused = model_of(kind), [], fused_backbone.fused_states
-    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
+    monkeypatch.setattr(attention, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
     given = {share: run(model, items=items, share_prompt=share) for share in (True, False)}
     truth = run(deepcopy(model).double(), torch.float64, items)
     assert len(calls) == 2 and calls[0] is not None
