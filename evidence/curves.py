@@ -12,8 +12,8 @@ from statistics import stdev
 from typing import Any
 
 from evidence.figure import Panel
+from proxima.experiments.cell_statistics import SeedMean, mean_over_seeds, t_quantile
 from proxima.experiments.run_reader import read_run
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, t_quantile
 from proxima.experiments.sweep_file import read_sweep
 from proxima.system.jsonl import read_lines
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.data import UserError
 from proxima.evaluation.headline import Headline
+from proxima.experiments.cell_statistics import smoothed
 from proxima.experiments.run_reader import read_run
-from proxima.experiments.seed_statistics import smoothed
 from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 from proxima.view.formatting import duration, fixed

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import command, finish, need_model, parser, table
-from tests.engine.http.waiting import until
+from tests.engine.http.plain_servers import until
 from tests.warm import LAUNCHER, WarmPopen
 
 FIGURES = ("replicas", "probe_mean", "probe_max", "slope", "seconds", "prepare_seconds")

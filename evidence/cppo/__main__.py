@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evidence.curves import Run, by_seed, cell_mean, difference, mean, panel, run_claim, shown, told
 from evidence.figure import draw
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from proxima.experiments.cell_statistics import SeedMean, mean_over_seeds
 
 STEPS, MARGIN = 30, 0.02
 LENGTHS = ("16", "64", "200", "400")

@@ -19,7 +19,7 @@ from evidence.curves import (
     total,
 )
 from evidence.figure import draw
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from proxima.experiments.cell_statistics import SeedMean, mean_over_seeds
 
 STEPS, MARGIN = 30, 0.02
 CELLS = ("none", "cd", "ct", "co", "dt", "do", "to", "cdto")

@@ -10,7 +10,7 @@ from typing import Any
 from evidence.curves import shown, told
 from evidence.figure import Line, Panel, draw
 from evidence.mechanism.run import ASKED, BINDING, BINDING_RESULTS, MASKS, POSITIONS, RESULTS, SETTINGS, UPDATES
-from proxima.experiments.seed_statistics import mean_over_seeds
+from proxima.experiments.cell_statistics import mean_over_seeds
 from proxima.system.jsonl import read_lines
 
 Batch = dict[str, Any]  # its lines by mask

@@ -19,7 +19,7 @@ from evidence.curves import (
     total,
 )
 from evidence.figure import draw
-from proxima.experiments.seed_statistics import mean_over_seeds
+from proxima.experiments.cell_statistics import mean_over_seeds
 
 STEPS, MARGIN, WINDOW, LEARNED = 60, 0.02, 5, 0.6
 DOSES = {"int8": "int8", "int4": "engine=weights=int4", "noise 1": "engine=noise=1", "int3": "engine=weights=int3"}

@@ -20,7 +20,7 @@ from evidence.curves import (
     total,
 )
 from evidence.figure import draw
-from proxima.experiments.seed_statistics import mean_over_seeds
+from proxima.experiments.cell_statistics import mean_over_seeds
 
 STEPS = 30
 CELLS = ("grpo_16", "pruned", "random", "smallest", "grpo_8", "grpo_4", "grpo_32")

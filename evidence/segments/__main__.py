@@ -21,7 +21,7 @@ from evidence.curves import (
 )
 from evidence.figure import draw
 from evidence.segments.run import CHAINS, LAGS, WEIGHTINGS, has_every_gradient
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds
+from proxima.experiments.cell_statistics import SeedMean, mean_over_seeds
 from proxima.system.jsonl import read_lines
 
 CLAIM = Path(__file__).parent

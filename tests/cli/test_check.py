@@ -6,7 +6,7 @@ import json
 import pytest
 
 from proxima.cli.main import main
-from proxima.laws import live_check
+from proxima.laws import engine_laws
 from proxima.laws.law import check_law
 from proxima.laws.spec_check import laws_of
 from tests.docs.printed import fence
@@ -122,8 +122,8 @@ def test_a_strangers_engine(stranger, capsys):
 
 def test_our_engine(capsys, monkeypatch):
     """Of its laws two, one of which compares it with the model that it was given: tests/laws has them all."""
-    two = [law for law in live_check.ENGINE_LAWS if law.name in ("greedy", "lengths")]
-    monkeypatch.setattr(live_check, "ENGINE_LAWS", two)
+    two = [law for law in engine_laws.ENGINE_LAWS if law.name in ("greedy", "lengths")]
+    monkeypatch.setattr(engine_laws, "ENGINE_LAWS", two)
     assert main(["check", "local", "dtype=float32"]) == 0
     assert "engine local: 2 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
 

@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler
 
 import pytest
 
-from proxima.laws import live_check
+from proxima.laws import engine_laws
 from proxima.laws.engine_case import tiny_model
-from proxima.laws.live_check import ENGINE_LAWS
+from proxima.laws.engine_laws import ENGINE_LAWS
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port
@@ -93,7 +93,7 @@ def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):
     """The law that finds it, and the next one, which passes."""
     tiny = tiny_model()
     folder = saved(tiny, tmp_path / "tiny")
-    monkeypatch.setattr(live_check, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
+    monkeypatch.setattr(engine_laws, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
         code, out, _ = proxima("check", "sglang", f"url={server.url}", "--model", folder)
     assert code == 1 and re.search(r"FAILED   greedy: prompt \d: greedy tokens are \d\.\d+ nats below the best", out)

@@ -3,9 +3,8 @@
 import pytest
 
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.evaluation.answer_means import mean_estimates
 from proxima.evaluation.estimators import powers_of_two
-from proxima.evaluation.group_metrics import eval_metrics
+from proxima.evaluation.group_metrics import eval_metrics, mean_estimates
 from proxima.evaluation.votes import answer_extractor
 from proxima.reward.math.marked import Gsm8kReward
 

@@ -8,9 +8,9 @@ import pytest
 from proxima.config.resolution import resolve
 from proxima.data.flow import Group, Prompt, Score
 from proxima.engine.protocol import Sampling
+from proxima.evaluation.headline import named_metric
 from proxima.evaluation.held_out import Evaluation, summarise
 from proxima.evaluation.intervals import wilson
-from proxima.evaluation.named_metric import named_metric
 from tests.runtime.tiny_run import recipe
 from tests.training.test_batch_builder import group
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from proxima.data.random import random_bits
-from proxima.evaluation.intervals import _quantile, bootstrap_mean, resampled_means, wilson
-from proxima.evaluation.ratios import ratio_of_sums
+from proxima.evaluation.intervals import _quantile, bootstrap_mean, ratio_of_sums, resampled_means, wilson
 
 
 @pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])

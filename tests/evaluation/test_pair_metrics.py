@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from proxima.evaluation.intervals import wilson
+from proxima.evaluation.intervals import ratio_of_sums, wilson
 from proxima.evaluation.pair_metrics import ScoredPair, pair_metrics
-from proxima.evaluation.ratios import ratio_of_sums
 
 
 def pair(question, lead, longer=0, base=1.0):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.evaluation.paired import _by_flips, difference, mcnemar, paired_score, sign_flip
+from proxima.evaluation.question_pairs import _by_flips, difference, mcnemar, paired_score, sign_flip
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.evaluation.preference_metrics import ComparedItem, preference_metrics
+from proxima.evaluation.pair_metrics import ComparedItem, preference_metrics
 
 
 def pair(question, chosen, rejected, loss=None):

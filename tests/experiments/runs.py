@@ -3,8 +3,7 @@
 import json
 
 from proxima.experiments.run_comparison import compare_runs
-from proxima.experiments.run_reader import read_run
-from proxima.experiments.run_search import find_runs
+from proxima.experiments.run_reader import find_runs, read_run
 
 CONFIG = """\
 model:

@@ -5,8 +5,7 @@ import json
 import pytest
 
 from proxima.experiments.cell_statistics import first_reach
-from proxima.experiments.run_reader import read_run
-from proxima.experiments.run_search import find_runs
+from proxima.experiments.run_reader import find_runs, read_run
 from tests.experiments.runs import answered, curve, make_run, make_sweep, step
 from tests.refusals import refused
 
@@ -106,7 +105,7 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
 
 
 def test_a_whole_disk_is_not_searched(tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.experiments.run_search.MOST_FOLDERS", 5)
+    monkeypatch.setattr("proxima.experiments.run_reader.MOST_FOLDERS", 5)
     for i in range(6):
         (tmp_path / str(i)).mkdir()
     (line,) = refused(find_runs, [tmp_path])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.experiments.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
+from proxima.experiments.cell_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
 
 
 @pytest.mark.parametrize(

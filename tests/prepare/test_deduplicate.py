@@ -3,8 +3,7 @@
 import pytest
 
 from proxima.prepare.deduplicate import Deduplicator
-from proxima.prepare.read_files import SourceRow
-from proxima.prepare.row_formats import SourceQuestion
+from proxima.prepare.read_files import SourceQuestion, SourceRow
 
 from .published import AFTER, BEFORE
 

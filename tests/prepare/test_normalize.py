@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import normalize, question_key, strip_instructions, words
+from proxima.prepare.normalize import ANSWERS, normalize, question_key, strip_instructions, words
 from proxima.prepare.prompt_template import TEMPLATES, resolve_template
 from proxima.system.jsonl import utf8
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from proxima.prepare.catalog import PrepareOptions
 from proxima.prepare.dataset_card import read_card, verify_folder
 from proxima.prepare.decontaminate import EvalSet
-from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 from proxima.prepare.locate import locate_files
-from proxima.prepare.pipeline import prepare, refuse_existing
-from proxima.prepare.prepare_options import PrepareOptions
+from proxima.prepare.pipeline import load_eval_set, prepare, refuse_existing, sibling_eval_sets
 from proxima.prepare.write_files import COLUMNS
 from proxima.system.atomic_files import atomic_folder
 from proxima.task.local_files import PREPARED

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.prepare.read_files import inspect_file, iter_source_rows
-from proxima.prepare.row_formats import SourceQuestion
+from proxima.prepare.read_files import SourceQuestion, inspect_file, iter_source_rows
 
 from .published import lines, math_row, write_dapo, write_jsonl, write_parquet
 

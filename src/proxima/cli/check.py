@@ -131,7 +131,8 @@ def show(result: "LawResult") -> None:
 
 def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
     """Check the laws of a spec and yield the results."""
-    from proxima.laws.live_check import check_engine, check_reward
+    from proxima.laws.engine_laws import check_engine
+    from proxima.laws.reward_laws import check_reward
     from proxima.laws.spec_check import check_spec
 
     if slot == "reward":

@@ -12,9 +12,9 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
+    from proxima.experiments.cell_statistics import SeedMean
     from proxima.experiments.run_comparison import RunComparison
     from proxima.experiments.run_reader import Run
-    from proxima.experiments.seed_statistics import SeedMean
 
 WIDTH = 100
 OUT = (
@@ -44,7 +44,7 @@ def compare(
     """Write the page, and print the final table; in another format than text, the page only with `--out`."""
     from proxima.experiments.cell_statistics import final_value
     from proxima.experiments.run_comparison import compare_runs
-    from proxima.experiments.run_search import find_runs
+    from proxima.experiments.run_reader import find_runs
     from proxima.view.comparison_files import comparison_file, table_text_as, write_comparison_file
 
     form = chosen_format(format, as_json)

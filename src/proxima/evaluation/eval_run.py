@@ -5,13 +5,13 @@ completions are the same bytes for the same command; facts that may differ (time
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.parquet as pq
 import torch
@@ -21,7 +21,6 @@ from proxima.data.flow import Group
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
-from proxima.evaluation.eval_observer import EvalObserver
 from proxima.evaluation.group_metrics import eval_metrics
 from proxima.evaluation.question_sets import LoadedSuite
 from proxima.evaluation.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
@@ -67,6 +66,22 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"--out {folder} contains files, but no evaluation; give another folder")
     if not overwrite:
         raise UserError(f"--out {folder} contains an evaluation; replace it with --overwrite, or give another folder")
+
+
+class EvalObserver:
+    """What `run_eval` reports while it runs. Ignores everything; override what is of interest."""
+
+    def progress(self, stage: Literal["load", "evaluate"], done: int, total: int, unit: str) -> None:
+        """Within the loading, or a suite: `done` of `total` `unit`. Called often: be fast."""
+
+    def warning(self, text: str) -> None:
+        """Something that affects the result: what it means and what to do, in one line."""
+
+    def suite_started(self, name: str, questions: int, answers: int) -> None:
+        """The model answers a suite next: `answers` completions to `questions` questions."""
+
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+        """A suite is finished; `facts` is its part of result.json."""
 
 
 def run_eval(

@@ -1,9 +1,11 @@
-"""The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint."""
+"""The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint; by default, or
+by `eval.metric`."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.data.errors import nearest, suggestion
 from proxima.evaluation.intervals import PART, bound_keys
 
 Record = Mapping[str, Any]
@@ -83,3 +85,18 @@ class Headline:
         """Return the 95 % interval; None if the record has none."""
         low, high = bound_keys(self.key)
         return None if record.get(low) is None else (float(record[low]), float(record[high]))
+
+
+def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
+    """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name, empty if it has
+    none.
+
+    The parts that a reward reports besides its value are known only after it has run.
+    """
+    headline = Headline.of([record], metric)
+    if headline.value(record) is not None or record["invalid"] == record["answers"]:
+        return headline.key, ""
+    names = [Headline(key).name for key in record if bound_keys(key)[0] in record]
+    instead = nearest(metric, names) or ("reward" if "reward" in names else None)
+    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, names)}"
+    return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"

@@ -7,9 +7,8 @@ from typing import Any
 
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.engine.protocol import Engine
-from proxima.evaluation.answer_means import mean_estimates
 from proxima.evaluation.estimators import powers_of_two
-from proxima.evaluation.group_metrics import estimates, question_scores
+from proxima.evaluation.group_metrics import estimates, mean_estimates, question_scores
 from proxima.evaluation.headline import ACCURACY, CUT, REWARD
 from proxima.evaluation.intervals import Interval, wilson_interval
 from proxima.reward.runner import RewardRunner

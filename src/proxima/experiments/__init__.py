@@ -3,18 +3,18 @@
     sweep_file.py        a sweep file → cells
     sweep_plan.py        cells × seeds → validated runs
     sweep_runner.py      each run in its own process
-    growing_records.py   metrics.jsonl while it grows    run_progress.py  and the progress of a run
-    run_reader.py        a run folder → config, records, curves over any axis
+    run_progress.py      metrics.jsonl while it grows, and the progress of a run
+    run_reader.py        finds run folders; a run folder → config, records, curves over any axis
     metric_names.py      metric names of other frameworks
     run_comparison.py    runs → cells, the fields in which they differ, warnings
-    cell_statistics.py   means over seeds, paired differences, cost of a target (pure)
-    seed_statistics.py   Student's interval, medians, running means (pure)
+    cell_statistics.py   means over seeds, Student's interval, paired differences, cost of a target (pure)
+    stored_tokens.py     why the tokens of a stored completion were kept or dropped
+    divergences.py       the divergence of each token, and the trust region that follows
 
 In a notebook:
 
     from proxima.experiments.run_comparison import compare_runs
-    from proxima.experiments.run_reader import read_run
-    from proxima.experiments.run_search import find_runs
+    from proxima.experiments.run_reader import find_runs, read_run
     comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 
 Imports: `runtime` (folder, environment) and every room below it. Imported by

@@ -16,10 +16,16 @@ from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.data import UserError
 from proxima.data.errors import suggestion
 from proxima.evaluation.headline import REWARD, Headline
-from proxima.experiments.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
+from proxima.experiments.cell_statistics import (
+    EPISODE_FIGURES,
+    EXAMPLE_FIGURES,
+    CellRuns,
+    CellSummary,
+    summarize,
+    t_quantile,
+)
 from proxima.experiments.metric_names import canonical_metric
 from proxima.experiments.run_reader import AXES, Run
-from proxima.experiments.seed_statistics import t_quantile
 from proxima.runtime.watch.observer import warning_kind
 from proxima.system.jsonl import dumps
 

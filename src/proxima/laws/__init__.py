@@ -1,14 +1,13 @@
 """The laws that every spec of a slot must satisfy, for our tests and for `proxima check`.
 
     spec_check    every law of a spec; `SLOTS`, the table of laws by slot
-    live_check    the laws of rewards and engines
     law           the class of laws, and the search for the smallest counterexample
-    batches       random batches with holes and garbage          needs_law    declared needs against tensors read
-    first_laws    a call returns what its slot expects: if that fails, no other law is tried
+    batches       random batches with holes and garbage
+    first_laws    a call returns what its slot expects (if that fails, no other law is tried) and reads what it declares
     by_hand       examples with numbers worked out by hand
-    surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
-    outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
-    reward_laws   rewards                                         engine_laws    engines; sampling_laws: their draws
+    surrogate_laws  surrogates                      term_laws     corrections, penalties, aggregations, distillation
+    outcome_laws    advantages, selections          reward_laws   rewards
+    engine_laws     engines; sampling_laws: their draws
     engine_case   the engine and model under test
 
 A spec declares the laws that its method breaks on purpose (`exempt_laws`, which are run anyway: an exemption that no

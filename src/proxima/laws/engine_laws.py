@@ -1,16 +1,29 @@
-"""Laws of engines, checked on a small model: log-probs, versions, determinism, pause and abort."""
+"""Laws of engines, servers among them, checked on a small model: log-probs, versions, determinism, pause and abort."""
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from proxima.data import UserError
 from proxima.data.flow import Completion
-from proxima.engine.protocol import Capabilities, Engine, InFlight, ScoreRequest, WeightUpdate
-from proxima.laws.engine_case import EngineUnderTest, completions, engine_law, known_capabilities, requests
-from proxima.laws.law import Violation, require_that
+from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    EngineSetup,
+    InFlight,
+    ScoreRequest,
+    WeightUpdate,
+    close_engine,
+)
+from proxima.laws.engine_case import EngineUnderTest, completions, engine_law, known_capabilities, requests, tiny_model
+from proxima.laws.law import LawResult, Violation, check_laws, require_that
 from proxima.laws.sampling_laws import SAMPLING_LAWS
+from proxima.model.load import load
+from proxima.model.pretrained import load_tokenizer
 
 LOG_PROB_TOLERANCE = 0.05  # nats, between two forward passes in bfloat16
 
@@ -199,3 +212,30 @@ ENGINE_LAWS = (
     *SAMPLING_LAWS,
 )
 # fmt: on
+
+
+def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
+    """Check the laws of engines on a model; without a path, on a tiny one created on the fly.
+
+    A server answers as in a run: it is asked for what it can do, and `versions` pushes the weights of the model to it.
+
+    Raises:
+        UserError: the engine is a server, and there is no model to compare with its own; or it can't be used.
+    """
+    if model is None and isinstance(spec, ServerSettings):
+        raise UserError(
+            "a server is checked against its model", remedy="add --model FOLDER, with the weights that it serves"
+        )
+    holds = bool(getattr(type(spec), "needs_weights", False))
+    loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
+    if holds or model is None:
+        setup = EngineSetup.of(loaded())
+    else:
+        setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
+    if isinstance(spec, ServerSettings) and spec.serve is None:
+        close_engine(spec.build(setup))  # what prevents this is about the server, and about no law
+    # An engine that holds no weights here and was given no model may return anything, so it is not compared.
+    compared = loaded if holds or model is not None else None
+    quantized = getattr(spec, "quantization", None) is not None
+    case = EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None), quantized=quantized)
+    yield from check_laws(ENGINE_LAWS, case)

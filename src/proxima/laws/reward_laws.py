@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.laws.law import Law, require_that
+from proxima.laws.law import Law, LawResult, check_laws, described, not_tried, require_that
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 
@@ -136,3 +136,21 @@ REWARD_LAWS = (
         cure="return from unreadable_one(answer) a text for what can't be compared with, None too, and raise nothing"),
 )
 # fmt: on
+
+
+CHECK_CURE = "raise from check() a UserError alone, with a line for the user"
+CHECKED = Law("check", "a run ends before it begins", lambda spec, case: None, cure=CHECK_CURE, root=True)
+
+
+def check_reward(spec: Any) -> Iterator[LawResult]:
+    """Check the laws of rewards; all are skipped if something that the reward needs is missing."""
+    try:
+        as_reward(spec).check()
+    except ValueError as error:
+        yield from (LawResult(law, "skipped", str(error)) for law in REWARD_LAWS)
+        return
+    except Exception as error:  # third-party code may raise anything
+        yield LawResult(CHECKED, "FAILED", described(error))
+        yield not_tried(REWARD_LAWS, CHECKED)
+        return
+    yield from check_laws(REWARD_LAWS, spec)

@@ -10,11 +10,10 @@ from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection.protocol import Selection
 from proxima.core.spec import names_in
 from proxima.laws.by_hand import require_example
-from proxima.laws.distillation_laws import DISTILLATION_LAWS
 from proxima.laws.law import Law, LawResult, Violation, check_exemption, check_law, check_laws, not_tried, require_that
 from proxima.laws.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.laws.surrogate_laws import SURROGATE_LAWS
-from proxima.laws.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
+from proxima.laws.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, DISTILLATION_LAWS, PENALTY_LAWS
 
 #: the protocol of each slot, and its laws; those of an advantage a number a completion, see `laws_of`
 SLOTS: dict[str, tuple[type, tuple[Law, ...]]] = {

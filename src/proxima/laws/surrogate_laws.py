@@ -16,6 +16,7 @@ from proxima.laws.first_laws import (
     FINITE,
     MASKED,
     ORDINARY,
+    needs_laws,
     require_column,
     require_finite,
     runs_law,
@@ -23,7 +24,6 @@ from proxima.laws.first_laws import (
     values_at,
 )
 from proxima.laws.law import Law, Violation, require_close, require_that, same
-from proxima.laws.needs_law import needs_laws
 
 STEP = 1e-6  # step of the central differences, nats
 

@@ -1,9 +1,10 @@
 """Data preparation: published question sets become folders for training and evaluation, with every row accounted for.
 
 `prepare` keeps each question once, drops answers that no reward can score and questions of an evaluation set, and
-writes a card with counts and hashes. One file per step: `locate` (finds the files), `read_files` and `row_formats`
-(read them), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
-`write_files`, `dataset_card` (write the output); `prepare_options` contains the user's options.
+writes a card with counts and hashes. One file per step: `locate` (finds the files), `read_files` (reads them and knows
+their columns), `normalize` (canonical questions and answers), `deduplicate`, `decontaminate`, `pipeline` (the split,
+the evaluation sets, and all steps in order), `write_files`, `dataset_card` (write the output). `catalog` has the
+sources and the user's options.
 Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
 To add a source: (1) an entry in `catalog.yaml`, and its folder in `proxima.task.local_files.PREPARED`; (2) a branch in

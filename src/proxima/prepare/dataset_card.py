@@ -7,10 +7,9 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
-from proxima.prepare.catalog import Part
+from proxima.prepare.catalog import Part, PrepareOptions
 from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
-from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256, inspect_file
 from proxima.prepare.write_files import COLUMNS, LISTS, Outcome, SplitData

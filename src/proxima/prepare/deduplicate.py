@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import question_key, strip_instructions, text_hash
-from proxima.prepare.read_files import SourceRow
-from proxima.prepare.row_formats import SourceQuestion
+from proxima.prepare.normalize import ANSWERS, question_key, strip_instructions, text_hash
+from proxima.prepare.read_files import SourceQuestion, SourceRow
 from proxima.system.jsonl import utf8
 
 LISTED = 10_000  # maximum of unreadable rows listed with their text; all are counted

@@ -9,17 +9,17 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.random import share_of
-from proxima.prepare.catalog import Part
-from proxima.prepare.dataset_card import build_card, write_card
+from proxima.prepare.catalog import Part, PrepareOptions
+from proxima.prepare.dataset_card import build_card, read_card, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.deduplicate import Deduplicator
-from proxima.prepare.locate import CARD, SourceFiles
-from proxima.prepare.normalize import normalize
-from proxima.prepare.prepare_options import PrepareOptions
+from proxima.prepare.locate import CARD, SourceFiles, locate_files
+from proxima.prepare.normalize import normalize, question_key, strip_instructions
 from proxima.prepare.prompt_template import resolve_template
-from proxima.prepare.read_files import inspect_file, iter_source_rows
+from proxima.prepare.read_files import combined_sha256, inspect_file, iter_source_rows
 from proxima.prepare.write_files import Outcome, SplitData, write_lists, write_tables
 from proxima.system.atomic_files import atomic_folder
+from proxima.system.jsonl import utf8
 
 HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback
@@ -189,3 +189,44 @@ def _notes(part: Part, source: SourceFiles, card: dict[str, Any]) -> Iterator[st
         distinct = card["counts"].get(side, {}).get("questions", count)
         if distinct != count:
             yield f"{part.name}: {distinct:,} distinct {side} questions, {count:,} are published; is the source whole?"
+
+
+_ANY = Part("evaluation set", "", (), side="test", answer="expression", template="plain")
+
+
+def load_eval_set(given: str) -> EvalSet:
+    """Load the distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
+    UserError if it does not exist, or has no questions."""
+    place = Path(given).expanduser()
+    path = str(place / "test.parquet") if (place / "test.parquet").is_file() else given
+    if path == given and (place / CARD).is_file():
+        raise UserError(f"against={given!r} has no test.parquet: nothing is evaluated on it; leave it out")
+    try:
+        files = locate_files(_ANY, path)
+        inputs = tuple(inspect_file(*pair) for pair in files.sides["test"])
+        questions = {
+            question_key(row.content.question): utf8(strip_instructions(row.content.question))
+            for row in iter_source_rows(inputs)
+            if row.content and row.content.question
+        }
+    except UserError as error:
+        raise UserError(f"against={given!r}: {error}") from None
+    if not questions:
+        raise UserError(f"against={given!r} holds no questions")
+    name = place.name if place.is_dir() or place.stem != "test" else place.resolve().parent.name
+    return EvalSet(name, list(questions.values()), combined_sha256(inputs))
+
+
+def sibling_eval_sets(out: Path) -> list[str]:
+    """Return the folders next to `out` with a `test.parquet`, except test splits that were split off a training set."""
+    if not out.parent.is_dir():
+        return []
+    siblings = (path for path in sorted(out.parent.iterdir()) if path != out and (path / "test.parquet").is_file())
+    return [str(path) for path in siblings if not path.name.startswith(".") and not _is_split_off(path)]
+
+
+def _is_split_off(folder: Path) -> bool:
+    try:
+        return bool(read_card(folder)["split"]["held_out"])
+    except (UserError, KeyError, TypeError):
+        return False

@@ -2,14 +2,36 @@
 them."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
+from proxima.data.json_reader import load_json
 from proxima.task.file_formats import SUFFIXES, ParquetTable, data_suffix, open_data_file
+from proxima.task.published_chats import as_messages
+
+
+@dataclass(frozen=True, slots=True)
+class SourceQuestion:
+    """A row in the form of the source.
+
+    Args:
+        question: with the instructions of the source around it.
+        answer: a number, a text, or a whole solution; None if the row has none.
+        solution: a worked solution, if the source has one besides the answer.
+        subject: `algebra` …; None: unknown.
+        level: difficulty, 1 … 5; None: unknown.
+        source_id: the row's name in the source.
+    """
+
+    question: str
+    answer: Any
+    solution: str | None = None
+    subject: str | None = None
+    level: int | None = None
+    source_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -81,3 +103,99 @@ def combined_sha256(inputs: Sequence[InputFile]) -> str:
     if len(inputs) == 1:
         return inputs[0].sha256
     return hashlib.sha256("".join(f"{file.sha256} {file.name}\n" for file in inputs).encode()).hexdigest()
+
+
+Values = Mapping[str, Any]
+
+
+# Columns of published data sets, the first that is there is used.
+QUESTION = ("problem", "Problem", "question", "prompt")
+CHATS = ("messages", "conversations")  # of whole chats, ShareGPT's among them
+ANSWER = ("reward_model", "answer", "Answer", "solution")
+SOLUTION, SUBJECT, NAME = ("solution", "Solution"), ("subject", "type"), ("unique_id", "id", "ID", "problem_idx", "url")
+COLUMNS = frozenset((*QUESTION, *CHATS, *ANSWER, *SOLUTION, *SUBJECT, *NAME, "level", "extra_info"))
+
+
+def known_columns(columns: Iterable[str], source: str) -> list[str]:
+    """Return the columns that are read; UserError, with those found and those expected, without question or answer."""
+    present = list(columns)
+    whole = any(name in present for name in CHATS)  # a chat may hold its answer
+    if not whole and not all(any(name in present for name in names) for names in (QUESTION, ANSWER)):
+        expected = f"a question ({', '.join(QUESTION)}) and an answer ({', '.join(ANSWER)}), or {' or '.join(CHATS)}"
+        raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; expected {expected}")
+    return [name for name in present if name in COLUMNS]
+
+
+def read_row(values: Values) -> SourceQuestion:
+    r"""Read a row of any published form; raises KeyError, TypeError or ValueError for a malformed one.
+
+    DAPO-Math-17k and data prepared for verl: a chat, with the answer inside `reward_model`. A prompt alone: its final
+    answer is called the solution in such sets. GSM8K: the answer is a solution that ends in `#### number`. MATH, most
+    copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution. A whole
+    chat: its user's only turn is the question, and the assistant's turn after it the answer, unless a column has that.
+    """
+    if not any(name in values for name in QUESTION) and (column := next((n for n in CHATS if n in values), None)):
+        values = {**_chat(values[column], column), **values}
+    chat = "prompt" in values and "reward_model" in values
+    name = "prompt" if chat else next((name for name in QUESTION if name in values), "")
+    question = _last_user_message(values["prompt"]) if name in ("prompt", "") else _text(values[name])
+    if chat:
+        rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
+        return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
+    answer = next((values[name] for name in ("answer", "Answer") if values.get(name) not in (None, "")), None)
+    if name == "prompt":
+        return SourceQuestion(question, values.get("solution", answer))
+    before, marker, _ = str(answer).rpartition("####")
+    solution = before.strip() or None if marker else _first(values, *SOLUTION)
+    level = str(values.get("level")).removeprefix("Level ").strip()  # `Level 5`, `5` or 5; `Level ?` is unknown
+    return SourceQuestion(
+        question,
+        solution if answer is None else answer,
+        solution,
+        _first(values, *SUBJECT),
+        int(level) if level in {"1", "2", "3", "4", "5"} else None,
+        _first(values, *NAME),
+    )
+
+
+def _chat(value: Any, column: str) -> Values:
+    """The question of a chat, and its answer if the assistant gives one; ValueError for several turns of the user."""
+    try:
+        chat = as_messages(value, f"column {column!r}")
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    users = [message["content"] for message in chat if message["role"] == "user"]
+    if len(users) != 1:
+        raise ValueError(f"the chat has {len(users)} turns of the user, and a question is one")
+    last = chat[-1]
+    return {"question": users[0]} | ({"answer": last["content"]} if last["role"] == "assistant" else {})
+
+
+def _text(question: Any) -> str:
+    """Return a question, empty for null; TypeError for anything that is not text, such as a chat or a number."""
+    if not isinstance(question, str | None):
+        raise TypeError(f"the question is a {type(question).__name__}, not text")
+    return question or ""
+
+
+def _last_user_message(prompt: Any) -> str:
+    """Return the last user message; a prompt that is text is returned unchanged."""
+    if isinstance(prompt, str):
+        if not prompt.startswith("[{"):
+            return prompt
+        prompt = load_json(prompt)
+    contents = [message["content"] for message in prompt if message["role"] == "user"]
+    if not contents:
+        raise ValueError("the chat has no user message")
+    return str(contents[-1])
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    parsed = load_json(value) if isinstance(value, str) else value
+    if not isinstance(parsed, Mapping):
+        raise TypeError(f"{type(parsed).__name__} in place of an object")
+    return parsed
+
+
+def _first(values: Values, *names: str) -> str | None:
+    return next((str(values[name]) for name in names if values.get(name) not in (None, "")), None)

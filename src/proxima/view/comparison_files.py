@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.data import UserError
-from proxima.experiments.cell_statistics import HELD_OUT, CellSummary
+from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedMean
 from proxima.experiments.run_comparison import RunComparison
-from proxima.experiments.seed_statistics import SeedMean
 from proxima.system.atomic_files import write_atomic
 from proxima.view import comparison_page
 from proxima.view.chart import FIGURES, Color, Drawing, panel_axes, round_ticks, write_figure

@@ -14,9 +14,8 @@ from typing import Any
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 from proxima.evaluation.headline import REWARD, Headline
-from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
+from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand, SeedMean, TargetCost
 from proxima.experiments.run_comparison import RunComparison
-from proxima.experiments.seed_statistics import SeedMean
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
 from proxima.view.microscope.metric_meanings import metric_meanings

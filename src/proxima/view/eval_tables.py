@@ -6,7 +6,7 @@ from typing import Any, Literal, TextIO
 from rich.text import Text
 
 from proxima.data.json_reader import load_json
-from proxima.evaluation.eval_observer import EvalObserver
+from proxima.evaluation.eval_run import EvalObserver
 from proxima.evaluation.headline import ACCURACY, Headline
 from proxima.evaluation.intervals import Interval
 from proxima.evaluation.question_pairs import ChangedQuestions, PairedComparison

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
+from proxima.prepare.catalog import PrepareOptions
 from proxima.prepare.deduplicate import Conflicts
-from proxima.prepare.prepare_options import PrepareOptions
 
 if TYPE_CHECKING:
     from proxima.prepare.catalog import Part
@@ -160,7 +160,7 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
 def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence[str] | None) -> "list[EvalSet]":
     """The evaluation sets that training questions are compared with: those in `against`, or else those next to the
     folder; and those that this command has prepared."""
-    from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
+    from proxima.prepare.pipeline import load_eval_set, sibling_eval_sets
 
     fresh = {done.test.name: done.test for done in made if done.test}
     if against is None:

@@ -16,8 +16,8 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
+from proxima.evaluation.headline import named_metric
 from proxima.evaluation.held_out import Evaluation, summarise
-from proxima.evaluation.named_metric import named_metric
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.runtime.loop.nothing_left import not_filled
 from proxima.runtime.loop.publisher import Publisher

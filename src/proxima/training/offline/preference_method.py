@@ -18,7 +18,7 @@ from proxima.core.preference.two_sided import Sft
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
-from proxima.evaluation.preference_metrics import ComparedItem, preference_metrics
+from proxima.evaluation.pair_metrics import ComparedItem, preference_metrics
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel

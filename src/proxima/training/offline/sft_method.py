@@ -15,7 +15,7 @@ from proxima.data import FieldError
 from proxima.data.flow import Prompt
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import Trajectory
-from proxima.evaluation.ratios import ratio_of_sums
+from proxima.evaluation.intervals import ratio_of_sums
 from proxima.model.chat import prompt_tokens
 from proxima.model.chat_answer import shown_answer
 from proxima.model.packed_model import TokenOutputs

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.experiments.run_search import find_runs
+from proxima.experiments.run_reader import find_runs
 from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder

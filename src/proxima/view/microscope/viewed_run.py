@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from proxima.core.correction.health import verdicts
 from proxima.data import UserError
-from proxima.experiments.growing_records import GrowingRecords
+from proxima.experiments.run_progress import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import is_locked
