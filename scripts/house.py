@@ -36,7 +36,6 @@ PUBLIC_ROOMS = tuple(
 )
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
-    "export": "the command, and what it does",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
     "reasoning_gym": "the task and the reward of one package",

@@ -142,7 +142,7 @@ def place(given, monkeypatch, tmp_path):
         raise AssertionError("weights were read")
 
     # "model" last: a module that was first imported with that patch would keep it
-    users = ("model.model_source", "api.local_answers", "runtime.state.export")
+    users = ("model.model_source", "api.local_answers", "runtime.state.run_checkpoints")
     for module in (*users, "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
     go_offline(monkeypatch, tmp_path / "no-caches")

@@ -13,7 +13,7 @@ from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.resume.rewind import RestoredJournal
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima.task.prompts import Cursor
 from tests.runtime.prompt_rows import prompt_rows
 

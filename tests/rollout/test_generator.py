@@ -9,7 +9,7 @@ import pytest
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from tests.rollout.async_world import Engine, Rewards, Schedule
 
 PROMPTS = [Prompt(uid=uid, messages=(), tokens=(1, 2)) for uid in (3, 4, 5)]

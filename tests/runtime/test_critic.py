@@ -15,9 +15,9 @@ from proxima.model.load import load
 from proxima.model.save import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.launch.critic_weights import make_critic
-from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.run_checkpoints import export
 from proxima.training.optimizer import Schedule
 from tests.runtime.runs import CRITIC, PPO
 from tests.runtime.tiny_run import rollouts_of, saved_in, steps_of

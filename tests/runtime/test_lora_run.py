@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 
 from proxima.data import UserError
 from proxima.model.load import load
-from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.run_checkpoints import export
 from proxima.training.checkpoint import damage
 from tests.runtime.runs import LORA
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, rollouts_of, saved_in, steps_of

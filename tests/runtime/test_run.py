@@ -15,10 +15,10 @@ from proxima.evaluation.question_sets import load_suites, recipe_suites
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.state.export import export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.run_checkpoints import export, find_checkpoint
 from proxima.training.checkpoint import checkpoints
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps_of, summary_of, timeless

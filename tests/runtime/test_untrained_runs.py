@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.loop.untrained import why_untrained
+from proxima.runtime.watch.step_notes import why_untrained
 from proxima.training.stack import TrainStack
 from tests.runtime.offline import tiny_dpo, tiny_sft
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, steps_of, summary_of

@@ -8,7 +8,7 @@ from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.group import Gdpo
 from proxima.core.advantage.token import Gae
 from proxima.core.selection.dropping import Prune
-from proxima.runtime.loop.step_metrics import rollout_metrics
+from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.learner import drop_mismatched
 from proxima.training.objectives.protocol import TokenStatistics

@@ -14,7 +14,7 @@ from proxima.data.flow import Prompt
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import pack
 from proxima.data.sampling_mask import SamplingMask
-from proxima.runtime.loop.step_metrics import rollout_metrics
+from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens, turns_of
 from proxima.training.learner import drop_mismatched

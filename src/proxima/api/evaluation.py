@@ -22,7 +22,7 @@ from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite
 from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
 from proxima.model.template_clock import fixed_clock
-from proxima.runtime.state.export import find_checkpoint
+from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.view.eval_tables import EvalProgress, results_table
 

@@ -10,9 +10,9 @@ from proxima.data import UserError
 from proxima.data.errors import suggestion
 from proxima.data.json_reader import load_json
 from proxima.experiments.run_reader import Run, read_mapping, read_run
-from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.runtime.state.rollouts import read_table
+from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.observer import Record
 from proxima.view.log_lines import closing_line
 from proxima.view.report import write_report

@@ -19,7 +19,7 @@ def export_run(
         UserError: the run has no such checkpoint or part.
     """
     from proxima.model.quiet import quiet_transformers
-    from proxima.runtime.state.export import export
+    from proxima.runtime.state.run_checkpoints import export
 
     with quiet_transformers():
         folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)

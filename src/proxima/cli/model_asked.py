@@ -119,7 +119,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         raise FieldError("--max-length", longest, "must be >= 2")
     if (Path(model) / "config.yaml").is_file():
         from proxima.config.recipe_reader import read_yaml
-        from proxima.runtime.state.export import find_checkpoint
+        from proxima.runtime.state.run_checkpoints import find_checkpoint
 
         recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
         stored = read_yaml(Path(model) / "config.yaml").to_python()

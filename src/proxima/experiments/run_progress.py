@@ -10,7 +10,7 @@ from proxima.data import UserError
 from proxima.experiments.run_reader import Metrics, Points
 from proxima.experiments.sweep_plan import PlannedRun
 from proxima.runtime.watch.observer import Record
-from proxima.runtime.watch.pace import seconds_left
+from proxima.runtime.watch.step_notes import seconds_left
 from proxima.system.jsonl import check_record, lines_from
 
 

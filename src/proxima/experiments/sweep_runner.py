@@ -24,8 +24,7 @@ from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.process.children import describe_exit, kill_group, wait_or_kill
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.folder_lock import FolderLock, is_locked
+from proxima.runtime.state.folder import FolderLock, RunFolder, is_locked
 from proxima.runtime.watch.interrupt import signals_handled
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic

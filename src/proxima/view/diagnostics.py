@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from proxima.runtime.loop.untrained import VARIED
 from proxima.runtime.watch.observer import Record
+from proxima.runtime.watch.step_notes import VARIED
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import fixed, percent
 

@@ -21,7 +21,7 @@ from proxima.runtime.placement.process_group import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
-from proxima.runtime.watch.pace import seconds_left
+from proxima.runtime.watch.step_notes import seconds_left
 from proxima.system.full_disk import is_disk_full
 from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
 from proxima.view.held_out_sets import set_lines

@@ -27,7 +27,7 @@ from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from tests.tiny import tiny_tokenizer
 from tests.tiny_images import picture
 

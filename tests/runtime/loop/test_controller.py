@@ -20,8 +20,7 @@ from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.rl_workload import device_turns
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded, RunServices
 from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

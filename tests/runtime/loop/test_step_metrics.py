@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
+from proxima.runtime.loop.step_review import mean_metrics, rollout_metrics
 from tests.training.test_batch_builder import algorithm, group
 
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForSequenceClassification
 
 from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.model_reward import ModelReward
-from proxima.runtime.state.export import export, find_checkpoint
+from proxima.runtime.state.run_checkpoints import export, find_checkpoint
 from tests.runtime.tiny_run import evals_of
 
 TOKENS = torch.arange(3, 40)[None]

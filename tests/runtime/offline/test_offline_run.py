@@ -10,9 +10,9 @@ import proxima
 from proxima.data import FieldError, UserError
 from proxima.model.load import load
 from proxima.runtime.loop.offline_loop import HeldOutSamples
-from proxima.runtime.state.export import find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.timeline import timeline_spans
 from tests.prepare.published import write_jsonl
 from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft

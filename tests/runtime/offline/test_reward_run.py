@@ -10,8 +10,8 @@ from proxima.config.sections.reward_model_section import RewardModelConfig
 from proxima.config.validate import load_recipe
 from proxima.data import UserError
 from proxima.reward.model_reward import ModelReward
-from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.run_checkpoints import export
 from tests.runtime.tiny_run import evals_of, go, saved_in, steps_of
 
 

@@ -10,9 +10,9 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima.runtime.resume.changes import model_hashes
 from proxima.runtime.resume.rewind import RestoredJournal
-from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.run_checkpoints import export
 from proxima.training.checkpoint import checkpoints
 from tests.runtime.state.test_folder_check import flip
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces

@@ -8,7 +8,7 @@ import pytest
 from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.model.pretrained import LoadedModel
-from proxima.runtime.state.export import find_checkpoint
+from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.state.summary import algorithm_name
 from tests.runtime.tiny_run import Watcher, evals_of, go, recipe, summary_of
 

@@ -11,8 +11,8 @@ from pkgutil import resolve_name
 import pytest
 
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.system.full_disk import as_disk_full, is_disk_full
 from tests.runtime.interruptions import press
 from tests.runtime.tiny_run import Watcher, assert_same, traces

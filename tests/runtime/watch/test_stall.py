@@ -9,9 +9,9 @@ import pytest
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima.runtime.watch.stall import StallWatch
 from proxima.runtime.watch.timeline import Timeline
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from tests.engine.helpers import engine, requests
 from tests.runtime.loop.test_controller import World
 

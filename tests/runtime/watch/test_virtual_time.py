@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxima.runtime.watch.virtual_time import Deadlock, VirtualClock, run_virtually
+from proxima.runtime.watch.clock import Deadlock, VirtualClock, run_virtually
 
 
 def test_a_deadlock_is_an_error():

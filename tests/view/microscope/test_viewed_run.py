@@ -7,8 +7,7 @@ import pytest
 from proxima.core import SURROGATES
 from proxima.data import UserError
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.folder_lock import FolderLock
+from proxima.runtime.state.folder import FolderLock, RunFolder
 from proxima.runtime.state.rollouts import write_evals
 from proxima.view.microscope.held_out_answers import held_out_answers
 from proxima.view.microscope.server import distinct

@@ -7,7 +7,7 @@ from torch import nn
 
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima_plan.simulation.timed_engine import TimedEngine
 
 from .simulated import PUBLISH, TOKENS, ByHand, config

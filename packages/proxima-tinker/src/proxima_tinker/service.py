@@ -34,7 +34,7 @@ from proxima.model.load import load
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel, load_config, require_length
 from proxima.model.save import save_trained
-from proxima.runtime.state.folder_lock import FolderLock
+from proxima.runtime.state.folder import FolderLock
 from proxima.runtime.watch.disk import Disk
 from proxima.system.atomic_files import atomic_folder, write_atomic
 from proxima.system.damage import Checksum, damage_beside_checksums, write_checksums

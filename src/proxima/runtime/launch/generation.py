@@ -17,7 +17,7 @@ from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
-from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.reward_actors import ActorPool
 from proxima.task.prompts import PromptSource
 

@@ -16,7 +16,7 @@ from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.models import describe_run, make_stack
 from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
-from proxima.runtime.loop.services import RunServices
+from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.follower import RankModels
 from proxima.runtime.resume.changes import model_hashes, rows_sha
 from proxima.runtime.state.journal import Journal

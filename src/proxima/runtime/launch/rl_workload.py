@@ -18,9 +18,8 @@ from proxima.runtime.launch.models import describe_run
 from proxima.runtime.launch.next_policy_cache import make_next_policy
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.loop.controller import Controller
-from proxima.runtime.loop.publisher import DeviceTurns, Publisher
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.shared_devices import SharedDevices
+from proxima.runtime.loop.publisher import DeviceTurns, Publisher, SharedDevices
+from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.follower import RankModels
 from proxima.runtime.resume.changes import input_hashes
 from proxima.runtime.resume.restore import restore_data

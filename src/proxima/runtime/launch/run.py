@@ -21,8 +21,7 @@ from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.launch.run_on_ranks import cancelled_with, start_rank
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.loop.training_loop import RunEnded, RunServices
 from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import follow
 from proxima.runtime.placement.process_group import ranks_of

@@ -19,14 +19,10 @@ from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric
 from proxima.evaluation.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
-from proxima.runtime.loop.nothing_left import not_filled
-from proxima.runtime.loop.publisher import Publisher
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.step_metrics import mean_metrics, rollout_metrics
-from proxima.runtime.loop.step_review import StepReview
-from proxima.runtime.loop.training_loop import RunEnded, TrainingLoop
+from proxima.runtime.loop.publisher import Publisher, engine_errors
+from proxima.runtime.loop.step_review import StepReview, mean_metrics, not_filled, rollout_metrics
+from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop
 from proxima.runtime.state.pending_files import write_groups
-from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.training.batch_builder import BatchBuilder, TrainingBatch
 from proxima.training.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
 from proxima.training.learner import Learner
@@ -89,7 +85,7 @@ class Controller(TrainingLoop):
 
     async def collect(self, step: int) -> CollectedBatch:
         """Collect scored groups until they make a batch."""
-        self.publisher.watch.metrics.clear()
+        self.publisher.reports.metrics.clear()
         with self.timed(self.collector.stage), engine_errors():
             try:
                 collected: CollectedBatch = await self.cancel_on_stop(
@@ -223,13 +219,13 @@ class Controller(TrainingLoop):
             "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
             "tokens_per_second/train": result.tokens / training if training else 0.0,
             **self.collector.step_metrics(times),
-            **self.publisher.watch.metrics,
+            **self.publisher.reports.metrics,
             **{f"time/{name}": value for name, value in times.items()},
             "policy_version": version,
         }
 
     def why_untrained(self, record: Mapping[str, Any]) -> str:
-        return self.review.nothing_left or super().why_untrained(record)
+        return self.review.exhausted or super().why_untrained(record)
 
     def on_health(self, health: Health) -> None:
         self.publisher.report_health(health, min(self.journal.step + 1, self.steps))

@@ -15,9 +15,8 @@ from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.offline_data import OfflineData
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.step_metrics import mean_metrics
-from proxima.runtime.loop.training_loop import TrainingLoop
+from proxima.runtime.loop.step_review import mean_metrics
+from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.training.checkpoint import read_checkpoint
 from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.training.stack import TrainStack, UpdateResult

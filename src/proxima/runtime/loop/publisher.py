@@ -1,17 +1,26 @@
-"""New weights for the engine, and what the run hears from it."""
+"""Publishes weights to the engine, takes turns with it on shared devices, and passes on what it reports."""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
 
 from proxima.data import UserError
-from proxima.engine.executor import HookError
-from proxima.engine.protocol import Health, WeightUpdate
+from proxima.engine.executor import Executor, HookError
+from proxima.engine.http.client import ServerError
+from proxima.engine.protocol import Engine, Health, SleepingEngine, WeightUpdate
+from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
+from proxima.runtime.loop.training_loop import RunEnded, RunServices
 from proxima.training.learner import Learner
+from proxima.training.stack import TrainStack
+
+RESUME = "repair the engine and resume (--resume)"
 
 
 class DeviceTurns:
-    """Turns of engine and trainer on the devices: nobody waits, each has its own. `SharedDevices` is the other case."""
+    """Turns of engine and trainer on the devices. Here they have separate devices: every method is a no-op.
+    `SharedDevices` is the other case."""
 
     async def release_devices(self) -> None:
         """Pause the engine and leave the devices to the trainer.
@@ -45,7 +54,7 @@ class Publisher:
     ) -> None:
         self.generator, self.learner, self.turns = generator, learner, turns
         self.activity, self.observer = services.store.activity, services.observer
-        self.watch = EngineWatch(services.store.folder.engine_log.name)
+        self.reports = EngineReports(services.store.folder.engine_log.name)
         self.failure: RunEnded | None = None
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
@@ -76,7 +85,7 @@ class Publisher:
             self._fail(f"after step {step}: {error}{resume}", error)
         else:
             self.activity.published(version)
-            if figures := await self.watch.published(engine, version):
+            if figures := await self.reports.published(engine, version):
                 self.observer.synced(figures)
 
     def _fail(self, reason: str, cause: Exception) -> None:
@@ -95,5 +104,109 @@ class Publisher:
 
     def report_health(self, health: Health, step: int) -> None:
         """Warn about engine processes and servers that died or returned."""
-        for text in self.watch.health_warnings(health):
+        for text in self.reports.health_warnings(health):
             self.observer.warning(f"step {step}: {text}")
+
+
+class SharedDevices(DeviceTurns):
+    """Turns on devices that trainer and engine share: the engine sleeps from a full batch until its new weights. It has
+    the first turn.
+
+    Args:
+        engine: one whose capabilities say that it sleeps.
+        stack: with the trained weights.
+        compute: the thread of the tensor work.
+    """
+
+    def __init__(self, engine: Engine, stack: TrainStack, compute: ComputeThread) -> None:
+        self.engine, self.stack, self.compute = engine, stack, compute
+        self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
+        self.asleep = False
+
+    async def release_devices(self) -> None:
+        try:
+            with engine_errors():
+                await self.engine.pause()
+                await self.sleeper.sleep()
+        except HookError as error:
+            raise RunEnded(f"before an update: {error}; repair or remove the hook and resume (--resume)") from error
+        self.asleep = True
+
+    async def wake(self) -> None:
+        if self.asleep:
+            await self.compute.run(self.stack.release)
+            await self.sleeper.wake()
+            self.asleep = False
+
+    async def resume(self) -> None:
+        if self.asleep:
+            with engine_errors():
+                await self.wake()
+                await self.engine.resume()
+
+
+class EngineReports:
+    """Collects what an engine reports during a run: weight syncs, and servers that join or fail.
+
+    Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
+    for the user since the start), `log` (where to look, if not in the engine's log in the run folder, whose name is
+    `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit). `metrics` are those of
+    the present step, whose beginning clears them.
+    """
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        self.metrics: dict[str, float] = {}
+        self._exits = self._seen = 0
+        self._counts: dict[str, float] = {}
+
+    async def published(self, engine: Engine, version: int) -> dict[str, Any]:
+        """The measurements of the engine at a weight sync: numbers under `sync/` and `version`; empty for an engine
+        that measures nothing."""
+        sync = (await engine.health()).detail.get("sync") or {}
+        self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
+        return {"version": version, **self.metrics} if sync else {}
+
+    def health_warnings(self, health: Health) -> list[str]:
+        """Warnings about what has happened since the last call, even if it only cost time and no completion."""
+        detail = health.detail
+        warnings, events = list[str](), detail.get("events") or ()
+        exits = int(detail.get("exits", 0))
+        if (more := exits - self._exits) > 0:
+            times = "once" if more == 1 else f"{more} times"
+            reason = f" ({detail['exit_reason']})" if detail.get("exit_reason") else ""
+            ended = f"the engine's process ended {times} and was replaced{reason}"
+            warnings.append(f"{ended}; what it had not finished is generated again. See {self.log}")
+        self._exits = max(self._exits, exits)
+        warnings += map(str, events[self._seen :])
+        self._seen = max(self._seen, len(events))
+        counts = {f"replicas/{name}": value for name, value in _numbers(detail.get("replicas") or {}).items()}
+        grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
+        self._counts = counts
+        for key, value in counts.items():
+            now = key in ("replicas/ready", "replicas/of")
+            self.metrics[key] = value if now else self.metrics.get(key, 0.0) + grown[key]
+        if (lost := grown.get("replicas/lost", 0)) > 0:
+            text = "1 server response was" if lost == 1 else f"{lost:g} server responses were"
+            warnings.append(f"{text} unusable, and requested again; see {detail.get('log') or self.log}")
+        return warnings
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """Turn the error of a server, after all retries, into a `UserError`."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, ServerError):
+            raise
+        raise UserError(str(error), remedy=RESUME) from error
+
+
+def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers: NaN is a figure that was not measured."""
+    return {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

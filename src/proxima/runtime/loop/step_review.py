@@ -1,21 +1,27 @@
-"""Warnings about a finished step, and the conditions that end the run after it."""
+"""Reviews a finished step: warnings, the conditions that end the run after it, and its numbers for metrics.jsonl."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from proxima.core.correction.health import health
+from proxima.core.selection.dropping import DropUniformGroups
 from proxima.data.flow import Group
-from proxima.rollout.collector import CollectedBatch, score_errors
-from proxima.runtime.loop.nothing_left import nothing_left
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
+from proxima.data.outcomes import Outcomes
+from proxima.rollout.collector import BatchNotFilled, CollectedBatch, score_errors
+from proxima.rollout.episodes.figures import episode_metrics
+from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.learner import Learner
 
+OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
+RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
+
 
 class StepReview:
-    """Reads what a step measured: warnings, and the conditions under which the run ends.
+    """Reads what a step measured: warns, and ends the run where it learns nothing.
 
     Args:
         services: its store has the records, its observer gets the warnings.
@@ -30,8 +36,8 @@ class StepReview:
         self.store, self.observer, self.limit = services.store, services.observer, max_unscored_steps
         self.learner, self.guard = learner, learner.guard
         self.selection, self._score_error = selection, ""
-        self.nothing_left = ""  # why the last step had no update, with a remedy; empty if it had one
-        self._accuracy_missing = False  # and said
+        self.exhausted = ""  # why the last step had no update, with a remedy; empty if it had one
+        self._accuracy_missing = False  # and warned of
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
         """Tell the user what matters about the step, and what to do."""
@@ -55,10 +61,10 @@ class StepReview:
         for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
-        self.nothing_left = ""
+        self.exhausted = ""
         if not batch.updates:
-            self.nothing_left = nothing_left(batch, self.selection)
-            self.observer.warning(f"step {step}: {self.nothing_left}")
+            self.exhausted = exhausted_batch(batch, self.selection)
+            self.observer.warning(f"step {step}: {self.exhausted}")
 
     def _missing_accuracy(self, groups: Sequence[Group]) -> str:
         """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -90,3 +96,96 @@ class StepReview:
                 f"step {step}: {excess}: engine and trainer differ too much; the documentation of the "
                 "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
+
+
+def exhausted_batch(batch: TrainingBatch, selection: Sequence[Any]) -> str:
+    """Say why a step had no update, and what helps where another metric of the selection would."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
+    reasons = [(group, batch.dropped.get(group.prompt.uid, "")) for group in batch.groups]
+    remedy = _other_metric(selection, reasons)
+    text = f"nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
+    return f"{text}. {remedy}" if remedy else text
+
+
+def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Sequence[Any]) -> RunEnded:
+    """The end of a run whose generation batches gave too few groups; `file` has their completions."""
+    reasons = Counter(reason for _, reason in shortfall.dropped).most_common()
+    scores = [score.value for group in shortfall.generated for score in group.scores if score.valid]
+    mean = f"mean reward {sum(scores) / len(scores):.3g}" if scores else score_errors(shortfall.generated) or "no score"
+    counts = f"({', '.join(f'{count} {reason}' for reason, count in reasons)}; {mean}); see rollouts/{file}"
+    remedy = f"Fix the reward and {RESUME_CHANGED}"
+    if scores:
+        remedy = _other_metric(selection, shortfall.dropped) or (
+            "Start another run with easier or harder questions or more completions per prompt, or resume "
+            "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
+            "algorithm.dynamic_sampling.exhausted=partial"
+        )
+    return RunEnded(f"step {step}: {shortfall} {counts}. {remedy}")
+
+
+def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]) -> str:
+    """Where groups were dropped as uniform in a metric although their rewards differ, name it and the field to set;
+    otherwise empty."""
+    uniform = [group for group, reason in dropped if reason == DropUniformGroups.reason]
+    specs = [(i, spec) for i, spec in enumerate(selection) if isinstance(spec, DropUniformGroups)]
+    if not uniform or not specs:
+        return ""
+    outcomes = Outcomes.from_groups(uniform)
+    differing = len(outcomes.group[DropUniformGroups()(outcomes, outcomes.reward)].unique())
+    if not differing:
+        return ""
+    place, spec = specs[0]
+    field, differ = f"algorithm.selection.{place}.metric", f"the rewards differ in {differing} of {len(uniform)}"
+    return (
+        f"These groups are uniform in {spec.metric} ({field}), but {differ}. "
+        f"To train on those, set {field}=reward in another run, or resume with it and --accept-changes"
+    )
+
+
+# ---- the numbers of a step for metrics.jsonl -------------------------------------------------------------------------
+
+
+def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
+    """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
+
+    Under dynamic sampling these are not the completions trained on: dropped groups count, groups carried over from the
+    step before don't, so the mean reward measures the policy and not the selection. What the batch consists of is in
+    `prompts_used`, `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
+    """
+    pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
+    values = [s.value for _, s in pairs if s.valid]
+    judgements = [s.correct for _, s in pairs if s.valid and s.correct is not None]
+    lengths = [c.generated for c, _ in pairs]
+    mean = sum(values) / len(values) if values else None
+    squares = None if mean is None else sum((v - mean) ** 2 for v in values)
+    out: dict[str, Any] = {
+        "prompts": len(generated),
+        "completions": len(pairs),
+        "reward/mean": mean,
+        "reward/std": None if squares is None else math.sqrt(squares / max(1, len(values) - 1)),
+        "reward/invalid": len(pairs) - len(values),
+        "length/mean": sum(lengths) / len(lengths) if lengths else None,
+        "length/max": max(lengths, default=0),
+        "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
+        "tokens/generated": sum(lengths),
+    }
+    if any(c.episode is not None for c, _ in pairs):
+        out |= episode_metrics([c for c, _ in pairs])
+    if judgements:
+        out["accuracy"] = sum(judgements) / len(judgements)
+    for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
+        parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
+        out[f"reward/part/{name}"] = sum(parts) / len(parts)
+    for reason, count in batch.drop_counts.items():
+        out[f"dropped/{reason}"] = count
+    reasons = Counter(batch.dropped.values())
+    out["prompts_used"] = len(batch.kept)
+    out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
+    out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
+    out["tokens/dropped"] = sum(c.generated for g in batch.groups for c in g.completions if c.key in batch.reasons)
+    return out
+
+
+def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of the updates under their names in metrics.jsonl, without those that are not finite."""
+    return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}

@@ -5,7 +5,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -15,22 +16,32 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
-from proxima.model.compute_thread import Progress
+from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.untrained import why_untrained
-from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.run_checkpoints import prune_checkpoints
+from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
-from proxima.runtime.watch.observer import Stage
-from proxima.runtime.watch.pace import CoreShare
+from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
+from proxima.runtime.watch.step_notes import CoreShare, why_untrained
 from proxima.training.checkpoint import checkpoints, read_checkpoint
 from proxima.training.ranks import RankError
 from proxima.training.stack import TrainStack
 
 T = TypeVar("T")
 RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """The journal and folder of a run, its compute thread and observer; what is `opened` is closed when it ends, the
+    last first."""
+
+    store: RunStore
+    compute: ComputeThread
+    observer: Observer
+    opened: ExitStack
 
 
 class Stopped(Exception):

@@ -13,11 +13,11 @@ from proxima.rollout.collector import Pending
 from proxima.runtime.loop.training_loop import evaluation_is_due, plateau_reached
 from proxima.runtime.resume.changes import Change, check_inputs, check_resume, record_changes, start_notes
 from proxima.runtime.resume.rewind import RestoredJournal, check_journal, rewind_run
-from proxima.runtime.state.best_checkpoint import prune_checkpoints
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.replay import StoredRollouts
+from proxima.runtime.state.run_checkpoints import prune_checkpoints
 from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer

@@ -7,6 +7,7 @@ and the metrics are written. So either all of a step happened or none of it. The
 (checks and triggers): no code path can consume a prompt twice or skip a state.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,16 +19,17 @@ from typing import Any, Literal, Self
 from proxima.data import UserError
 from proxima.data.flow import Group, Prompt
 from proxima.data.json_reader import load_json
-from proxima.runtime.state.journal_checksums import PART, JournalChecksums
-from proxima.runtime.state.journal_schema import FORMAT, STATEMENTS
 from proxima.runtime.watch.clock import Clock
-from proxima.system.damage import reading
+from proxima.system.damage import Checksum, reading
 from proxima.system.full_disk import sqlite_disk_full
 from proxima.system.jsonl import dumps
 
 RESTORED = "a resume restores the steps up to the last checkpoint from metrics.jsonl"
 MOVE_AWAY = f"move it away, and {RESTORED}"
 State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
+
+PART = "run.sqlite "  # begins the names of the journal's parts
+WHOLE_RUN = -1
 
 
 class Journal:
@@ -278,3 +280,116 @@ def copied_journal(path: Path) -> Iterator[Journal]:
             raise UserError(error.reason.replace(str(copy), str(path)), remedy=error.remedy) from error
         with journal:
             yield journal
+
+
+class JournalChecksums:
+    """The table `checksums` of an open journal: of the files of the run folder, and of the journal's own content. The
+    journal makes the transactions.
+
+    A file's checksum is written by the transaction that ends its step or evaluation. A kill before that leaves a file
+    of which the journal knows nothing, and a resume writes it again; so what the journal knows is damaged if it
+    differs.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.files: dict[str, tuple[int, Checksum]] = {}  # written completely: step and checksum, for `record_files`
+
+    def read(self) -> dict[str, Checksum]:
+        """All checksums, by name."""
+        rows = self._db.execute("SELECT name, size, crc32 FROM checksums").fetchall()
+        return {name: Checksum(size, crc32) for name, size, crc32 in rows}
+
+    def record_files(self) -> None:
+        """Record the `files` that were written."""
+        for name, (step, checksum) in self.files.items():
+            self._record(name, step, checksum)
+
+    def record_step(self, step: int) -> None:
+        """Record the checksum of a finished step's rows in the journal."""
+        self._record(f"{PART}step {step}", step, self._content(step))
+
+    def record_key(self, key: str, text: str) -> None:
+        """Record a value of the meta table."""
+        self._record(f"{PART}{key}", WHOLE_RUN, _of_text(text))
+
+    def _record(self, name: str, step: int, checksum: Checksum) -> None:
+        row = (name, step, checksum.size, checksum.crc32)
+        self._db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", row)
+
+    def now(self) -> dict[str, Checksum]:
+        """Those of all parts of the journal as it is."""
+        parts = {f"{PART}{key}": _of_text(value) for key, value in self._db.execute("SELECT key, value FROM meta")}
+        steps = self._db.execute("SELECT step FROM steps").fetchall()
+        return parts | {f"{PART}step {step}": self._content(step) for (step,) in steps}
+
+    def _content(self, step: int) -> Checksum:
+        """The content of a finished step's row and of its prompts."""
+        rows = self._db.execute("SELECT * FROM steps WHERE step = ?", (step,)).fetchall()
+        query = "SELECT * FROM prompts WHERE state = 'consumed' AND step = ? ORDER BY uid"
+        return _of_text(repr([*rows, *self._db.execute(query, (step,)).fetchall()]))
+
+
+def _of_text(text: str) -> Checksum:
+    return Checksum.of_bytes(text.encode())
+
+
+# ---- the tables, and the rules that the database itself enforces -----------------------------------------------------
+
+FORMAT = 2
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+
+CREATE TABLE steps (
+    step INTEGER PRIMARY KEY,                 -- 1, 2, 3 ... without a hole
+    policy_version INTEGER NOT NULL,          -- updates published until then; a step may make none
+    cursor TEXT,                              -- JSON: the data cursor behind every prompt admitted so far
+    metrics TEXT NOT NULL,                    -- JSON: the step's record
+    time TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE prompts (
+    uid INTEGER PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('queued', 'generating', 'scored', 'selected', 'dropped', 'consumed')),
+    admitted_after INTEGER NOT NULL,          -- the journal's step when the prompt was admitted
+    attempts INTEGER NOT NULL DEFAULT 0,      -- how often it began to generate
+    policy_version INTEGER,                   -- oldest version among its tokens
+    completions INTEGER,
+    invalid INTEGER,                          -- completions whose scorer failed
+    reward REAL,                              -- mean over the valid completions
+    step INTEGER,                             -- the step that selected or dropped it
+    reason TEXT,                              -- why it was dropped
+    admitted_at TEXT NOT NULL, generating_at TEXT, scored_at TEXT, selected_at TEXT, consumed_at TEXT,
+    CHECK ((state IN ('selected', 'dropped', 'consumed')) = (step IS NOT NULL)),
+    CHECK (state != 'dropped' OR reason IS NOT NULL),
+    CHECK (state != 'selected' OR reason IS NULL)
+) STRICT;
+CREATE INDEX prompts_by_state ON prompts (state, step);
+
+CREATE TABLE checksums (
+    name TEXT PRIMARY KEY,                    -- a file of the folder, or a part of the journal: `run.sqlite step 12`
+    step INTEGER NOT NULL,                    -- the step that wrote it; -1: none, and a rewind keeps it
+    size INTEGER NOT NULL,
+    crc32 TEXT NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE moves (source TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (source, target)) STRICT, WITHOUT ROWID;
+INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'scored'), ('generating', 'dropped'),
+    ('scored', 'selected'), ('scored', 'dropped'), ('selected', 'consumed'), ('dropped', 'consumed');
+
+CREATE TRIGGER prompts_begin BEFORE INSERT ON prompts WHEN NEW.state != 'queued'
+    BEGIN SELECT RAISE(ABORT, 'a prompt starts as queued'); END;
+CREATE TRIGGER prompts_move BEFORE UPDATE ON prompts
+    WHEN NOT EXISTS (SELECT 1 FROM moves WHERE source = OLD.state AND target = NEW.state)
+    BEGIN SELECT RAISE(ABORT, 'illegal move of a prompt'); END;
+CREATE TRIGGER prompts_consume BEFORE UPDATE ON prompts
+    WHEN NEW.state = 'consumed' AND (NEW.step IS NOT OLD.step OR NOT EXISTS (SELECT 1 FROM steps WHERE step = NEW.step))
+    BEGIN SELECT RAISE(ABORT, 'a prompt is consumed by the step that selected it'); END;
+CREATE TRIGGER steps_in_order BEFORE INSERT ON steps WHEN NEW.step != (SELECT COALESCE(MAX(step), 0) FROM steps) + 1
+    BEGIN SELECT RAISE(ABORT, 'a step follows the one before it'); END;
+CREATE TRIGGER steps_stand BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT, 'a step is never rewritten'); END;
+"""
+
+STATEMENTS = re.split(r"(?<=;)\s+(?=CREATE|INSERT)", SCHEMA.strip())  # `executescript` would commit the transaction

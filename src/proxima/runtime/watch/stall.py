@@ -1,15 +1,16 @@
-"""The stall watch: a stalled run says what it is waiting for."""
+"""Notices a stalled run, and says what it waits for."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.watch.activity import Activity
-from proxima.runtime.watch.stall_report import stall_report
 
-LOOKS = 10  # in the time that makes a stall
+CHECKS = 10  # per stall period
 PATIENCE = 5.0  # seconds that a health check may take
+NAMED = 5  # prompts of a warning
 
 
 class StallWatch:
@@ -33,7 +34,7 @@ class StallWatch:
         on_health: Callable[[Health], None], late: Callable[[float], tuple[float, str] | None] | None = None,
     ) -> None:  # fmt: skip
         self.seconds, self.activity, self.warn = seconds, activity, warn
-        self.interval = seconds / LOOKS
+        self.interval = seconds / CHECKS
         self.generator, self.on_health, self.late = generator, on_health, late
         self.health: Health | None = None  # the last answer
         self.answered_at = activity.now()
@@ -65,3 +66,87 @@ class StallWatch:
             if self.tokens not in (None, health.tokens):
                 self.activity.moved()
             self.tokens = health.tokens
+
+
+def stall_report(watch: StallWatch, still: float) -> str:
+    """The warning of a stalled run: for how long, and what it waits for."""
+    token = "no token and " if watch.tokens is not None else ""
+    waits = [*_rewards(watch), *_engine(watch), *_work(watch), *_ranks(watch)] or [
+        "groups, but none is being generated"
+    ]
+    return f"{token}no finished stage for {_duration(still)}: {_stage(watch)} waits for {'; '.join(waits)}"
+
+
+def _stage(watch: StallWatch) -> str:
+    stages = watch.activity.stages
+    step = next((stage.facts["step"] for stage in stages if "step" in stage.facts), None)
+    where = {"evaluate": "the evaluation after ", "checkpoint": "the checkpoint of "}
+    name = where.get(stages[-1].name, "") if stages else ""
+    return f"{name}step {step}" if step is not None else "the run"
+
+
+def _rewards(watch: StallWatch) -> list[str]:
+    """The rewards that are pending, each with its prompts."""
+    if watch.generator is None:
+        return []
+    now, scoring = watch.activity.now(), watch.activity.scoring
+    pending = []
+    for label, uids in watch.generator.rewards.awaited.items():
+        if waiting := {uid: now - scoring.get(uid, now) for uid in uids}:
+            longest = max(waiting.values())
+            since = f" since {_duration(longest)}" if longest else ""
+            pending.append(f"the reward `{label}` of {_prompts(waiting)}{since}")
+    return pending
+
+
+def _engine(watch: StallWatch) -> list[str]:
+    """The prompts in the engine, and the engine's health."""
+    generating = watch.activity.generating
+    asked = {stage.name for stage in watch.activity.stages} & {"evaluate", "publish"}
+    if watch.generator is None or not (generating or asked):
+        return []
+    what = f"{_prompts(generating)} in the engine" if generating else "the engine"
+    return [f"{what} ({_engine_health(watch)})"]
+
+
+def _engine_health(watch: StallWatch) -> str:
+    health, silent = watch.health, watch.activity.now() - watch.answered_at
+    parts = [f"process {health.detail['pid']}"] if health is not None and health.detail.get("pid") else []
+    if health is None or silent > 2 * watch.interval:
+        parts.append(f"no answer to a health check for {_duration(silent)}")
+    else:
+        parts += [] if health.ok else ["not ready"]
+        parts.append(f"{health.running} completions run and {health.waiting} wait")
+        parts.append(f"last health check {_duration(silent)} ago")
+    return ", ".join(parts)
+
+
+def _work(watch: StallWatch) -> list[str]:
+    """The work of this process, unless it only waits for others."""
+    if not watch.activity.stages:
+        return ["the work between two stages"]
+    stage = watch.activity.stages[-1]
+    if stage.name in ("generate", "publish") or (stage.name == "evaluate" and watch.generator is not None):
+        return []
+    done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
+    lasted = _duration(watch.activity.now() - stage.since)
+    return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
+
+
+def _ranks(watch: StallWatch) -> list[str]:
+    """The rank that the others wait for."""
+    late = None if watch.late is None else watch.late(time.monotonic())
+    return [] if late is None else [late[1]]
+
+
+def _prompts(waiting: Mapping[int, float]) -> str:
+    """`prompt 41`, `3 prompts (41, 42, 45)`."""
+    uids = sorted(waiting)
+    if len(uids) == 1:
+        return f"prompt {uids[0]}"
+    shown = ", ".join(map(str, uids[:NAMED])) + (" …" if len(uids) > NAMED else "")
+    return f"{len(uids)} prompts ({shown})"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"

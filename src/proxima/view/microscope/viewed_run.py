@@ -11,8 +11,7 @@ from proxima.core.correction.health import verdicts
 from proxima.data import UserError
 from proxima.experiments.run_progress import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.folder_lock import is_locked
+from proxima.runtime.state.folder import RunFolder, is_locked
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups
 from proxima.view.microscope.stages import last_stages
 from proxima.view.microscope.step_file import StepFile

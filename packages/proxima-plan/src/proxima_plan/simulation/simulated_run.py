@@ -21,13 +21,12 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.generation import make_collector
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
-from proxima.runtime.loop.services import RunServices
-from proxima.runtime.loop.training_loop import RunEnded, Stopped
+from proxima.runtime.loop.training_loop import RunEnded, RunServices, Stopped
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RolloutRecorder
+from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima.runtime.watch.observer import Observer, Record
-from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.learner import Learner
 from proxima.training.objectives.policy_objective import PolicyObjective

@@ -1,21 +1,30 @@
-"""Find and export the checkpoints of a run."""
+"""The checkpoints of a run: finds the last, the best or that of a step, deletes those not kept, and exports a model."""
 
+import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from proxima.config.recipe_reader import read_yaml
+from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.data import UserError
+from proxima.evaluation.headline import Headline
 from proxima.model.adapter_folder import base_of
 from proxima.model.files import is_adapter
 from proxima.model.load import load
 from proxima.model.pretrained import DTYPES
 from proxima.model.save import save
 from proxima.model.scalar_model import load_scalar_model
-from proxima.runtime.state.best_checkpoint import best_checkpoint, headlines
 from proxima.runtime.state.folder import RunFolder, existing_run
-from proxima.runtime.state.model_card import model_card
 from proxima.system.atomic_files import atomic_folder
-from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints, damage
+from proxima.training.checkpoint import CRITIC, Checkpoint, checkpoints, damage, prune
+
+# sections about the machine, or about the people who ran it
+LEFT_OUT = ("checkpoint", "engine", "folder", "monitor", "runtime", "view")
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -> Checkpoint:
@@ -33,12 +42,12 @@ def find_checkpoint(run: str | Path, which: str = "last", part: str = "model") -
     saved = checkpoints(folder.checkpoints)
     if not saved:
         raise UserError(f"{run} has no checkpoint yet", remedy="wait for one: checkpoint.every, or the end of the run")
-    found = _named(run, folder, saved, which)
-    if (why := damage(found.path, part)) is not None:
-        others = [c.step for c in saved if c is not found]
+    checkpoint = _named(run, folder, saved, which)
+    if (why := damage(checkpoint.path, part)) is not None:
+        others = [c.step for c in saved if c is not checkpoint]
         use = f", or use one of {others}" if others else ""
-        raise UserError(f"{found.path}: {why}", remedy=f"restore the file from a copy{use}")
-    return found
+        raise UserError(f"{checkpoint.path}: {why}", remedy=f"restore the file from a copy{use}")
+    return checkpoint
 
 
 def _named(run: str | Path, folder: RunFolder, saved: list[Checkpoint], which: str) -> Checkpoint:
@@ -68,6 +77,29 @@ def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
         reason = f"{folder.path}: the best evaluation is that of step {step}, whose checkpoint was not kept"
         remedy = f"use last or {best.step}; train with checkpoint.keep_best=true and checkpoint.every to keep it"
         raise UserError(reason, remedy=remedy)
+
+
+def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The checkpoint with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    scores = headlines(folder)
+    return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+
+
+def headlines(folder: RunFolder) -> dict[int, float]:
+    """Step → headline of its evaluation, so that higher is better."""
+    evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
+    headline = Headline.of(evals)
+    return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
+
+
+def prune_checkpoints(folder: RunFolder, kept: CheckpointConfig, *, leftovers: bool = True) -> None:
+    """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept;
+    `leftovers` as in `prune`."""
+    best = best_checkpoint(folder, checkpoints(folder.checkpoints)) if kept.keep_best else None
+    prune(folder.checkpoints, kept.keep_last, keep=[] if best is None else [best.step], leftovers=leftovers)
+
+
+# ---- export ----------------------------------------------------------------------------------------------------------
 
 
 def export(
@@ -103,3 +135,49 @@ def export(
 def _refuse_existing(target: Path) -> None:
     if target.exists():
         raise UserError(f"{target} exists already; give a new folder")
+
+
+def model_card(folder: RunFolder, step: int, library: str) -> str:
+    """README.md of an exported model: what it was trained from and how, and what its evaluations say. Markdown with the
+    hub's metadata; paths on this machine are reduced to their last name."""
+    config = read_yaml(folder.config).to_python() if folder.config.is_file() else {}
+    recipe = _without_places({key: value for key, value in config.items() if key not in LEFT_OUT})
+    base = str((config.get("model") or {}).get("path", ""))
+    facts: dict[str, Any] = {"library_name": library, "tags": ["proxima", "reinforcement-learning"]}
+    if HUB_NAME.fullmatch(base) and not Path(base).exists():
+        facts["base_model"] = base
+    parts = [
+        f"---\n{yaml.safe_dump(facts, sort_keys=False)}---",
+        f"# {folder.path.resolve().name}",
+        f"{_without_places(base) or 'A model'}, trained with proxima: the weights of step {step}.",
+    ]
+    if table := _evaluations(folder):
+        parts.append(f"## Held-out results of the run\n\n{table}")
+    if recipe:
+        text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+        parts.append(f"## Recipe\n\n```yaml\n{text}```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _evaluations(folder: RunFolder) -> str:
+    """A row for each evaluation; empty without any."""
+    evals = [record for record in folder.read_metrics() if record["kind"] == "eval"]
+    headline, rows = Headline.of(evals), []
+    for record in evals:
+        if (value := headline.value(record)) is not None:
+            low, high = headline.bounds(record) or (None, None)
+            interval = "" if low is None else f"{low:.3f} to {high:.3f}"
+            rows.append(f"| {record['step']} | {value:.3f} | {interval} |")
+    head = f"| step | {headline.title} | 95 % interval |\n|---|---|---|\n"
+    return head + "\n".join(rows) if rows else ""
+
+
+def _without_places(value: Any) -> Any:
+    """Absolute paths as their last name, and addresses without user and password."""
+    if isinstance(value, Mapping):
+        return {key: _without_places(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_places(item) for item in value]
+    if isinstance(value, str) and value.startswith(("/", "~")):
+        return Path(value).name
+    return re.sub(r"//[^/@\s]*@", "//", value) if isinstance(value, str) else value

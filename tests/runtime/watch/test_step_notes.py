@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.runtime.watch.pace import CoreShare, seconds_left
+from proxima.runtime.watch.step_notes import CoreShare, seconds_left
 
 
 def test_the_time_left_follows_the_last_steps():
