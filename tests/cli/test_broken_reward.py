@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.rollout import reward_trial
-from proxima.rollout.reward_trial import PLAIN
+from proxima.rollout import reward_checks
+from proxima.rollout.reward_checks import PLAIN
 from tests.cli.test_run import steps
 from tests.runtime.tiny_run import recipe
 
@@ -49,8 +49,8 @@ def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(reward_trial.Future, "result", interrupted)
-        reward_trial._in_thread(tried())
+        patch.setattr(reward_checks.Future, "result", interrupted)
+        reward_checks._in_thread(tried())
     (thread,) = [thread for thread in threading.enumerate() if thread.name == "reward-trial"]
     assert thread.daemon and thread.is_alive()
     hangs.set()

@@ -11,7 +11,7 @@ import yaml
 
 from proxima.config.presets import ALGORITHMS
 from proxima.config.resolution import resolve
-from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.rollout.prompt_limits import DynamicSampling
 from scripts import first_screen, method_pages
 from tests.docs.printed import STARTS
 

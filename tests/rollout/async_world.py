@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
-from proxima.rollout.admission import Admission
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import CollectedBatch, Pending, Refill, group_age
-from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.rollout.prompt_limits import DynamicSampling, InFlightLimit
 from proxima.runtime.resume.rewind import RestoredJournal
 from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from proxima.task.prompts import Cursor
@@ -121,7 +120,7 @@ class Recorder(RolloutListener):
     def rewarded(self, done, wanted):
         self.shown.append((done, wanted))
 
-    def admitted(self, prompts):
+    def enqueued(self, prompts):
         self.journal.enqueue(prompts)
         self.journal.generating(prompt.uid for prompt in prompts)
 
@@ -193,7 +192,7 @@ class Run:
         return AsyncCollector(
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             source,
-            Admission(**{name: getattr(schedule, name) for name in bounds}),
+            InFlightLimit(**{name: getattr(schedule, name) for name in bounds}),
             refill=Refill(sampling=limit, reject=self._reject) if schedule.rejected else None,
             listener=Recorder(self.journal, self.shown),
             pending=pending,
@@ -234,7 +233,7 @@ class Run:
             assert 0 <= metrics["idle/engine"] <= 1
             self.metrics.append(metrics)
             if step % self.schedule.checkpoint_every == 0:
-                await asyncio.sleep(1.0)  # an evaluation, while others are admitted
+                await asyncio.sleep(1.0)  # an evaluation, while others are enqueued
                 self.saved = Checkpoint(step, cursor, pending.facts(), pending.groups, self.engine.version)
 
     def assert_unconsumed(self, collector, batch):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from proxima.data.flow import Score
-from proxima.rollout.running_acceptance import running_acceptance
+from proxima.rollout.prompt_limits import running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.rollouts import read_rows

@@ -22,7 +22,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.demo_path import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.model.template_clock import clock_notes, fixed_clock
-from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.rollout.prompt_limits import DynamicSampling
 from proxima.task import TASKS
 from proxima.task.prompts import to_prompt
 

@@ -238,3 +238,14 @@ class Group:
     def oldest_version(self) -> int | None:
         """The oldest policy version among the tokens that the model wrote; None if it wrote none."""
         return min((int(c.versions.min()) for c in self.completions if c.generated), default=None)
+
+
+def without_score(groups: Sequence[Group]) -> int:
+    """Count the groups without a valid score."""
+    return sum(not any(score.valid for score in group.scores) for group in groups)
+
+
+def score_errors(groups: Sequence[Group]) -> str:
+    """Join the distinct errors of the failed scores, at most three."""
+    errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
+    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")

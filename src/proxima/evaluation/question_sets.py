@@ -24,7 +24,7 @@ from proxima.model.template_clock import clock_notes, current_clock
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec
-from proxima.rollout.reference_answers import ReferenceAnswers
+from proxima.rollout.reward_checks import ReferenceAnswers
 from proxima.system.machine import usable_cores
 from proxima.task import TASKS
 from proxima.task.prompts import key_notes

@@ -20,7 +20,6 @@ class EnvironmentReward(WeightedReward):
 
     kind = "environment"
     where = "inline"
-    needs_episode = True  # excludes it from the trial with sample texts before a run
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         reward = None if completion.episode is None else completion.episode.reward

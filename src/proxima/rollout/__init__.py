@@ -1,9 +1,9 @@
 """Rollouts: prompts go in, scored groups come out one by one. Used by training and evaluation.
 
 `generator.py` runs the engine and the rewards over a list of prompts; `collector.py` fills a training batch from it
-(dynamic sampling, groups carried over to the next step), `async_collector.py` does so during training, where
-`admission.py` limits the prompts in flight; `dynamic_sampling.py` holds the settings of the refill.
-Before weights are loaded, `reference_answers.py` and `reward_trial.py` check that the rewards score anything.
+(dynamic sampling, groups carried over to the next step), `async_collector.py` does so during training;
+`prompt_limits.py` says how many prompts are drawn. Before weights are loaded, `reward_checks.py` checks that the
+rewards score anything. `episodes/` plays conversations with an environment.
 Events are reported to a `RolloutListener`; this package knows no config, journal or view.
 Imports: `data`, `engine`, `reward`, `environment`, `task`.
 Imported by `evaluate`, `train`, `config` (the settings) and the rooms above.

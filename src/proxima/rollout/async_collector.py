@@ -1,6 +1,6 @@
 """Groups that are generated and scored during training, within a bound on their age.
 
-Prompts are admitted in the order of the data whenever `Admission` has room for them, each with its own engine call.
+Prompts are enqueued in the order of the data whenever `InFlightLimit` has room for them, each with its own engine call.
 Everything runs in the event loop: nothing changes between two awaits of the caller, so `state` and `pending`, read one
 after the other, are consistent.
 """
@@ -8,13 +8,12 @@ after the other, are consistent.
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from proxima.data.flow import Completion, Group, Prompt
-from proxima.rollout.admission import Admission
-from proxima.rollout.admitted import Admitted
 from proxima.rollout.collector import (
     STALE,
     BatchNotFilled,
@@ -25,17 +24,57 @@ from proxima.rollout.collector import (
     Refill,
     group_age,
 )
+from proxima.rollout.episodes.played import IdleTime
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.rollout.idle_time import IdleTime
+from proxima.rollout.prompt_limits import InFlightLimit
 from proxima.task.prompts import PromptSource
+
+
+@dataclass(eq=False)
+class EnqueuedPrompt:
+    """A prompt between its draw from the data and its step.
+
+    Args:
+        stage: `queued`: the engine has no place for it yet, after a resume.
+        received: its completions so far, by sample.
+        group: the scored group; None before scoring.
+        reason: why a selection rejects the group; empty if it doesn't.
+    """
+
+    prompt: Prompt
+    stage: Literal["queued", "generating", "scoring", "unjudged", "accepted", "rejected"] = "queued"
+    received: dict[int, Completion] = field(default_factory=dict)
+    group: Group | None = None
+    reason: str = ""
+
+    @classmethod
+    def restored(cls, group: Group, pending: Pending) -> "EnqueuedPrompt":
+        """Restore the entry of a group as it was when `pending` was taken."""
+        entry = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
+        if entry.uid in pending.rejected:
+            entry.stage = "rejected"
+        elif entry.uid in pending.unjudged:
+            entry.stage = "unjudged"
+        return entry
+
+    @property
+    def uid(self) -> int:
+        """The uid of the prompt."""
+        return self.prompt.uid
+
+    @property
+    def scored(self) -> Group:
+        """The group; available only after scoring."""
+        assert self.group is not None
+        return self.group
 
 
 class AsyncCollector(Collector):
     """Fills the batches of the steps from prompts that are generated continuously.
 
-    `Admission.over_age` determines the groups that a step takes:
+    `InFlightLimit.over_age` determines the groups that a step takes:
 
-    - `wait`: the next ones in the order of admission; the step waits for the oldest. No group can be too old, and
+    - `wait`: the next ones in the order of the data; the step waits for the oldest. No group can be too old, and
       long completions are as likely to be trained on as short ones.
     - `drop`: the finished ones, oldest first, even if older ones are still generating. A group that is too old by then
       is dropped, and exactly one new prompt replaces it. Long completions become too old more often: the batches are
@@ -50,7 +89,7 @@ class AsyncCollector(Collector):
     Args:
         generator: turns prompts into scored groups.
         source: gives prompts in order.
-        admission: the bounds; its `prompts` are the groups of a full batch.
+        limit: the bounds; its `prompts` are the groups of a full batch.
         refill: None takes all groups.
         listener: notified of the progress of each prompt.
         pending: restored from a checkpoint. Its prompts are generated first; the listener knows them already.
@@ -61,7 +100,7 @@ class AsyncCollector(Collector):
         self,
         generator: GroupGenerator,
         source: PromptSource,
-        admission: Admission,
+        limit: InFlightLimit,
         *,
         refill: Refill | None = None,
         listener: RolloutListener,
@@ -69,11 +108,11 @@ class AsyncCollector(Collector):
         finished: int = 0,
     ) -> None:
         self.generator: GroupGenerator = generator
-        self.source, self.admission = source, admission
+        self.source, self.limit = source, limit
         self.refill, self.listener = refill, listener
         self._finished = self._taken = finished  # steps; a step in training is taken, but not finished
-        entries = [Admitted.restored(group, pending) for group in pending.groups] + [
-            Admitted(p) for p in pending.prompts
+        entries = [EnqueuedPrompt.restored(group, pending) for group in pending.groups] + [
+            EnqueuedPrompt(p) for p in pending.prompts
         ]
         self._entries = {entry.uid: entry for entry in sorted(entries, key=lambda entry: entry.uid)}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +168,7 @@ class AsyncCollector(Collector):
             if self._failure is not None:
                 raise self._failure
             ready = sum(entry.stage == "accepted" for entry in self._entries.values())
-            self.listener.rewarded(min(ready, self.admission.prompts), self.admission.prompts)
+            self.listener.rewarded(min(ready, self.limit.prompts), self.limit.prompts)
             if (batch := self._next_batch()) is not None:
                 return self._take(*batch, evicted, version)
             self._changed.clear()
@@ -162,22 +201,22 @@ class AsyncCollector(Collector):
 
     # ---- a step takes its groups -------------------------------------------------------------------------------------
 
-    def _next_batch(self) -> tuple[list[Admitted], list[Admitted]] | None:
+    def _next_batch(self) -> tuple[list[EnqueuedPrompt], list[EnqueuedPrompt]] | None:
         """The accepted and rejected groups of the step; None while it needs more."""
-        accepted: list[Admitted] = []
-        rejected: list[Admitted] = []
+        accepted: list[EnqueuedPrompt] = []
+        rejected: list[EnqueuedPrompt] = []
         for entry in self._entries.values():
             if entry.stage == "accepted":
                 accepted.append(entry)
             elif entry.stage == "rejected":
                 rejected.append(entry)
-            elif self.admission.over_age == "wait":
+            elif self.limit.over_age == "wait":
                 break
-            if len(accepted) == self.admission.prompts:
+            if len(accepted) == self.limit.prompts:
                 return accepted, rejected
         if self.refill is None:
             return None
-        batches = (len(accepted) + len(rejected)) // self.admission.prompts
+        batches = (len(accepted) + len(rejected)) // self.limit.prompts
         groups = [entry.scored for entry in (*accepted, *rejected)] if batches else []
         given_up = self.refill.gives_up(batches, groups)
         if not given_up and not 0 < self.refill.sampling.max_num_gen_batches <= batches:
@@ -185,7 +224,7 @@ class AsyncCollector(Collector):
         if given_up or self.refill.sampling.exhausted == "stop":
             raise BatchNotFilled(
                 batches=batches,
-                wanted=self.admission.prompts,
+                wanted=self.limit.prompts,
                 usable=len(accepted),
                 generated=groups,
                 dropped=tuple((entry.scored, entry.reason) for entry in rejected),
@@ -193,7 +232,11 @@ class AsyncCollector(Collector):
         return accepted, rejected
 
     def _take(
-        self, accepted: Sequence[Admitted], rejected: Sequence[Admitted], evicted: Sequence[Group], version: int
+        self,
+        accepted: Sequence[EnqueuedPrompt],
+        rejected: Sequence[EnqueuedPrompt],
+        evicted: Sequence[Group],
+        version: int,
     ) -> CollectedBatch:
         gone = {entry.uid for entry in (*accepted, *rejected)}
         queue = sum(entry.stage == "accepted" and entry.uid not in gone for entry in self._entries.values())
@@ -214,7 +257,7 @@ class AsyncCollector(Collector):
         return batch
 
     def _measured(
-        self, accepted: Sequence[Admitted], evicted: Sequence[Group], queue: int, version: int
+        self, accepted: Sequence[EnqueuedPrompt], evicted: Sequence[Group], queue: int, version: int
     ) -> dict[str, float]:
         completions = [completion for entry in accepted for completion in entry.scored.completions]
         columns = [completion.versions for completion in completions if completion.generated]
@@ -233,11 +276,11 @@ class AsyncCollector(Collector):
 
     def _evict(self, version: int) -> list[Group]:
         """Remove the groups that are too old to be used. Under `wait` this happens only if an earlier step was
-        exhausted and took fewer groups than were admitted for it."""
-        if self.admission.over_age == "train":
+        exhausted and took fewer groups than were enqueued for it."""
+        if self.limit.over_age == "train":
             return []
         ready = [entry for entry in self._entries.values() if entry.stage == "accepted"]
-        stale = [entry for entry in ready if group_age(entry.scored, version) > self.admission.max_lag]
+        stale = [entry for entry in ready if group_age(entry.scored, version) > self.limit.max_lag]
         for entry in stale:
             del self._entries[entry.uid]
         return [entry.scored for entry in stale]
@@ -245,12 +288,12 @@ class AsyncCollector(Collector):
     # ---- between the steps -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Judge and admit as much as possible; called after every event that may allow more."""
+        """Judge and enqueue as much as possible; called after every event that may allow more."""
         self._woken = False
         if not self._abandoned and self._failure is None:
             try:
                 self._judge_next()
-                self._admit()
+                self._enqueue()
             except BaseException as error:
                 self._failure = error
         self._changed.set()
@@ -261,31 +304,31 @@ class AsyncCollector(Collector):
             self._woken = True
             asyncio.get_running_loop().call_soon(self._advance)
 
-    def _admit(self) -> None:
+    def _enqueue(self) -> None:
         """Start the prompts restored by a resume, then new ones, while there is room."""
-        places = self.admission.concurrent - self._count("generating")
+        places = self.limit.concurrent - self._count("generating")
         queued = [entry for entry in self._entries.values() if entry.stage == "queued"]
         for entry in queued[:places]:
             self._generate(entry)
         stages = Counter(entry.stage for entry in self._entries.values())
         counts = {
             "finished": self._finished,
-            "accepted": self._taken * self.admission.prompts + stages["accepted"],
+            "accepted": self._taken * self.limit.prompts + stages["accepted"],
             "running": sum(stages[name] for name in ("queued", "generating", "scoring", "unjudged")),
             "generating": stages["generating"],
         }
-        if room := self.admission.capacity(**counts):
+        if room := self.limit.capacity(**counts):
             prompts = self.source.next(room)
-            self.listener.admitted(prompts)
+            self.listener.enqueued(prompts)
             for prompt in prompts:
-                entry = self._entries[prompt.uid] = Admitted(prompt)
+                entry = self._entries[prompt.uid] = EnqueuedPrompt(prompt)
                 self._generate(entry)
-        stalled = not room and self.admission.stalled(**counts)
+        stalled = not room and self.limit.stalled(**counts)
         self._stalls += stalled and not self._stalled
         self._stalled = stalled
         self._track_idleness()
 
-    def _generate(self, entry: Admitted) -> None:
+    def _generate(self, entry: EnqueuedPrompt) -> None:
         entry.stage = "generating"
         self._start(lambda: self._roll_out(entry))
 
@@ -301,7 +344,7 @@ class AsyncCollector(Collector):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _roll_out(self, entry: Admitted) -> None:
+    async def _roll_out(self, entry: EnqueuedPrompt) -> None:
         """Generate and score the group of a prompt."""
         completions = await self.generator.complete(entry.prompt, entry.received)
         entry.stage = "scoring"
@@ -322,18 +365,18 @@ class AsyncCollector(Collector):
             for entry in block:
                 self._settle(entry, entry.scored, None)
 
-    def _next_block(self) -> list[Admitted]:
+    def _next_block(self) -> list[EnqueuedPrompt]:
         """The groups to be judged together."""
         unjudged = [entry for entry in self._entries.values() if entry.stage == "unjudged"]
         if not self.generator.rewards.has_batch:
             return unjudged
         unsettled = [entry for entry in self._entries.values() if entry.stage not in ("accepted", "rejected")]
-        candidates = unsettled if self.admission.over_age == "wait" else unjudged
-        missing = self.admission.prompts - self._count("accepted") % self.admission.prompts
+        candidates = unsettled if self.limit.over_age == "wait" else unjudged
+        missing = self.limit.prompts - self._count("accepted") % self.limit.prompts
         block = candidates[:missing]
         return block if len(block) == missing and all(entry.stage == "unjudged" for entry in block) else []
 
-    async def _judge(self, block: Sequence[Admitted]) -> None:
+    async def _judge(self, block: Sequence[EnqueuedPrompt]) -> None:
         groups = [entry.scored for entry in block]
         if self.generator.rewards.has_batch:
             groups = await self.generator.rewards.score_batch(groups)
@@ -342,7 +385,7 @@ class AsyncCollector(Collector):
             self._settle(entry, group, reasons.get(entry.uid))
         self._judging = False
 
-    def _settle(self, entry: Admitted, group: Group, reason: str | None) -> None:
+    def _settle(self, entry: EnqueuedPrompt, group: Group, reason: str | None) -> None:
         """Record the final scores of a group and whether it can be used."""
         entry.group, entry.reason = group, reason or ""
         entry.stage = "accepted" if reason is None else "rejected"

@@ -10,10 +10,9 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from proxima.data.flow import Completion, Group, Prompt
-from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.data.flow import Completion, Group, Prompt, without_score
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.rollout.running_acceptance import MAX_OVERSAMPLE, running_acceptance
+from proxima.rollout.prompt_limits import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
 from proxima.task.prompts import PromptSource
 
 STALE, SURPLUS = "stale", "surplus"
@@ -113,7 +112,7 @@ class Pending:
 
     Args:
         groups: generated, but not yet used or dropped by a step.
-        prompts: admitted, but not yet completely generated.
+        prompts: enqueued, but not yet completely generated.
         rejected: uid → reason, for the groups that a step will drop.
         unjudged: groups whose whole-batch rewards or rejection are still pending.
     """
@@ -274,7 +273,7 @@ class BatchCollector(Collector):
     async def _generate(self, count: int) -> list[Group]:
         """Generate one batch of `count` new prompts; its groups are ordered by uid."""
         prompts = self.source.next(count)
-        self.listener.admitted(prompts)
+        self.listener.enqueued(prompts)
         groups: list[Group] = []
         async with aclosing(self.generator.generate(prompts, self.listener)) as stream:
             async for group in stream:
@@ -298,17 +297,6 @@ class BatchCollector(Collector):
 
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
         return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)
-
-
-def without_score(groups: Sequence[Group]) -> int:
-    """Count the groups without a valid score."""
-    return sum(not any(score.valid for score in group.scores) for group in groups)
-
-
-def score_errors(groups: Sequence[Group]) -> str:
-    """Join the distinct errors of the failed scores, at most three."""
-    errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
-    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")
 
 
 def group_age(group: Group, version: int) -> int:

@@ -47,7 +47,7 @@ def greedy(sampling: Sampling) -> Sampling:
 class RolloutListener:
     """Receives the events of prompts. The methods do nothing; override those of interest. They must be fast."""
 
-    def admitted(self, prompts: Sequence[Prompt]) -> None:
+    def enqueued(self, prompts: Sequence[Prompt]) -> None:
         """Prompts were drawn from the data and go to the engine next."""
 
     def completed(self, done: int, total: int) -> None:
@@ -91,9 +91,6 @@ class GroupGenerator:
         self.episodes = episodes
         self.scoring_seconds = self._completed_at = 0.0
 
-    def _check_version(self, completion: Completion) -> None:
-        completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
-
     async def generate(self, prompts: Sequence[Prompt], listener: RolloutListener) -> AsyncGenerator[Group, None]:
         """Yield each group as soon as its scores are final.
 
@@ -127,15 +124,13 @@ class GroupGenerator:
         self, prompts: Sequence[Prompt], listener: RolloutListener, arrivals: "asyncio.Queue[Group | BaseException]"
     ) -> None:
         """Generate all completions, and score each group while others are still being generated."""
-        requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
         by_uid = {prompt.uid: prompt for prompt in prompts}
         generated: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
         scoring: list[asyncio.Task[None]] = []
-        done = 0
+        done, total = 0, len(prompts) * self.spec.size
         try:
-            async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
+            async with aclosing(self._completions(prompts)) as stream:
                 async for completion in stream:
-                    self._check_version(completion)
                     samples = generated[completion.prompt_uid]
                     samples[completion.sample] = completion
                     if len(samples) == self.spec.size:
@@ -143,10 +138,8 @@ class GroupGenerator:
                         group = tuple(samples[i] for i in range(self.spec.size))
                         scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
                     done += 1
-                    listener.completed(done, len(requests))
+                    listener.completed(done, total)
             self._completed_at = self.now()
-            if lost := [uid for uid, samples in generated.items() if len(samples) < self.spec.size]:
-                raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
             await asyncio.gather(*scoring)
         except BaseException as error:  # any error: the consumer must not wait forever
             arrivals.put_nowait(error)
@@ -168,18 +161,32 @@ class GroupGenerator:
         Raises:
             RuntimeError: the engine ended without some of them; any exception of the engine.
         """
-        answers = (self.episodes or self.engine).generate(self.spec.requests(prompt))
-        async with aclosing(answers) as stream:  # type: ignore[type-var]
+        async with aclosing(self._completions([prompt])) as stream:
             async for completion in stream:
-                self._check_version(completion)
                 received[completion.sample] = completion
-        if len(received) < self.spec.size:
-            raise RuntimeError(f"the engine ended without all completions of prompt {prompt.uid}")
         return tuple(received[i] for i in range(self.spec.size))
 
+    async def _completions(self, prompts: Sequence[Prompt]) -> AsyncGenerator[Completion, None]:
+        """The completions of the prompts, in the order in which the engine finishes them.
+
+        Raises:
+            UserError: a token is of a version that the engine does not have.
+            RuntimeError: the engine ended without some of them; any exception of the engine.
+        """
+        requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
+        missing = {(request.prompt.uid, request.sample) for request in requests}
+        async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
+                missing.discard((completion.prompt_uid, completion.sample))
+                yield completion
+        if missing:
+            uids = sorted({uid for uid, _ in missing})
+            raise RuntimeError(f"the engine ended without all completions of prompts {uids}")
+
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
-        """Score the group of a prompt, or of the opening with which its environment replaced it; without whole-batch
-        rewards, which follow."""
+        """Score the group of a prompt, or of the one that its environment put in its place, by all rewards but those of
+        whole batches, which follow."""
         if self.episodes is not None:
             prompt, completions = with_group_prompt(prompt, completions)
         scores = await self.rewards.score(prompt, completions)

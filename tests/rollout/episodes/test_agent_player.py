@@ -20,9 +20,9 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat import prompt_tokens
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
+from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.episodes.turn_template import TurnTemplate
 from tests.engine.helpers import engine, trainer_log_prob
 from tests.rollout.episodes import agent_functions
 from tests.rollout.episodes.test_player import Engine, Watched

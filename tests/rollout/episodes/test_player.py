@@ -21,11 +21,11 @@ from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import Collector
+from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.figures import episode_metrics
 from proxima.rollout.episodes.played import COLLATERAL, EpisodeTimes, sampled_turns
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from tests.tiny import tiny_tokenizer

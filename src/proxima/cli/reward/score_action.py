@@ -260,7 +260,7 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
     Raises:
         UserError: a reward needs a missing column, counts tokens without a model, or is not ready.
     """
-    from proxima.rollout.reference_answers import ReferenceAnswers, require_columns
+    from proxima.rollout.reward_checks import ReferenceAnswers, require_columns
 
     prompts: Any = [prompt for prompt, _ in texts]
     require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)

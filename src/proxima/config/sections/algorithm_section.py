@@ -21,7 +21,7 @@ from proxima.model.hub_names import is_at_hand
 from proxima.model.pretrained import load_config
 from proxima.model.routing import check_mixture
 from proxima.reward.base import as_reward
-from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.rollout.prompt_limits import DynamicSampling
 
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")

@@ -17,7 +17,7 @@ from proxima.model.template_clock import require_moment
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
+from proxima.rollout.reward_checks import ReferenceAnswers, validate_answers
 from proxima.system.user_modules import user_module_file
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES

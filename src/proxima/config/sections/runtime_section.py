@@ -12,7 +12,7 @@ from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_
 from proxima.config.sections.train_section import TrainConfig
 from proxima.data import require, require_threads
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.admission import OverAge
+from proxima.rollout.prompt_limits import OverAge
 
 STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
 

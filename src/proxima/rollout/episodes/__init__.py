@@ -1,8 +1,8 @@
 """Episodes: conversations of a model and an environment over several turns, as the tokens of one sample.
 
     settings       the `episode` section of a recipe
-    turn_template  renders and encodes a growing chat
-    conversation   the tokens of an episode, turn by turn; sampled tokens are never re-encoded
+    conversation   the tokens of an episode, turn by turn, and the chat template that renders and encodes them; sampled
+                   tokens are never re-encoded
     worlds         builds and checks what plays the episodes of a task, before weights are loaded
     player         plays episodes; to a generator of groups it is an engine whose completions have several turns
     played         an episode in progress, and the completion that it becomes

@@ -1,4 +1,4 @@
-"""An episode in progress, and the completion that it becomes."""
+"""An episode in progress, the completion that it becomes, and the time that its engine is idle."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -17,7 +17,6 @@ from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.idle_time import IdleTime
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
@@ -394,3 +393,27 @@ class EpisodePlayer:
         finally:
             for request in requests:
                 self.playing.pop((request.prompt.uid, request.sample), None)
+
+
+class IdleTime:
+    """The seconds in which something kept the engine idle, since the first `update`.
+
+    Args:
+        now: a clock, in seconds.
+        causes: those that hold at the beginning.
+    """
+
+    def __init__(self, now: Callable[[], float], *causes: str) -> None:
+        self.now, self._sum, self._causes = now, 0.0, set(causes)
+        self._since: float | None = None
+
+    def update(self, cause: str, holds: bool) -> None:
+        """Set whether a cause holds from now on."""
+        self._sum = self.seconds
+        (self._causes.add if holds else self._causes.discard)(cause)
+        self._since = self.now() if self._causes else None
+
+    @property
+    def seconds(self) -> float:
+        """The idle time so far."""
+        return self._sum + (0.0 if self._since is None else self.now() - self._since)

@@ -19,11 +19,10 @@ from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.agent_player import AgentEpisodes
-from proxima.rollout.episodes.conversation import Conversation, ForkRefused
+from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
 from proxima.rollout.episodes.played import Played, Told
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.task.column_mapping import TOOLS
 
 TRIED = 4  # prompts whose openings are tried

@@ -11,11 +11,11 @@ from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.admission import Admission
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.rollout.prompt_limits import InFlightLimit
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.reward_actors import ActorPool
@@ -82,7 +82,7 @@ def make_collector(
             carried=pending.groups,
         )
 
-    admission = Admission(
+    limit = InFlightLimit(
         prompts=prompts,
         concurrent=runtime.max_concurrent_rollouts or 1,
         max_lag=runtime.max_lag,
@@ -90,7 +90,7 @@ def make_collector(
         over_age=runtime.over_age,
     )
     collector = AsyncCollector(
-        generator, source, admission, refill=refill, listener=listener, pending=pending, finished=finished
+        generator, source, limit, refill=refill, listener=listener, pending=pending, finished=finished
     )
     if isinstance(generator.engine, Executor):
         generator.engine.register_post_pause_hook(collector.engine_paused)

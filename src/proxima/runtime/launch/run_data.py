@@ -17,8 +17,7 @@ from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.images import ImageStore
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
-from proxima.rollout.reference_answers import ReferenceAnswers
-from proxima.rollout.reward_trial import PROMPTS, try_rewards
+from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.teacher import unloaded_teacher
 from proxima.runtime.placement.placed_engine import starts_later

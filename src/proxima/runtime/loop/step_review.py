@@ -8,9 +8,9 @@ from typing import Any
 
 from proxima.core.correction.health import health
 from proxima.core.selection.dropping import DropUniformGroups
-from proxima.data.flow import Group
+from proxima.data.flow import Group, score_errors
 from proxima.data.outcomes import Outcomes
-from proxima.rollout.collector import BatchNotFilled, CollectedBatch, score_errors
+from proxima.rollout.collector import BatchNotFilled, CollectedBatch
 from proxima.rollout.episodes.figures import episode_metrics
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
 from proxima.training.batch_builder import TrainingBatch

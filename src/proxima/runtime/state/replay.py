@@ -185,7 +185,7 @@ class ReplayCollector(Collector):
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
         """The groups of the next step; `version` and `history`, of the replay, are unused."""
         batch = self.stored.next()
-        self.listener.admitted([group.prompt for group in batch.generated])
+        self.listener.enqueued([group.prompt for group in batch.generated])
         for number, group in enumerate(batch.generated, 1):
             self.listener.scored(group)
             self.listener.rewarded(number, len(batch.generated))

@@ -93,7 +93,7 @@ class RolloutRecorder(RolloutListener):
     def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
 
-    def admitted(self, prompts: Sequence[Prompt]) -> None:
+    def enqueued(self, prompts: Sequence[Prompt]) -> None:
         journal, uids = self.store.journal, [prompt.uid for prompt in prompts]
         self.store.disk.enqueue(partial(journal.enqueue, size=len(self.source.rows)), prompts)
         self.store.disk.enqueue(journal.generating, uids)

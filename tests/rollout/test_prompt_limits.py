@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.rollout.admission import Admission
+from proxima.rollout.prompt_limits import InFlightLimit
 
 SIZES = {"prompts": st.integers(1, 9), "concurrent": st.integers(1, 20), "max_lag": st.integers(1, 5)}
-ADMISSIONS = st.builds(Admission, **SIZES, steps=st.integers(0, 12))
+ADMISSIONS = st.builds(InFlightLimit, **SIZES, steps=st.integers(0, 12))
 COUNTS = st.tuples(*(st.integers(0, n) for n in (12, 80, 80, 80)))
 
 
@@ -29,15 +29,15 @@ def counts(numbers):
     ],
 )
 def test_worked_examples(finished, accepted, running, generating, capacity):
-    admission = Admission(prompts=4, concurrent=6, max_lag=2, steps=10)
-    assert admission.capacity(**counts((finished, accepted, running - generating, generating))) == capacity
+    limit = InFlightLimit(prompts=4, concurrent=6, max_lag=2, steps=10)
+    assert limit.capacity(**counts((finished, accepted, running - generating, generating))) == capacity
 
 
 @given(ADMISSIONS, COUNTS)
-def test_a_stall_is_the_lag_alone(admission, numbers):
+def test_a_stall_is_the_lag_alone(limit, numbers):
     expected = counts(numbers)
-    if admission.stalled(**expected):
-        assert admission.capacity(**expected) == 0
-        assert expected["generating"] < admission.concurrent
+    if limit.stalled(**expected):
+        assert limit.capacity(**expected) == 0
+        assert expected["generating"] < limit.concurrent
         further = expected | {"finished": expected["finished"] + 100}
-        assert admission.capacity(**further) > 0
+        assert limit.capacity(**further) > 0

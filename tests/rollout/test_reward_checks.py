@@ -13,7 +13,7 @@ from proxima.reward.math.marked import Gsm8kReward
 from proxima.reward.math.number import Number
 from proxima.reward.math.symbolic import Math
 from proxima.reward.runner import RewardRunner
-from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
+from proxima.rollout.reward_checks import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.prepare.published import write_jsonl
