@@ -45,7 +45,7 @@ def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, 
     never given up: the limits of `replica` are minutes."""
     monkeypatch.setattr("proxima.engine.http.replica.ABORT_SECONDS", 300.0)
     monkeypatch.setattr("proxima.engine.http.replica_pool.CONFIRM_SECONDS", 300.0)
-    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("proxima.engine.http.replica_state.LONGEST_WAIT", 0.5)
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.01)
 
     with ExitStack() as opened:

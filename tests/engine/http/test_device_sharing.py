@@ -165,7 +165,7 @@ async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_do
     if call == "wake":
         await engine.wake()
     assert replicas(engine) == [False, True]
-    assert "broken on purpose" in engine._pool.replicas[0].reason
+    assert "broken on purpose" in engine._pool.replicas[0].status.reason
     servers[0].failing.clear()
     if call == "sleep":
         probed = servers[0].calls["/facts"]

@@ -46,9 +46,9 @@ async def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(fle
     await engine.publish(update(1))
     servers[1].ignores_weights = True
     await engine.publish(update(2))
-    await until(lambda: replica.setbacks >= 5)
-    assert 2 + 4 <= servers[1].calls["/weights"] <= 2 + replica.setbacks  # the last may still be going on
-    assert engine._keeper.pause_of(replica) >= 2**4 * engine.spec.health_seconds
+    await until(lambda: replica.status.ejections >= 5)
+    assert 2 + 4 <= servers[1].calls["/weights"] <= 2 + replica.status.ejections  # the last may still be going on
+    assert replica.status.check_seconds(engine.spec.health_seconds) >= 2**4 * engine.spec.health_seconds
     assert not replica.in_service and engine._pool.counts["ejected"] == 1 and engine._pool.counts["returned"] == 0
     await engine.publish(update(3, WEIGHTS[0]))
     assert len((await engine.health()).detail["events"]) == 1  # told once, however often it fails
@@ -58,7 +58,7 @@ async def test_a_server_that_was_started_again_and_fails_its_proof_is_reported(f
     engine, servers = fleet(2, published=True)
     servers[1].ignores_weights = True
     servers[1].restart()
-    await until(lambda: engine._pool.replicas[1].setbacks >= 3)
+    await until(lambda: engine._pool.replicas[1].status.ejections >= 3)
     first, second = (await engine.health()).detail["events"]
     assert "is out of service" in first and "nats off" not in first
     assert f"{servers[1].url} stays out of service: " in second and "nats off" in second

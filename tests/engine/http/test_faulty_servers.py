@@ -161,7 +161,7 @@ async def test_a_server_that_has_become_another_does_not_return(fact, value, rea
     servers[0].die()
     servers[0].facts[fact] = value
     servers[0].come_back()
-    await until(lambda: reason in engine._pool.replicas[0].reason)
+    await until(lambda: reason in engine._pool.replicas[0].status.reason)
     check(requests(4, 2), await collect(engine, requests(4, 2)))
     assert servers[0].weights == 0.5
 

@@ -32,7 +32,7 @@ async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(
 
 
 async def test_refusals_with_completions_between_do_not_add_up(fleet, monkeypatch):
-    monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
+    monkeypatch.setattr("proxima.engine.http.replica_state.FRUITLESS", 4)
     engine, (server,) = fleet()
     for returned in range(1, 6):
         server.fail("/generate", status=403, times=1)
@@ -43,8 +43,8 @@ async def test_refusals_with_completions_between_do_not_add_up(fleet, monkeypatc
 @pytest.mark.parametrize("tokens", [0, 1])
 async def test_a_server_that_always_has_other_weights_again_is_given_up(tokens, fleet, monkeypatch):
     """It passes the probe at each return, and calls its weights otherwise a moment later, whatever it has produced."""
-    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.02)
-    monkeypatch.setattr("proxima.engine.http.replica.FRUITLESS", 4)
+    monkeypatch.setattr("proxima.engine.http.replica_state.LONGEST_WAIT", 0.02)
+    monkeypatch.setattr("proxima.engine.http.replica_state.FRUITLESS", 4)
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
     server.stop_after, health = tokens, server.health
 

@@ -3,15 +3,15 @@
 import asyncio
 import itertools
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
 from proxima.engine.http.client import Address, RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync
-from proxima.engine.http.replica import HEALTHY, HIGHEST_LIMIT, Replica, State
+from proxima.engine.http.replica import HIGHEST_LIMIT, Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
-from proxima.engine.http.replica_pool import STREAK, ReplicaPool
+from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.replica_state import STREAK, State
 from tests.engine.http.plain_servers import Plain, PlainDialect
 
 BUSY = ServerError("http://h", "/load", "come again", status=429)
@@ -43,21 +43,22 @@ def test_one_that_produces_tokens_is_only_slow_and_one_that_is_busy_is_left_alon
 @pytest.mark.parametrize(("error", "counts"), [(FAILED, True), (BUSY, False), (REFUSED, False)])
 def test_only_failures_make_a_streak_that_ejects(error, counts):
     """A busy answer to one of the requests that were running beside those that failed ejects nobody again."""
-    ejections, suspects = [], []
+    ejections = []
     pool = SimpleNamespace(
-        eject=lambda replica, error, what="": ejections.append(what + error.reason),
-        suspect=lambda replica, reason: suspects.append(reason),
-        _rest=lambda replica, error: None,
+        eject=lambda replica, error, what="": ejections.append(what + error.reason), _rest=lambda replica, error: None
     )
     replica = some_replica()
-    replica.streak = STREAK - 2
+    replica.status.joined()
+    replica.status.failures = STREAK - 2
 
     async def two_failures():
         for _ in range(2):
             ReplicaPool._note_failure(pool, replica, error, asyncio.get_running_loop().time())
 
     asyncio.run(two_failures())
-    assert suspects == ["status 500"] * counts and replica.streak == STREAK - 2 + 2 * counts
+    assert (replica.status.state, replica.status.failures) == (
+        (State.SUSPECT, STREAK - 1) if counts else (State.READY, STREAK - 2)
+    )
     assert ejections == (
         ["3 calls in a row failed, the last one with: status 500"]
         if counts
@@ -83,33 +84,10 @@ def test_a_server_that_hangs_is_asked_to_pause_once():
     assert asked == ["pause"]
 
 
-def test_attempts_that_fail_together_count_once():
-    """However long it takes until the last has failed: the cause may have been momentary."""
-    replica = some_replica()
-    for now in (10.0, 11.0, 12.0):
-        replica.failed(started_at=9.0, now=now)
-    assert replica.streak == 1
-    replica.failed(started_at=10.0, now=13.0)  # it began after the first failure
-    assert replica.streak == 2
-    replica.succeeded()
-    assert replica.streak == 0
-
-
-def test_an_ejected_replica_is_healthy_again_after_completions_alone():
-    replica = some_replica()
-    replica.leave("broken", refused=False)
-    replica.state = State.READY
-    for completed in range(HEALTHY):
-        replica.served()
-        assert replica.setbacks == 1 and not replica.works, completed
-        replica.succeeded()
-    assert replica.setbacks == 0 and replica.works
-
-
 @pytest.mark.parametrize("produces", ["received", "successes", None])
 def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produces):
     replica, errors, now = some_replica(), [], 0.0
-    replica.state = State.SUSPECT
+    replica.status.state = State.SUSPECT
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
     keeper._idle_since, keeper._produced, keeper.servers = None, 0, None
     keeper.pool = SimpleNamespace(
@@ -135,12 +113,12 @@ def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produce
     asyncio.run(watch())
 
 
-def test_only_a_ready_replica_that_neither_rests_nor_pauses_is_given_work():
+def test_only_a_ready_replica_that_does_not_pause_is_given_work():
     replica = some_replica()
-    for state, pause, rest in itertools.product(State, ("none", "held", "stopped", "asleep"), (None, Mock())):
-        replica.state, replica.pause, replica.rest = state, pause, rest
-        assert replica.has_room == (state is State.READY and pause == "none" and rest is None)
-        assert replica.in_service == (state in (State.READY, State.SUSPECT))
+    for state, pause in itertools.product(State, ("none", "held", "stopped", "asleep")):
+        replica.status.state, replica.pause = state, pause
+        assert replica.has_room == replica.has_room_to_score == (state is State.READY and pause == "none")
+        assert replica.in_service == (state in (State.READY, State.SUSPECT, State.BUSY))
 
 
 def test_an_automatic_limit_is_what_the_server_runs_without_queueing():
@@ -176,14 +154,15 @@ def test_a_limit_that_is_set_stays_and_any_in_a_pause(most, pause):
 
 def test_an_automatic_limit_halves_with_each_break_of_a_busy_server():
     replica = some_replica()
-    replica.state, replica.limit, replica.running = State.READY, 8, dict.fromkeys(range(8))
+    replica.status.joined()
+    replica.limit, replica.running = 8, dict.fromkeys(range(8))
     pool = ReplicaPool([replica], Plain())
 
     async def two_busy_answers():
         for _ in range(2):
             pool._rest(replica, BUSY)
-        assert replica.limit == 4 and replica.busy_times == 1
-        pool._rested(replica)
+        assert replica.limit == 4 and replica.status.breaks == 1
+        replica.status._end_break(pool.dispatch)
         pool._rest(replica, BUSY)
         assert replica.limit == 4  # that many of the eight it may run
 

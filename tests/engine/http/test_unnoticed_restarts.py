@@ -69,7 +69,7 @@ async def test_what_a_server_holds_when_new_weights_come_was_sampled_by_those_be
     await engine.publish(update(2))
     for replica, server in zip(engine._pool.replicas, servers, strict=True):
         calls = server.calls["/load"]
-        engine._loop.submit(replica.check_soon.set)
+        engine._loop.submit(replica.status.check_soon.set)
         await until(lambda server=server, calls=calls: server.calls["/load"] > calls)
         server.break_streams()
         server.stop_after = None

@@ -90,7 +90,7 @@ class HttpEngine:
             latest_routes=first.latest_routes,
         )
         self._pool = ReplicaPool(replicas, spec)
-        self._pool.events += [f"engine: {replica.url} is out of service: {replica.reason}" for replica in away]
+        self._pool.events += [f"engine: {replica.url} is out of service: {replica.status.reason}" for replica in away]
         self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
 
     @property

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import count
 from typing import Literal
 
@@ -14,33 +13,16 @@ from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
 from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.replica_state import ReplicaState, State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
 
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
-HEALTHY = 32  # completions and scores after which an ejected replica that returned counts as healthy
-# ejections without a completion or a score between them after which a replica may not return: those for a refused key,
-# because a server may refuse completions and accept all else, and those for whatever reason
-REFUSALS, FRUITLESS = 3, 10
 FIRST_LIMIT, HIGHEST_LIMIT = 256, 4096  # concurrent completions, if the limit adapts
 
 CancelReason = Literal["interrupted", "aborted"]
 Failure = ServerError | WrongAnswerError | RefusedError  # the failure of a call that may succeed at another server
-
-
-class State(Enum):
-    """Whether a replica is given work and, if not, what it is waiting for.
-
-    Three other properties are not states: the pause mode last set (`Replica.pause`), which the engine decides for all
-    replicas, the break of a busy server (`Replica.rest`), and its weights (`version_proof.py`).
-    """
-
-    READY = "is given work"
-    SUSPECT = "a call failed; gets no work until a health check passes"
-    AWAY = "out of service, as at first; asked now and then whether it is well"
-    LOCKED = "out of service because it refused our key when it was asked again; asked now and then too"
-    BARRED = "out of service for good: ejected again and again, and completed nothing between"
 
 
 @dataclass(eq=False)
@@ -71,8 +53,7 @@ class RunningCall:
 
 
 class Replica:
-    """One server and its running completions. `ReplicaPool` and `ReplicaKeeper` change its `state`; `proof` tracks its
-    weights.
+    """One server and its running completions. `status` says whether it is given work, `proof` tracks its weights.
 
     Args:
         tag: prefix of its request ids, unique to the engine.
@@ -83,44 +64,35 @@ class Replica:
         self.facts = ServerFacts(server="", model="")  # nobody has asked yet
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.proof = VersionProof(self.health)
-        self.state = State.AWAY
-        self.reason = ""  # why it is not in service, or its last failure since it has produced something
-        self.check_soon = asyncio.Event()  # set: check it now, or ask it now whether it can return
+        self.status = ReplicaState()
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores assigned to it
         self.received = self.successes = 0  # tokens; completions and scores; ever
-        self.streak = 0  # consecutive failures since the last completion
-        self._failed_at = 0.0  # when the last failure that counts was noticed
-        self.refusals = self.fruitless = 0  # ejections for a refused key, and all ejections, since its last completion
-        self.setbacks = 0  # ejections, and new weights that it failed to take, since it was last healthy, see HEALTHY
-        self._healthy_at = 0  # the number of successes with which it is healthy again
-        self.busy_times = 0  # in a row, without a token between
-        self.rest: asyncio.TimerHandle | None = None  # ends its break, if it is busy
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
         """Ask the server for its health; see `Dialect.health`."""
         return await self.dialect.health(self.client, self.facts)
 
-    # ---- its state ---------------------------------------------------------------------------------------------------
-
     def join(self, health: ServerHealth) -> None:
         """Enter service with its current weights."""
-        self.state = State.READY
+        self.status.joined()
         self.proof.set_version(0, health.weight_version)
+
+    # ---- its room ----------------------------------------------------------------------------------------------------
 
     @property
     def in_service(self) -> bool:
         """True if it may be given work, perhaps after a break or a health check."""
-        return self.state in (State.READY, State.SUSPECT)
+        return self.status.in_service
 
     @property
     def ready(self) -> bool:
         """True if it may be given work now."""
-        return self.state is State.READY and self.rest is None and self.pause == "none"
+        return self.status.state is State.READY and self.pause == "none"
 
     @property
     def has_room(self) -> bool:
@@ -132,29 +104,10 @@ class Replica:
         """True if it may be given one more score; scores do not wait for completions, which might never run out."""
         return self.ready and self.scoring < max(1, self.limit // 4)
 
-    @property
-    def works(self) -> bool:
-        """True unless it is suspect, busy or out of service, or has not been healthy again since it was."""
-        return self.state is State.READY and not self.busy_times and not self.setbacks
-
-    def failed(self, started_at: float, now: float) -> None:
-        """Note a failed attempt. Attempts that fail together count once: the cause may have been momentary."""
-        if started_at >= self._failed_at:
-            self.streak += 1
-            self._failed_at = now
-
-    def served(self) -> None:
-        """Note that it has produced something."""
-        if self.in_service:  # else it says why it is not
-            self.busy_times, self.reason = 0, ""
-
     def succeeded(self) -> None:
         """Note a finished completion or score."""
-        self.streak = self.refusals = self.fruitless = 0
         self.successes += 1
-        if self.successes >= self._healthy_at:
-            self.setbacks = 0
-        self.served()
+        self.status.completed()
 
     def adapt(self, waiting: int, *, queued: bool = False) -> None:
         """Unless the number of concurrent completions is set, make it what the server runs without queueing: fewer if
@@ -172,20 +125,9 @@ class Replica:
         elif queued and self.assigned >= self.limit:
             self.limit = min(2 * self.limit, HIGHEST_LIMIT)
 
-    def leave(self, reason: str, *, refused: bool) -> None:
-        """Note that it was ejected, and end its break and its running completions."""
-        self.refusals += refused
-        self.fruitless += 1
-        self.setbacks += 1
-        self._healthy_at = self.successes + HEALTHY
-        self.state, self.reason = State.AWAY, reason
-        if self.refusals >= REFUSALS or self.fruitless >= FRUITLESS:
-            self.state = State.BARRED
-            self.reason += f" ({self.fruitless} times in a row, without a completion between)"
-        if self.rest is not None:
-            self.rest.cancel()
-            self.rest = None
-        for call in self.running.values():  # without telling the server; the tokens received so far count
+    def interrupt(self) -> None:
+        """End its running completions without telling the server; the tokens received so far count."""
+        for call in self.running.values():
             call.end("interrupted")
 
     # ---- completions -------------------------------------------------------------------------------------------------
@@ -238,7 +180,7 @@ class Replica:
             call.answered = True
             self.received += len(chunk.tokens)
             if len(chunk.tokens):
-                self.served()
+                self.status.produced()
             reason = job.append(chunk, self.proof.labels_of(job))
             if reason == "abort":
                 break
@@ -365,7 +307,7 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
 
 def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
-    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
+    reasons = "; ".join(f"{replica.url}: {replica.status.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
     how = "too busy or failing" if any(replica.in_service for replica in replicas) else "out of service"
     return UserError(f"engine: {whose} {how}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")

@@ -11,14 +11,13 @@ from proxima.data import UserError
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
-from proxima.engine.http.replica import Replica, State, no_replica_left
+from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve.servers import Servers
-
-LONGEST_WAIT = 60.0  # before the next health check of a server that fails repeatedly
 
 
 class ReplicaKeeper:
@@ -113,10 +112,10 @@ class ReplicaKeeper:
                 self.pool.eject(replica, error, "new weights: ")
                 if not isinstance(error, ServerError | RefusedError):
                     raise
-                replica.check_soon.set()
+                replica.status.check_soon.set()
 
         errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
-        away = [r for r in self.pool.replicas if errors.get(r) is None and r.state is State.AWAY]
+        away = [r for r in self.pool.replicas if errors.get(r) is None and r.status.state is State.AWAY]
         for error in errors.values():
             others_have_them = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not others_have_them:
@@ -134,24 +133,17 @@ class ReplicaKeeper:
         try:
             while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(self.pause_of(replica)):
-                        await replica.check_soon.wait()
-                replica.check_soon.clear()
+                    async with asyncio.timeout(replica.status.check_seconds(self.pool.spec.health_seconds)):
+                        await replica.status.check_soon.wait()
+                replica.status.check_soon.clear()
                 if replica.in_service:
                     await self._check(replica)
-                elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
+                elif replica.status.may_return and not self.pool.asleep:  # the trainer has its devices
                     await self._try_return(replica)
                 self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
-
-    def pause_of(self, replica: Replica) -> float:
-        """Seconds until the next health check; they grow with repeated failures."""
-        seconds = self.pool.spec.health_seconds
-        if replica.in_service:
-            return seconds
-        return min(seconds * 2.0 ** min(max(0, replica.setbacks - 1), 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
         pool, proof, received = self.pool, replica.proof, replica.received
@@ -180,10 +172,10 @@ class ReplicaKeeper:
             await self._return(replica)
         except (ServerError, UserError) as error:
             reason = error.reason
-            if isinstance(error, UserError) and replica.setbacks <= 2 and reason not in replica.reason:  # told once
+            status = replica.status
+            if isinstance(error, UserError) and status.ejections <= 2 and reason not in status.reason:  # said once
                 self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
-            replica.reason = reason
-            replica.state = State.LOCKED if isinstance(error, RefusedError) else State.AWAY
+            status.failed_to_return(reason, refused=isinstance(error, RefusedError))
 
     async def _return(self, replica: Replica) -> None:
         """Put it back into service.
@@ -206,10 +198,10 @@ class ReplicaKeeper:
                     async with asyncio.timeout(None) as self._loading[replica]:
                         await self._push(replica)
                 except TimeoutError:  # newer weights are on their way
-                    replica.check_soon.set()
+                    replica.status.check_soon.set()
                     return
                 except (ServerError, UserError):
-                    replica.setbacks += 1
+                    replica.status.failed_to_load()
                     raise
                 finally:
                     del self._loading[replica]
@@ -231,7 +223,7 @@ class ReplicaKeeper:
         pool, now = self.pool, asyncio.get_running_loop().time()
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.replicas)
-        works = produced != self._produced or any(replica.works for replica in pool.replicas)
+        works = produced != self._produced or any(replica.status.works for replica in pool.replicas)
         self._produced = produced
         if works or pool.asleep or not awaited:
             self._idle_since = None
@@ -239,7 +231,7 @@ class ReplicaKeeper:
             self._idle_since = now
         if not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
-        elif all(replica.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
+        elif all(replica.status.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
             pool.give_up(no_replica_left(pool.replicas, "check token_env and the server's log, start it again"))
         elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
             busy = "lower engine.max_running or raise engine.away_seconds"

@@ -14,13 +14,13 @@ from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
 from proxima.engine.http.dialect import WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
-from proxima.engine.http.replica import CancelReason, Failure, Replica, State, gave_up
+from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up
+from proxima.engine.http.replica_state import STREAK
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
-STREAK = 3  # failures without a completion or a score between them, after which a replica is ejected
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
 
 
@@ -146,7 +146,7 @@ class ReplicaPool:
                 await proof.confirm(label, None if broken is None else CONFIRM_SECONDS)
         except WrongAnswerError as error:
             self.counts["tokens_lost"] += job.forget(segment)
-            self.suspect(replica, error.reason)
+            replica.status.suspected(error.reason)
             if broken is None and cancel_reason is None:
                 raise
         if broken is not None:
@@ -208,12 +208,8 @@ class ReplicaPool:
             self.eject(replica, error)
         elif isinstance(error, ServerError) and error.busy:
             self._rest(replica, error)
-        else:
-            replica.failed(started_at, asyncio.get_running_loop().time())
-            if replica.streak < STREAK:
-                self.suspect(replica, error.reason)
-            else:
-                self.eject(replica, error, f"{replica.streak} calls in a row failed, the last one with: ")
+        elif replica.status.call_failed(error.reason, started_at, asyncio.get_running_loop().time()):
+            self.eject(replica, error, f"{STREAK} calls in a row failed, the last one with: ")
 
     def _wants_score(self, job: GenerationJob) -> bool:
         sampling = job.request.sampling
@@ -276,32 +272,19 @@ class ReplicaPool:
 
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
-    def suspect(self, replica: Replica, reason: str) -> None:
-        """Give a replica no work until its health has been checked, because a call failed."""
-        if replica.in_service:
-            replica.state, replica.reason = State.SUSPECT, reason
-            replica.check_soon.set()
-
     def trust(self, replica: Replica) -> None:
-        """Give a replica work again: its health check passed."""
-        replica.state = State.READY
+        """Give a replica work again, unless it has a break: its health check passed."""
+        replica.status.passed_check()
         self.dispatch()
 
     def _rest(self, replica: Replica, error: ServerError) -> None:
         """Leave a busy server alone for a while."""
-        if not replica.in_service or replica.rest is not None:
+        seconds = partial(busy_seconds, retry_after=error.retry_after, key=crc32(replica.url.encode()))
+        if not replica.status.asked_for_break(error.reason, seconds, self.dispatch):
             return
-        replica.busy_times += 1
         replica.adapt(len(replica.running) // 2)
-        replica.reason = error.reason
-        if replica.busy_times == BUSY_NEWS:
-            self.events.append(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
-        seconds = busy_seconds(replica.busy_times, error.retry_after, crc32(replica.url.encode()))
-        replica.rest = asyncio.get_running_loop().call_later(seconds, self._rested, replica)
-
-    def _rested(self, replica: Replica) -> None:
-        replica.rest = None
-        self.dispatch()
+        if replica.status.breaks == BUSY_NEWS:
+            self.events.append(f"engine: {replica.url} is busy, completions wait: {error.reason}")
 
     def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
         """Take a replica out of service: end what it runs, and move what waits for it. Does nothing if it has left.
@@ -312,20 +295,19 @@ class ReplicaPool:
         if not replica.in_service:
             return
         reason = error.reason if isinstance(error, ServerError | RefusedError) else str(error)
-        replica.leave(f"{what}{reason}", refused=isinstance(error, RefusedError))
+        replica.status.ejected(f"{what}{reason}", refused=isinstance(error, RefusedError))
+        replica.interrupt()
         self.counts["ejected"] += 1
-        self.events.append(f"engine: {replica.url} is out of service: {replica.reason}")
-        if isinstance(error, RefusedError):
-            replica.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
+        self.events.append(f"engine: {replica.url} is out of service: {replica.status.reason}")
         self.router.leave(replica)
         self.dispatch()
 
     def welcome(self, replica: Replica) -> None:
         """Put a replica back into service; it has the newest weights."""
-        replica.streak = 0
+        replica.status.joined()
         self.counts["returned"] += 1
         self.events.append(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
-        self.trust(replica)
+        self.dispatch()
 
     def give_up(self, error: Exception) -> None:
         """Fail all waiting completions with this error: no replica will return."""

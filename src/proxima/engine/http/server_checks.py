@@ -39,7 +39,9 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         await introduce(replicas, needs.model.tokenizer)
         serving = [replica for replica in replicas if replica.in_service]
         away = [replica for replica in replicas if not replica.in_service]
-        notes = [f"{replica.url} is out of service: {replica.reason}; the run begins without it" for replica in away]
+        notes = [
+            f"{replica.url} is out of service: {replica.status.reason}; the run begins without it" for replica in away
+        ]
         for replica in serving:
             notes += check_facts(spec, replica.facts, needs, replica.url)
         labels = {replica.proof.label for replica in serving}
@@ -78,7 +80,7 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
             replica.join(await replica.health())
         except ServerError as error:
             errors.append(error)
-            replica.reason = f"{error.call or 'a call'} failed: {error.reason}"
+            replica.status.failed_to_return(f"{error.call or 'a call'} failed: {error.reason}", refused=False)
     if not any(replica.in_service for replica in replicas):
         raise _all_away(replicas, errors)
     return new[0].facts
@@ -97,7 +99,7 @@ async def _ask_facts(replica: Replica) -> ServerError | None:
             times += 1
             seconds = busy_seconds(times, error.retry_after)
             if error.status != 429 or loop.time() + seconds > until:
-                replica.reason = error.reason
+                replica.status.failed_to_return(error.reason, refused=False)
                 return error
             await asyncio.sleep(seconds)
 
@@ -128,7 +130,7 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
 
 
 def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> UserError:
-    reasons = "; ".join(dict.fromkeys(replica.reason for replica in replicas))
+    reasons = "; ".join(dict.fromkeys(replica.status.reason for replica in replicas))
     if replicas[0].spec.serve is not None:
         return UserError(f"engine.serve: {reasons}", remedy="see engine.log in the run's folder")
     if any(error.status is not None for error in errors):
