@@ -67,7 +67,7 @@ def test_rows_do_not_know_each_other_and_nan_shows():
 
 def test_no_kernel_for_truncated_rows_or_top_k(monkeypatch):
     calls = []
-    monkeypatch.setattr("proxima.engine.sampler.sample_kernel", lambda: calls.append(1) or sample_kernel())
+    monkeypatch.setattr("proxima.engine.local.sampler.sample_kernel", lambda: calls.append(1) or sample_kernel())
     logits = torch.randn(2, 64).bfloat16()
     sample_tokens(logits, settings(2, top_p=0.5), torch.rand(2))
     sample_tokens(logits, settings(2), torch.rand(2), 3)

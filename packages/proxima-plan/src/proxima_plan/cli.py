@@ -9,20 +9,14 @@ Reads no weights; runs only proxima's own code, unless --import-code is given. E
 import argparse
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json
 from proxima.cli.parameters import Argument
-from proxima.config.problems import ConfigError
-from proxima.config.resolution import resolve
-from proxima.config.resolved import Resolved
-from proxima.config.validate import check, to_do
 from proxima.data import UserError
-from proxima_plan.answers import planned, proposed
-from proxima_plan.devices import read_devices
-from proxima_plan.forecast import devices_here
-from proxima_plan.simulation.fit import assumptions
-from proxima_plan.simulation.simulated_answers import lagging, scaled
+
+if TYPE_CHECKING:
+    from proxima.config.resolved import Resolved
 
 DEVICES = "other devices than this machine: 8xH100-80G; several numbers: 8,24xH20-96G, or 8-1024xH800-80G by doubling"
 EXACT = "count the memory of a rank by whole steps on a fake device, in place of a formula"
@@ -54,6 +48,13 @@ def plan(
     as_json: AsJson = False,
 ) -> int:
     """Print the plan; return 1 if it does not fit."""
+    # here, so that --help needs no torch
+    from proxima_plan.answers import planned, proposed
+    from proxima_plan.devices import read_devices
+    from proxima_plan.forecast import devices_here
+    from proxima_plan.simulation.fit import assumptions
+    from proxima_plan.simulation.simulated_answers import lagging, scaled
+
     asked = None if devices is None else read_devices(devices)
     several, simulated = asked is not None and len(asked) > 1, bool(lag) or fitted is not None or score is not None
     if propose and asked is None:
@@ -91,8 +92,12 @@ def plan(
     return 0 if fits else 1
 
 
-def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> Resolved[Any]:
+def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "Resolved[Any]":
     """Resolve the recipe; a placeholder that is left to fill in, or data that are not here, don't matter."""
+    from proxima.config.problems import ConfigError
+    from proxima.config.resolution import resolve
+    from proxima.config.validate import check, to_do
+
     resolved = resolve(recipe, overrides, root=None, import_code=import_code)
     left = to_do(resolved)
     if problems := [problem for problem in check(resolved) if problem not in left]:

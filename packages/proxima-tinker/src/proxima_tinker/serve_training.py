@@ -15,15 +15,8 @@ from typing import Annotated
 from proxima.cli.parameters import Argument
 from proxima.cli.reward.serving_action import ALLOW_HOST
 from proxima.data import require
-from proxima.model.compute_thread import ComputeThread
-from proxima.model.quiet import quiet_transformers
-from proxima.reward.http import bearer_token
-from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
-from proxima.runtime.watch.interrupt import signals_restored
 from proxima.system.machine import usable_cores
 from proxima_tinker.served_settings import Settings
-from proxima_tinker.service import Service
-from proxima_tinker.service_app import READ_SECONDS, ServiceApp
 
 MOST_CONNECTIONS = 4096
 KEY_ENV = "environment variable with the API key that clients must send; required beyond this machine"
@@ -41,7 +34,16 @@ def serve_training(
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     cores = usable_cores()
     require(settings.workers <= cores, "--workers", settings.workers, f"must be at most {cores}, this machine's cores")
+    # here, so that --help and a mistyped option need neither torch nor a server
     import torch
+
+    from proxima.model.compute_thread import ComputeThread
+    from proxima.model.quiet import quiet_transformers
+    from proxima.reward.http import bearer_token
+    from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
+    from proxima.runtime.watch.interrupt import signals_restored
+    from proxima_tinker.service import Service
+    from proxima_tinker.service_app import READ_SECONDS, ServiceApp
 
     key = "" if key_env is None else bearer_token(key_env, "--key-env")
     sent = not key or (key.startswith("tml-") and len(key) >= 12)

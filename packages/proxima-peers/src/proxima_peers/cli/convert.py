@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
-from proxima.config.problems import one_problem
 from proxima_peers.convert import PEERS
-from proxima_peers.convert.conversion import convert, likely_peers
 
 FILE = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
 NAMES = (*PEERS, "openrlhf")  # the last is refused with the page that helps
@@ -23,6 +21,10 @@ def convert_file(
 ) -> None:
     """Convert another framework's options to a recipe, each value with its origin, and list the options without an
     equivalent. Nothing is executed."""
+    # here, so that --help needs no torch
+    from proxima.config.problems import one_problem
+    from proxima_peers.convert.conversion import convert, likely_peers
+
     if peer is None:
         likely = likely_peers(file)
         if len(likely) != 1:

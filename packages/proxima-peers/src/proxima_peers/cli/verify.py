@@ -5,19 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
-from proxima.config.problems import one_problem
 from proxima.data import NoFieldError, UserError
 from proxima.data.json_reader import load_json
 from proxima.system.user_files import read_text
-from proxima.task.template import to_json_value
-from proxima.view.terminal import table_text
-from proxima_peers.verify.record import Record
-from proxima_peers.verify.verdict import RecordVerdict
-from proxima_peers.verify.verification import totals, verify_record
+
+if TYPE_CHECKING:
+    from proxima_peers.verify.verdict import RecordVerdict
 
 RECORD = "{name, source, dtype, inputs, params, expected}"
 IMPORT_CODE = "import the classes outside proxima that records by hand name, which runs their code"
@@ -33,6 +30,10 @@ def verify_files(
 
     Returns: 1 if any record failed.
     """
+    # here and below, so that --help needs no torch
+    from proxima.task.template import to_json_value
+    from proxima_peers.verify.verification import totals
+
     names = [path for name in file for path in _files(name)]
     # a wrong path is refused before anything is computed
     records = {name: _read_records(Path(name)) for name in names}
@@ -65,6 +66,8 @@ def _files(name: str) -> list[str]:
 
 def _read_records(file: Path) -> list[dict[str, Any]]:
     """The records of a file, or a one-line UserError."""
+    from proxima.config.problems import one_problem
+    from proxima_peers.verify.record import Record
 
     def refused(reason: str) -> UserError:
         return one_problem(str(file), f"{reason}; give a JSON list of records {RECORD}")
@@ -89,8 +92,11 @@ def _read_records(file: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _verdict(raw: dict[str, Any], import_code: bool) -> RecordVerdict:
+def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
     """The verdict; a record that our specs refuse is unsupported, and one that makes them raise otherwise failed."""
+    from proxima_peers.verify.verdict import RecordVerdict
+    from proxima_peers.verify.verification import verify_record
+
     try:
         return verify_record(raw, import_code=import_code)
     except (UserError, NoFieldError) as error:
@@ -99,7 +105,10 @@ def _verdict(raw: dict[str, Any], import_code: bool) -> RecordVerdict:
         return RecordVerdict(raw["name"], "failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def _lines(verdicts: dict[str, list[RecordVerdict]], total: dict[str, int]) -> list[str]:
+def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) -> list[str]:
+    from proxima.view.terminal import table_text
+    from proxima_peers.verify.verification import totals
+
     counts = {name: (totals(of_file), _reasons(of_file)) for name, of_file in verdicts.items()}
     counts |= {"total": (total, "")} if len(verdicts) > 1 else {}
     rows = [{"": name} | {key: str(n) for key, n in of.items()} | {"why": why} for name, (of, why) in counts.items()]
@@ -117,7 +126,7 @@ def _lines(verdicts: dict[str, list[RecordVerdict]], total: dict[str, int]) -> l
     return lines
 
 
-def _reasons(verdicts: list[RecordVerdict]) -> str:
+def _reasons(verdicts: list["RecordVerdict"]) -> str:
     """`P16 ×3, P27`: the peculiarities that explain the differences."""
     counts = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "differs")
     texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
