@@ -11,7 +11,15 @@ from transformers import AutoModelForCausalLM
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.training import checkpoint
-from proxima.training.checkpoint import checkpoints, damage, last_complete, prune, restore, write_checkpoint
+from proxima.training.checkpoint import (
+    CheckpointContents,
+    checkpoints,
+    damage,
+    last_complete,
+    prune,
+    restore,
+    write_checkpoint,
+)
 from proxima.training.optimizer import AdamW
 from tests.model.rows import loaded, same
 from tests.training.helpers import Trainer, trainer, trainer_of, trajectories, weights
@@ -37,7 +45,7 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
     t = make()
     for _ in range(before):
         t.update(ALL, items)
-    written = write_checkpoint(tmp_path, 3, t, {"version": 3, "cursor": {"drawn": 24}})
+    written = write_checkpoint(tmp_path, 3, CheckpointContents(stack=t, facts={"version": 3, "cursor": {"drawn": 24}}))
     draws = torch.rand(4)
     for _ in range(3):
         unbroken = t.update(ALL, items)
@@ -58,7 +66,7 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
 
 def test_contents_of_a_checkpoint(tmp_path):
     t = trained()
-    written = write_checkpoint(tmp_path, 12, t, {"seed": 7})
+    written = write_checkpoint(tmp_path, 12, CheckpointContents(stack=t, facts={"seed": 7}))
     assert written.path == tmp_path / "000012"
     assert {p.name for p in written.path.iterdir()} == {"model", "optimizer.safetensors", "state.json"}
     assert [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".pkl", ".bin", ".pth")] == []
@@ -75,7 +83,7 @@ def test_contents_of_a_checkpoint(tmp_path):
 def write(folder, *steps):
     t = make()
     for step in steps:
-        write_checkpoint(folder, step, t, {})
+        write_checkpoint(folder, step, CheckpointContents(stack=t))
     return t
 
 
@@ -113,11 +121,11 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     monkeypatch.setattr(checkpoint, dies_in, full)
     for step in (1, 2):
         with pytest.raises(OSError, match="No space left"):
-            write_checkpoint(tmp_path, step, t, {})
+            write_checkpoint(tmp_path, step, CheckpointContents(stack=t))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["000001"]
     monkeypatch.undo()
     restore(checkpoints(tmp_path)[0], make())
-    write_checkpoint(tmp_path, 2, t, {})
+    write_checkpoint(tmp_path, 2, CheckpointContents(stack=t))
     assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
 
 
@@ -127,7 +135,7 @@ def test_a_folder_that_goes_while_it_is_written_is_the_cause(tmp_path):
         path.write_text("")
 
     with pytest.raises(FileNotFoundError, match="note.txt"):
-        write_checkpoint(tmp_path, 1, make(), {}, {"note.txt": moved})
+        write_checkpoint(tmp_path, 1, CheckpointContents(stack=make(), files={"note.txt": moved}))
 
 
 def test_a_write_over_an_interrupted_one(tmp_path):
@@ -156,7 +164,7 @@ def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
     t = trained()
     for step in (1, 2, 3):
-        write_checkpoint(tmp_path, step, t, {})
+        write_checkpoint(tmp_path, step, CheckpointContents(stack=t))
     first, second, third = checkpoints(tmp_path)
     (first.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
     with pytest.raises(
@@ -190,7 +198,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     t = trained()
     extra = {"extra.bin": lambda path: path.write_bytes(b"groups and more")}
     for step in (1, 2):
-        write_checkpoint(tmp_path, step, t, {"cursor": {"drawn": 3}}, extra)
+        write_checkpoint(tmp_path, step, CheckpointContents(stack=t, facts={"cursor": {"drawn": 3}}, files=extra))
     warnings = []
     checkpoint = last_complete(tmp_path, warnings.append)
     assert checkpoint is not None and checkpoint.step == 2 and not warnings
@@ -221,7 +229,7 @@ def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_that_looks_comple
         if dies == "prune":
             prune(tmp_path, 1)
         else:
-            write_checkpoint(tmp_path, 1, t, {})
+            write_checkpoint(tmp_path, 1, CheckpointContents(stack=t))
     monkeypatch.undo()
     assert [c.step for c in checkpoints(tmp_path)] == [2]
     prune(tmp_path, 2)
@@ -246,12 +254,13 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
 
     monkeypatch.setattr(t.model.loaded.tokenizer, "save_pretrained", full, raising=False)
     with pytest.raises(OSError, match="No space left") as caught:
-        write_checkpoint(tmp_path, 1, t, {})
+        write_checkpoint(tmp_path, 1, CheckpointContents(stack=t))
     assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 def test_the_weights_are_readable_as_the_umask_says(tmp_path, tiny_model):
     """safetensors creates files that only their owner can read, whatever the umask."""
-    written = write_checkpoint(tmp_path, 1, trained(tiny_model("llama")), {"version": 1, "cursor": {}, "seed": 0})
+    contents = CheckpointContents(stack=trained(tiny_model("llama")), facts={"version": 1, "cursor": {}, "seed": 0})
+    written = write_checkpoint(tmp_path, 1, contents)
     modes = {path.name: path.stat().st_mode & 0o777 for path in written.path.rglob("*") if path.is_file()}
     assert set(modes.values()) == {modes["state.json"]}

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
@@ -246,33 +245,3 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.write(data)
         await stream.drain()
     stream.close()
-
-
-class Play(Protocol):
-    """What a task says of its episodes."""
-
-    @property
-    def environment(self) -> str | Mapping[str, Any] | None: ...
-    @property
-    def tools(self) -> Sequence[str]: ...
-
-
-def environment_hashes(path: str, play: Play) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
-    kind = play.environment
-    arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
-    agent = arguments if arguments.get("kind") == AGENT else {}
-    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *play.tools)):
-        module, colon, _ = str(name).partition(":")
-        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            files.append(file)
-    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _is_script(word: Path) -> bool:
-    """True if a word of a command names a text file; the binary of its interpreter is not one."""
-    if not word.is_file():
-        return False
-    with word.open("rb") as file:
-        return b"\0" not in file.read(1024)

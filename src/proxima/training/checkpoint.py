@@ -10,8 +10,8 @@ checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safete
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,43 +51,51 @@ class Checkpoint:
         return self.path / "model"
 
 
-def write_checkpoint(
-    folder: Path,
-    step: int,
-    stack: TrainStack,
-    facts: Mapping[str, Any],
-    files: Mapping[str, Callable[[Path], None]] | None = None,
-    others: Mapping[str, TrainStack] | None = None,
-) -> Checkpoint:
-    """Write `folder/<step>`; a reader sees a complete checkpoint or none, even after a kill.
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContents:
+    """What is written into a checkpoint, by one process or by many ranks.
 
     Args:
+        stack: of the trained model.
         facts: JSON values that a resume needs besides weights and optimizer (version, data cursor …).
         files: further files by name, each with a function that writes it.
         others: the stacks of further models, by the name of their folder.
+    """
+
+    stack: TrainStack
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Callable[[Path], None]] = field(default_factory=dict)
+    others: Mapping[str, TrainStack] = field(default_factory=dict)
+
+    def models(self) -> Iterator[tuple[str, str, TrainStack]]:
+        """The stack of each model, with the name of the model's folder and the prefix of its optimizer's names."""
+        yield "model", "", self.stack
+        for name, other in self.others.items():
+            yield name, f"{name}_", other
+
+
+def write_checkpoint(folder: Path, step: int, contents: CheckpointContents) -> Checkpoint:
+    """Write `folder/<step>`; a reader sees a complete checkpoint or none, even after a kill.
 
     Raises:
         OSError: the disk is full; the temporary folder is removed, earlier checkpoints are untouched.
     """
     final, temporary = folder / f"{step:06d}", begin_checkpoint(folder, step)
+    trainers: dict[str, Any] = {}
     try:
-        save_trained(stack.model.loaded, temporary / "model")
-        tensors, trainer_facts = stack.state()
-        write_tensors(temporary / "optimizer.safetensors", tensors)
-        more: dict[str, Any] = {}
-        for name, other in (others or {}).items():
-            save(other.model.model, other.model.loaded.tokenizer, temporary / name)
-            tensors, more[f"{name}_trainer"] = other.state()
-            write_tensors(temporary / f"{name}_optimizer.safetensors", tensors)
-        for name, write in (files or {}).items():
+        for name, prefix, stack in contents.models():
+            if stack is contents.stack:
+                save_trained(stack.model.loaded, temporary / name)
+            else:
+                save(stack.model.model, stack.model.loaded.tokenizer, temporary / name)
+            tensors, trainers[f"{prefix}trainer"] = stack.state()
+            write_tensors(temporary / f"{prefix}optimizer.safetensors", tensors)
+        for name, write in contents.files.items():
             write(temporary / name)
         crc32 = {str(path.relative_to(temporary)): Checksum.of(path).crc32 for path in files_below(temporary)}
-        return finish_checkpoint(temporary, final, {"trainer": trainer_facts, **more}, facts, crc32)
+        return finish_checkpoint(temporary, final, trainers, contents.facts, crc32)
     except BaseException as error:
-        full = as_disk_full(error, final)
-        shutil.rmtree(temporary, ignore_errors=True)
-        if full is not None and full is not error:
-            raise full from error
+        discard_checkpoint(temporary, final, error)
         raise
 
 
@@ -98,6 +106,19 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
     folder.mkdir(exist_ok=True)  # not the run folder above it, which may have been moved during the run
     temporary.mkdir()
     return temporary
+
+
+def discard_checkpoint(temporary: Path, final: Path, error: BaseException, *, remove: bool = True) -> None:
+    """Remove what was written of a checkpoint, after an error.
+
+    Raises:
+        OSError: the disk is full, which the error says in another form.
+    """
+    full = as_disk_full(error, final)
+    if remove:
+        shutil.rmtree(temporary, ignore_errors=True)
+    if full is not None and full is not error:
+        raise full from error
 
 
 def finish_checkpoint(
@@ -234,7 +255,7 @@ def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | Non
 
 def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, TrainStack] | None = None) -> None:
     """Restore the optimizer states and torch's random state. The caller has loaded the weights from `checkpoint.model`,
-    and those of `others`, as in `write_checkpoint`, from their folders.
+    and those of `others`, as in `CheckpointContents`, from their folders.
 
     Raises:
         UserError: the checkpoint is damaged, or has another format or model.

@@ -29,6 +29,10 @@ class OfStack(Message):
 
     stack: str
 
+    @property
+    def target(self) -> str:
+        return self.stack
+
 
 @dataclass(frozen=True)
 class Fill(OfStack):

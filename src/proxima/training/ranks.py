@@ -5,9 +5,10 @@ objective, surrogate or advantage knows about ranks. `Ranks` itself is a single 
 `proxima.training.process_ranks` has several.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from proxima.data import NotFiniteError
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import tokens_fed
 
+if TYPE_CHECKING:  # it writes stacks, which have ranks
+    from proxima.training.sharded_checkpoint import ShardedWriter
+
 T = TypeVar("T")
 
 
@@ -24,8 +28,13 @@ class Message:
     """What rank 0 tells the others, see `messages`; `str` of it names the work in status reports, such as `update of
     policy`."""
 
+    @property
+    def target(self) -> str:
+        """The name of its stack; `run` if it is about none."""
+        return "run"
+
     def __str__(self) -> str:
-        return f"{type(self).__name__.lower()} of {getattr(self, 'stack', 'run')}"
+        return f"{type(self).__name__.lower()} of {self.target}"
 
 
 class Refused(Exception):
@@ -40,6 +49,42 @@ class RankError(Exception):
     """An error on another rank."""
 
 
+class RankLoss(Protocol):
+    """What has ended another rank: the `RankFailure` of `placement`."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def refused(self) -> bool: ...
+
+
+class RankMonitor(Protocol):
+    """Watches the other ranks: the `RankWatch` of `placement`."""
+
+    @property
+    def losing(self) -> bool:
+        """True if a rank has failed."""
+        ...
+
+    def cause(self, error: BaseException) -> RankLoss | None:
+        """The failure of a rank behind an error on rank 0; None if there is none."""
+        ...
+
+    def name(self, rank: int) -> str:
+        """The name of a rank, for messages."""
+        ...
+
+    def late(self, now: float) -> tuple[float, str] | None:
+        """Seconds and a sentence about the rank that the others wait for; None if they wait for none."""
+        ...
+
+    def attached(
+        self, log: Path, warn: Callable[[str], object], cancel: Callable[[], object]
+    ) -> AbstractContextManager[None]:
+        """Within the block, log what the ranks print, and cancel the run if one of them fails."""
+        ...
+
+
 class Ranks:
     """A single process. Methods marked collective are called by every rank, in the same order."""
 
@@ -47,9 +92,9 @@ class Ranks:
     size: int = 1
     together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
-    writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
+    writer: "ShardedWriter | None" = None  # of checkpoints, where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
-    watch: Any = None  # the `RankWatch` of `placement`, on rank 0 of several
+    monitor: RankMonitor | None = None  # on rank 0 of several
 
     @property
     def shares(self) -> int:
@@ -82,11 +127,11 @@ class Ranks:
 
     def losing(self) -> bool:
         """True if another rank has failed."""
-        return self.watch is not None and bool(self.watch.losing)
+        return self.monitor is not None and self.monitor.losing
 
     def name(self, rank: int) -> str:
         """The name of a rank, for messages."""
-        return f"rank {rank}" if self.watch is None else str(self.watch.name(rank))
+        return f"rank {rank}" if self.monitor is None else self.monitor.name(rank)
 
     def at(self, part: str) -> None:
         """Note the part of the call that comes next, for status reports of this rank."""

@@ -36,14 +36,16 @@ from proxima.data import NotFiniteError
 from proxima.model.adapter_files import save_adapter
 from proxima.model.lora import trained_names
 from proxima.model.parallel.gather import whole_tensor
+from proxima.model.policy import Policy
 from proxima.model.save import save_settings
 from proxima.system.atomic_files import flush_to_disk
 from proxima.system.damage import Checksum
-from proxima.system.full_disk import as_disk_full
 from proxima.training.checkpoint import (
     VALUE_HEAD,
     Checkpoint,
+    CheckpointContents,
     begin_checkpoint,
+    discard_checkpoint,
     files_below,
     finish_checkpoint,
     read_checkpoint,
@@ -80,19 +82,10 @@ class ShardedWriter:
         self._ranks = _DistWrapper(self._group, True, 0)  # what one rank raises in a call, all raise
         self._job: _Unwritten | None = None
 
-    def write(
-        self,
-        folder: Path,
-        step: int,
-        stack: TrainStack,
-        facts: Mapping[str, Any],
-        files: Mapping[str, Callable[[Path], None]] | None = None,
-        others: Mapping[str, TrainStack] | None = None,
-    ) -> None:
+    def write(self, folder: Path, step: int, contents: CheckpointContents) -> None:
         """Begin what `checkpoint.write_checkpoint` does, after the previous checkpoint is finished: the state is copied
         to host memory, a thread writes it, and the checkpoint is complete when `finish`, or the next `write`, returns.
-        The arguments are the same; those of rank 0 count for `facts` and `files`, and a value head on the policy is
-        written too, instead of the caller's.
+        The `facts` and `files` of rank 0 count, and a value head on the policy is written too, instead of the caller's.
 
         Raises:
             OSError, RuntimeError: this or the last checkpoint could not be written on some rank;
@@ -100,14 +93,13 @@ class ShardedWriter:
             NotFiniteError: the optimizer state of some rank is not finite.
         """
         self.finish()
-        now = {"torch_rng": torch.get_rng_state().numpy().tobytes().hex(), **copy.deepcopy(dict(facts))}
+        now = {"torch_rng": torch.get_rng_state().numpy().tobytes().hex(), **copy.deepcopy(dict(contents.facts))}
         job = _Unwritten(folder / f"{step:06d}", folder / f".{step:06d}.part", now)
         try:
             self._ranks.all_gather("begin", lambda: begin_checkpoint(folder, step) if dist.get_rank() == 0 else None)
-            self._collect(job, "model", "", stack)
-            for name, other in (others or {}).items():
-                self._collect(job, name, f"{name}_", other)
-            self._ranks.all_gather("files", lambda: self._write_files(job, files or {}, stack))
+            for name, prefix, stack in contents.models():
+                self._collect(job, name, prefix, stack)
+            self._ranks.all_gather("files", lambda: self._write_files(job, contents))
         except BaseException as error:
             self._give_up(job, error)
             raise
@@ -159,11 +151,12 @@ class ShardedWriter:
 
         self._ranks.all_gather(name, collect)
 
-    def _write_files(self, job: _Unwritten, files: Mapping[str, Callable[[Path], None]], stack: TrainStack) -> None:
-        head = getattr(stack.model, "value_head", None)
+    def _write_files(self, job: _Unwritten, contents: CheckpointContents) -> None:
+        model = contents.stack.model
+        head = model.value_head if isinstance(model, Policy) else None
         weight = None if head is None else whole_tensor(head.weight)
         if dist.get_rank() == 0:
-            for name, write in files.items():
+            for name, write in contents.files.items():
                 if name != VALUE_HEAD:
                     write(job.temporary / name)
             if weight is not None:
@@ -215,11 +208,7 @@ class ShardedWriter:
             rank = dist.get_rank()
             own = rank in error.failures
             cause, _ = error.failures[rank if own else min(error.failures)]
-        full = as_disk_full(cause, job.final)
-        if dist.get_rank() == 0:
-            shutil.rmtree(job.temporary, ignore_errors=True)
-        if full is not None and full is not error:
-            raise full from error
+        discard_checkpoint(job.temporary, job.final, cause, remove=dist.get_rank() == 0)
         if cause is error:
             return
         if own or isinstance(cause, OSError | NotFiniteError):

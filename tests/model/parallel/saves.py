@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from proxima.training import sharded_checkpoint
 from proxima.training.checkpoint import (
     VALUE_HEAD,
     Checkpoint,
+    CheckpointContents,
     checkpoints,
     damage,
     restore,
@@ -84,16 +86,17 @@ def whole_state(all_stacks: Stacks) -> dict[str, torch.Tensor]:
 def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks) -> None:
     policy, critics = all_stacks["policy"], {name: stack for name, stack in all_stacks.items() if name == "critic"}
     facts = {"version": 7 + dist.get_rank()}  # those of rank 0 count
-    steps = {1: (policy, facts, {"note.txt": lambda path: path.write_text("of rank 0")}, critics)}
+    files = {"note.txt": lambda path: path.write_text("of rank 0")}
+    steps = {1: CheckpointContents(stack=policy, facts=facts, files=files, others=critics)}
     if "adapter" in all_stacks:
-        steps[2] = all_stacks["adapter"], {}, {}, {}
-    for step, (stack, facts, files, others) in steps.items():
+        steps[2] = CheckpointContents(stack=all_stacks["adapter"])
+    for step, contents in steps.items():
         if policy.model.loaded.sharding is not None:
-            writer.write(folder, step, stack, facts, files, others)
+            writer.write(folder, step, contents)
         elif dist.get_rank() == 0:
-            head = stack.model.value_head
+            head = contents.stack.model.value_head
             heads = {} if head is None else {VALUE_HEAD: lambda path, head=head: write_tensors(path, head.state_dict())}
-            write_checkpoint(folder, step, stack, facts, files | heads, others)
+            write_checkpoint(folder, step, replace(contents, files={**contents.files, **heads}))
 
 
 def moves(
@@ -150,7 +153,7 @@ def failures(rank: int, folder: Path, place: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def write(step: int) -> None:
-        writer.write(place, step, stack, {})
+        writer.write(place, step, CheckpointContents(stack=stack))
 
     write(2)
     complete = writer.finish()
@@ -175,11 +178,11 @@ def killed_while_it_writes(rank: int, folder: Path, place: Path) -> None:
     """Rank 1 is killed in the middle of the second checkpoint; rank 0 learns of it when it asks."""
     source_of = source(folder / "qwen2", sharding=Sharding())
     stack, writer = TrainStack(source_of.policy(source_of.load())), ShardedWriter()
-    writer.write(place, 1, stack, {})
+    writer.write(place, 1, CheckpointContents(stack=stack))
     writer.finish()
     if rank == 1:
         sharded_checkpoint.flush_to_disk = lambda path: os.kill(os.getpid(), signal.SIGKILL)
-    writer.write(place, 2, stack, {})
+    writer.write(place, 2, CheckpointContents(stack=stack))
     with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
         writer.finish()
     assert sorted(path.name for path in place.iterdir()) == ["000001"] and damage(place / "000001") is None

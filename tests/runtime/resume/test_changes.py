@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
-from proxima.environment.agents import environment_hashes
 from proxima.runtime.resume import changes
+from proxima.runtime.resume.changes import environment_hashes
 from proxima.system import machine
 
 

@@ -96,7 +96,7 @@ def train(
             with signals_restored():
                 return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
-            gone, failure = folder.is_gone, None if ranks.watch is None else ranks.watch.cause(error)
+            gone, failure = folder.is_gone, None if ranks.monitor is None else ranks.monitor.cause(error)
             if isinstance(error, UserError) or (failure is not None and failure.refused):
                 folder.discard()
             if not gone:
@@ -115,10 +115,10 @@ def _workload(config: Any, observer: Observer) -> "Workload":
 
 def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> AbstractContextManager[None]:
     """Within the block, the run is cancelled if another rank fails."""
-    if ranks.watch is None:
+    if ranks.monitor is None:
         return nullcontext()
 
-    return cancelled_with(ranks.watch, folder.log, observer.warning)
+    return cancelled_with(ranks.monitor, folder.log, observer.warning)
 
 
 async def _run(
@@ -193,7 +193,7 @@ def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str, bool]:
     """Status and error of a run that ends with an exception, and whether a plain resume may continue it."""
-    failure = None if ranks.watch is None else ranks.watch.cause(problem)
+    failure = None if ranks.monitor is None else ranks.monitor.cause(problem)
     if failure is not None:
         disk.stop.set()
         return "failed", failure.text, True

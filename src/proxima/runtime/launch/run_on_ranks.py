@@ -10,10 +10,9 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.models import load_models
 from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import RankModels, seen_here
-from proxima.runtime.placement.rank_watch import RankWatch
 from proxima.training.checkpoint import read_checkpoint, restore
 from proxima.training.messages import Start
-from proxima.training.ranks import Ranks
+from proxima.training.ranks import RankMonitor, Ranks
 from proxima.training.stack import POLICY
 
 
@@ -34,14 +33,14 @@ def start_rank(make_work: Callable[[], Any], ranks: Ranks, message: Start) -> Ra
 
 
 @contextmanager
-def cancelled_with(watch: RankWatch, log: Path, report: Callable[[str], None]) -> Iterator[None]:
+def cancelled_with(monitor: RankMonitor, log: Path, report: Callable[[str], None]) -> Iterator[None]:
     """Within the block, the run is cancelled if another rank fails; `report` gets warnings, in the event loop."""
     in_loop, task = asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task()
     assert task is not None
-    with watch.attached(log, lambda text: in_loop(report, text), lambda: in_loop(task.cancel)):
+    with monitor.attached(log, lambda text: in_loop(report, text), lambda: in_loop(task.cancel)):
         try:
             yield
         except asyncio.CancelledError as error:
-            if watch.cause(error) is None:
+            if monitor.cause(error) is None:
                 raise
             raise RuntimeError("cancelled, as a rank has failed") from error  # `meeting` reports which one

@@ -25,7 +25,7 @@ from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.runtime.watch.step_notes import CoreShare, why_untrained
-from proxima.training.checkpoint import checkpoints, read_checkpoint
+from proxima.training.checkpoint import CheckpointContents, checkpoints, read_checkpoint
 from proxima.training.ranks import RankError
 from proxima.training.stack import TrainStack
 
@@ -121,7 +121,7 @@ class TrainingLoop:
             RunEnded, UserError: the run can't continue; a checkpoint is still written, unless the weights
                 diverged or are in the middle of a step.
         """
-        ranks = self.store.ranks.watch
+        ranks = self.store.ranks.monitor
         watch = StallWatch(
             self.config.runtime.stall_seconds,
             self.activity,
@@ -252,7 +252,8 @@ class TrainingLoop:
         facts, files = self.checkpoint_contents()
         facts = {"policy_version": self.journal.version, "seed": self.config.seed, **facts}
         with self.activity.stage("checkpoint", step=step):
-            await self.write_aside(self.store.write_checkpoint, step, self.stack, facts, files, self.others)
+            contents = CheckpointContents(stack=self.stack, facts=facts, files=files, others=self.others)
+            await self.write_aside(self.store.write_checkpoint, step, contents)
 
     def diverged(self, error: NotFiniteError) -> str:
         """Describe the step that could not be finished, and what to do. A resume with the same settings computes the

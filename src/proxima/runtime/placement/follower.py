@@ -9,8 +9,9 @@ from typing import TypeVar
 
 from proxima.data import UserError
 from proxima.runtime.state.summary import Summary
+from proxima.training.checkpoint import CheckpointContents
 from proxima.training.forward_stage import ForwardStage, LogProbStage
-from proxima.training.messages import End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
+from proxima.training.messages import End, Fill, Finish, Gather, OfStack, Release, Save, Stages, Start, Update
 from proxima.training.process_ranks import ProcessRanks
 from proxima.training.ranks import Message, Ranks, Refused, SharedProblem
 from proxima.training.stack import POLICY, TrainStack
@@ -41,7 +42,7 @@ class RankModels:
 
     def take_part(self, message: Message) -> None:
         """Do what rank 0 does with its stacks and checkpoints."""
-        stack = self.stacks[getattr(message, "stack", POLICY)]
+        stack = self.stacks[message.stack if isinstance(message, OfStack) else POLICY]
         match message:
             case Update():
                 updates, goes_on = message.updates, message.should_continue
@@ -55,8 +56,11 @@ class RankModels:
             case Stages():
                 self.stages[message.stack] = self.late_stages()
             case Save():
-                stack.ranks.writer.write(message.folder, message.step, stack, {}, {}, self.others)
+                assert stack.ranks.writer is not None
+                contents = CheckpointContents(stack=stack, others=self.others)
+                stack.ranks.writer.write(message.folder, message.step, contents)
             case Finish():
+                assert stack.ranks.writer is not None
                 stack.ranks.writer.finish()
             case _:
                 raise AssertionError(f"rank 0 has sent {message}")

@@ -49,7 +49,7 @@ def met_ranks(config: Any) -> Iterator[Ranks]:
 def _first_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
     """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
     listens, called = watch_addresses(os.environ)
-    ranks.watch = watch = RankWatch(ranks, placement.timeout, listens)
+    ranks.monitor = watch = RankWatch(ranks, placement.timeout, listens)
     with terminated_by_launcher(watch):
         try:
             store.set(WATCH, f"{called} {watch.port} {watch.token}")

@@ -21,7 +21,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, FieldErrors, UserError
-from proxima.environment.agents import environment_hashes
+from proxima.environment.agents import AGENT
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
@@ -30,8 +30,9 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.system.machine import compiler, package_version
+from proxima.system.user_modules import user_module_file
 from proxima.task.prompts import PromptSource
-from proxima.task.protocol import EmptyPromptError, Rows, is_played, play_of
+from proxima.task.protocol import EmptyPromptError, PlayedTask, Rows, is_played, play_of
 from proxima.training.checkpoint import damage, read_checkpoint
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
@@ -216,6 +217,27 @@ def _reward_file(reward: Any) -> Path | None:
     module = type(reward).__module__
     source = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
     return None if source is None else Path(source)
+
+
+def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
+    kind = play.environment
+    arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
+    agent = arguments if arguments.get("kind") == AGENT else {}
+    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
+    for name in filter(None, (arguments.get("kind"), agent.get("run"), *play.tools)):
+        module, colon, _ = str(name).partition(":")
+        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
+            files.append(file)
+    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _is_script(word: Path) -> bool:
+    """True if a word of a command names a text file; the binary of its interpreter is not one."""
+    if not word.is_file():
+        return False
+    with word.open("rb") as file:
+        return b"\0" not in file.read(1024)
 
 
 def rows_sha(rows: Rows) -> str:

@@ -1,6 +1,6 @@
 """State that survives the process: the journal and the files of the run folder, and how a run reads them back."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,9 @@ from proxima.runtime.watch.observer import Observer
 from proxima.system.damage import Checksum
 from proxima.task.prompts import PromptSource
 from proxima.training.batch_builder import CompletionRecord
-from proxima.training.checkpoint import write_checkpoint
+from proxima.training.checkpoint import CheckpointContents, write_checkpoint
 from proxima.training.messages import Finish, Save
 from proxima.training.ranks import ALONE, Message, Ranks
-from proxima.training.stack import TrainStack
 
 
 class RunStore:
@@ -56,25 +55,19 @@ class RunStore:
     def _wrote(self, file: Path, step: int) -> None:
         self.journal.checksums.files[f"{file.parent.name}/{file.name}"] = step, Checksum.of(file)
 
-    def write_checkpoint(
-        self,
-        step: int,
-        stack: TrainStack,
-        facts: Mapping[str, Any],
-        files: Mapping[str, Callable[[Path], None]],
-        others: Mapping[str, TrainStack],
-    ) -> None:
+    def write_checkpoint(self, step: int, contents: CheckpointContents) -> None:
         """Write the checkpoint of a step; see `checkpoint.write_checkpoint`."""
         place = self.folder.checkpoints
         write = self.ranks.writer.write if self.ranks.writer else write_checkpoint
         with self._on_every_rank(Save(place, step)):
-            write(place, step, stack, facts, files, others)
+            write(place, step, contents)
 
     def finish_checkpoint(self) -> None:
         """Wait for a checkpoint that is still being written; in the compute thread."""
-        if self.ranks.writing:
+        writer = self.ranks.writer
+        if writer is not None and writer.unfinished:
             with self._on_every_rank(Finish()):
-                self.ranks.writer.finish()
+                writer.finish()
 
     @contextmanager
     def _on_every_rank(self, message: Message) -> Iterator[None]:
