@@ -89,7 +89,7 @@ def main() -> None:
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_stack
     from proxima.runtime.placement.follower import RankModels
-    from proxima.runtime.placement.process_group import ranks_of
+    from proxima.runtime.placement.launcher import ranks_of
     from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
     from proxima_plan.rehearsal.rehearsal import shape_of
 

@@ -9,7 +9,7 @@ from proxima.config.resolution import Recipe, resolve
 from proxima.config.resolved import Resolved
 from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
-from proxima.runtime.placement.process_group import check_before_imports, places_ranks
+from proxima.runtime.placement.launcher import check_before_imports, places_ranks
 from proxima.runtime.resume.refuse import refuse_dropped_settings
 from proxima.runtime.state.folder import existing_run
 from proxima.system.user_files import find_recipe

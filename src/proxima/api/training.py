@@ -11,7 +11,7 @@ from proxima.config.resolution import Recipe
 from proxima.config.resolved import Resolved
 from proxima.config.validate import warnings
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.placement.process_group import places_ranks
+from proxima.runtime.placement.launcher import places_ranks
 from proxima.runtime.placement.ray_supervisor import train_on_ray
 from proxima.view.run_views import RunViews
 

@@ -46,7 +46,7 @@ def _call(words: Sequence[str]) -> Callable[[], int | None]:
 def exit_code(run: Callable[[], int | None]) -> int:
     """Run a command; an exception becomes an exit code, and a message on standard error."""
     if "SLURM_PROCID" in os.environ:
-        from proxima.runtime.placement.process_group import adopt_launcher
+        from proxima.runtime.placement.launcher import adopt_launcher
 
         adopt_launcher()
     if "RANK" in os.environ:  # torch logs many lines about a process that has exited

@@ -36,7 +36,7 @@ def train_recipe(
     """
     from proxima.api.run_config import resolve_run
     from proxima.config.validate import warnings
-    from proxima.runtime.placement.process_group import is_first, places_ranks
+    from proxima.runtime.placement.launcher import is_first, places_ranks
 
     if rollouts is not None:
         override = [*override, f"rollouts={json.dumps(rollouts)}"]

@@ -17,7 +17,7 @@ from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervis
 from proxima.data.flow import Group
 from proxima.evaluation.headline import ACCURACY, Headline
 from proxima.evaluation.held_out import named_sets
-from proxima.runtime.placement.process_group import is_rank
+from proxima.runtime.placement.launcher import is_rank
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage

@@ -4,8 +4,8 @@ later, and a machine may be slow."""
 import sys
 
 from proxima.cli.main import main
-from proxima.runtime.placement import meeting
+from proxima.runtime.placement import rendezvous
 
 if __name__ == "__main__":
-    meeting._patience = lambda placement: meeting.MEET_SECONDS
+    rendezvous._patience = lambda placement: rendezvous.MEET_SECONDS
     sys.exit(main())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from proxima.data import UserError
-from proxima.runtime.placement import agreement
-from proxima.runtime.placement.agreement import agree_on_files, compare_facts, lack_of_space, rank_facts
+from proxima.runtime.placement import rendezvous
+from proxima.runtime.placement.rendezvous import agree_on_files, compare_facts, lack_of_space, rank_facts
 from proxima.training.ranks import Ranks
 
 FIRST, OTHER = "rank 0 on a", "rank 3 on b"
@@ -82,7 +82,7 @@ def test_files_are_compared_between_nodes() -> None:
 def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
     from proxima.api.run_config import resolve_run
 
-    monkeypatch.setattr(agreement, "lack_of_space", lambda shared: f"{shared} bytes")
+    monkeypatch.setattr(rendezvous, "lack_of_space", lambda shared: f"{shared} bytes")
     words = ["seed=7", f"model.path={tiny_model()}"]  # the recipe's own model would be downloaded
 
     def facts_of(sharding: str, ranks_of_node: str) -> dict[str, Any]:

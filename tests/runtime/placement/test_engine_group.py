@@ -16,8 +16,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve.launch import Serve
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
+from proxima.runtime.placement.launcher import KEY, URLS, placed_engine
 from proxima.runtime.placement.node_actors import ActorPlace
-from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
 from tests.engine.http.test_joining_servers import recipe

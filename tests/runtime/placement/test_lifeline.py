@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from proxima.runtime.placement import lifeline, rank_messages
-from proxima.runtime.placement.lifeline import Lifeline
+from proxima.runtime.placement import rank_messages
+from proxima.runtime.placement.rank_messages import Lifeline
 from tests.processes import eventually
 from tests.runtime.placement.test_rank_watch import IDLE, watching
 
@@ -19,8 +19,8 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The exit codes of the rank, of which there is one at most."""
     codes: list[int] = []
     monkeypatch.setattr("os._exit", codes.append)
-    monkeypatch.setattr(lifeline, "BEAT_SECONDS", 0.01)
-    monkeypatch.setattr(lifeline, "GRACE", 0.01)
+    monkeypatch.setattr(rank_messages, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(rank_messages, "GRACE", 0.01)
     return codes
 
 
@@ -51,7 +51,7 @@ def test_a_rank_0_that_is_silent_is_named_and_then_given_up(
     exits: list[int], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     seconds = itertools.count(step=50)
-    monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(rank_messages, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     monkeypatch.setattr(rank_messages, "SEND_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as server:
         connected(server.getsockname()[1])._thread.join()

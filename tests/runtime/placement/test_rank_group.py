@@ -2,7 +2,7 @@ import pytest
 
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.runtime.placement.node_actors import ActorPlace
-from proxima.runtime.placement.rank_group import _not_started, rank_order, rank_variables
+from proxima.runtime.placement.ray_supervisor import _not_started, rank_order, rank_variables
 
 
 def place(node, gpus=(), host="vm"):

@@ -17,8 +17,14 @@ import pytest
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
 from proxima.runtime.placement import rank_messages, rank_watch
-from proxima.runtime.placement.lifeline import ForwardedLines
-from proxima.runtime.placement.rank_messages import Channel, FoldedLines, RankFailure, follows_from_loss, span_of
+from proxima.runtime.placement.rank_messages import (
+    Channel,
+    FoldedLines,
+    ForwardedLines,
+    RankFailure,
+    follows_from_loss,
+    span_of,
+)
 from proxima.runtime.placement.rank_watch import RankWatch, last_line
 from proxima.view.log_lines import closing_line
 from tests.processes import eventually

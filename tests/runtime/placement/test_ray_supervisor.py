@@ -18,8 +18,7 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.node_actors import ActorPlace
-from proxima.runtime.placement.rank_group import RankGroup
-from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, supervise
+from proxima.runtime.placement.ray_supervisor import RankEnd, RankGroup, describe_end, first_cause, supervise
 from tests import ray_cluster
 from tests.manual_clock import ManualClock
 from tests.processes import eventually, is_running

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from proxima.reward.workers.pool import WorkerPool
-from proxima.runtime.placement import reward_actors
-from proxima.runtime.placement.reward_actors import ActorPool
-from tests import ray_cluster
+from proxima.runtime.placement import ray_cluster
+from proxima.runtime.placement.ray_cluster import ActorPool
+from tests import ray_cluster as running_cluster
 from tests.reward.test_pool import HANGS, code, found, regex
 
 psutil = pytest.importorskip("psutil")
@@ -21,7 +21,7 @@ BUSY = "import os, pathlib, time\npathlib.Path('{}').write_text(str(os.getpid())
 
 @pytest.fixture(scope="module", autouse=True)
 def driver():
-    with ray_cluster.driver():
+    with running_cluster.driver():
         yield
 
 
@@ -44,7 +44,7 @@ def test_results_and_limits_are_those_of_processes(tmp_path):
 
 
 def test_a_cluster_that_grants_no_core_costs_a_job(monkeypatch):
-    monkeypatch.setattr(reward_actors, "START_SECONDS", 1e-6)  # no actor is ready so soon
+    monkeypatch.setattr(ray_cluster, "START_SECONDS", 1e-6)  # no actor is ready so soon
     (lost,) = results(ActorPool(1, timeout=600.0, restricted=False), [regex("1")])
     assert lost.value is None and "no actor after" in lost.error
 
@@ -66,8 +66,8 @@ def test_close_ends_a_job_that_hangs_and_fails_the_next(tmp_path):
 
 
 def test_close_ends_the_wait_for_an_actor(monkeypatch):
-    start = reward_actors.start_actor
-    monkeypatch.setattr(reward_actors, "start_actor", lambda *words, num_cpus: start(*words, num_cpus=1e6))
+    start = ray_cluster.start_actor
+    monkeypatch.setattr(ray_cluster, "start_actor", lambda *words, num_cpus: start(*words, num_cpus=1e6))
     pool = ActorPool(1, timeout=600.0)
     (lost,) = asyncio.run(closed(pool, [regex("1")], lambda: pool._alive))
     assert lost.value is None and "no actor after" in lost.error

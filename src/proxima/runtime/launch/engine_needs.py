@@ -7,7 +7,7 @@ from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.generator import greedy
-from proxima.runtime.placement.placed_engine import placed_engine
+from proxima.runtime.placement.launcher import placed_engine
 
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"

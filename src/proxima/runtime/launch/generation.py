@@ -18,7 +18,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.rollout.prompt_limits import InFlightLimit
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.loop.training_loop import RunServices
-from proxima.runtime.placement.reward_actors import ActorPool
+from proxima.runtime.placement.ray_cluster import ActorPool
 from proxima.task.prompts import PromptSource
 
 

@@ -22,9 +22,8 @@ from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.launch.run_on_ranks import cancelled_with, start_rank
 from proxima.runtime.loop.training_loop import RunEnded, RunServices
-from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import follow
-from proxima.runtime.placement.process_group import ranks_of
+from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
 from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
 from proxima.runtime.resume.restore import prepare_resume, report_finished
 from proxima.runtime.state.folder import RunFolder, new_run_folder

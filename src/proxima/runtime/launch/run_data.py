@@ -20,8 +20,7 @@ from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.teacher import unloaded_teacher
-from proxima.runtime.placement.placed_engine import starts_later
-from proxima.runtime.placement.process_group import is_first
+from proxima.runtime.placement.launcher import is_first, starts_later
 from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores

@@ -8,8 +8,8 @@ from typing import Any
 
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.models import load_models
-from proxima.runtime.placement.agreement import agree_on_files
 from proxima.runtime.placement.follower import RankModels, seen_here
+from proxima.runtime.placement.rendezvous import agree_on_files
 from proxima.training.checkpoint import read_checkpoint, restore
 from proxima.training.messages import Start
 from proxima.training.ranks import RankMonitor, Ranks
@@ -43,4 +43,4 @@ def cancelled_with(monitor: RankMonitor, log: Path, report: Callable[[str], None
         except asyncio.CancelledError as error:
             if monitor.cause(error) is None:
                 raise
-            raise RuntimeError("cancelled, as a rank has failed") from error  # `meeting` reports which one
+            raise RuntimeError("cancelled, as a rank has failed") from error  # `rendezvous` reports which one

@@ -15,8 +15,8 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Serve
 from proxima.engine.serve.servers import start_servers
+from proxima.runtime.placement.launcher import KEY, URLS
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
-from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of, kill_actor, reserve, say, start_actor
 from proxima.runtime.state.folder import RunFolder
 

@@ -1,11 +1,16 @@
 """The actors of a run on a Ray cluster: one starts the process of a rank on its node, one a server. What an actor has
-started ends with it, however it ends."""
+started ends with it, however it ends. An actor computes nothing, so this module imports little.
+
+Run as a module, this is the process of a rank: it calls the function that its actor names.
+"""
 
 import os
+import pkgutil
 import selectors
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +72,7 @@ class RankHost:
             folder: working folder of the supervisor, used if this node has it too.
         """
         self.child = child = start_module(  # it ends with its channel
-            "proxima.runtime.placement.rank_process",
+            __name__,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | OUTPUT | dict(environment),
@@ -115,3 +120,18 @@ class EngineHost:
         servers = start()
         yield place_here(int(servers.urls[0].rpartition(":")[2]))
         raise servers.wait()
+
+
+def run_rank(channel: LineChannel) -> int:
+    """Call the function that one line of JSON on the channel names, `{"function": "module:name", "arguments": {…}}`,
+    and return its result, the exit code of this process."""
+    # the raylet blocks SIGINT for all its descendants
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    call = channel.receive()
+    exit_code: int = pkgutil.resolve_name(call["function"])(**call["arguments"])
+    return exit_code
+
+
+if __name__ == "__main__":  # started by `process.children`, so that it ends with the actor, however the actor ends
+    channel = LineChannel(socket.socket(fileno=int(sys.argv[1])))  # kept open: its end is this process's
+    sys.exit(run_rank(channel))

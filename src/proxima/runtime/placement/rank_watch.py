@@ -106,7 +106,7 @@ class RankWatch:
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], object], cancel: Callable[[], object]) -> Iterator[None]:
         """Attach a run for the duration of the block: lines go to its `log`, warnings to `warn`, and `cancel` is called
-        when a rank fails. Both are called in the watch's thread. After the block everything of the run is written."""
+        when a rank fails. Both are called in the monitor's thread. After the block everything of the run is written."""
 
         def write(text: str) -> None:
             with suppress(OSError), log.open("a", encoding="utf-8", errors="replace") as file:
@@ -136,7 +136,7 @@ class RankWatch:
         return self.peers[rank].name if rank else f"rank 0 on {socket.gethostname()}"
 
     def take(self) -> None:
-        """Note that the compute thread reports why the run fails, and ends: what the watch hears from now on follows
+        """Note that the compute thread reports why the run fails, and ends: what the monitor hears from now on follows
         from it."""
         self._taken = True
         self.lines.flush(at_once=True)
@@ -148,7 +148,7 @@ class RankWatch:
         self.lines.flush(at_once=True)
 
     def close(self) -> None:
-        """End the watch; what it has heard is written by `await_farewells`."""
+        """End the thread; what it has heard is written by `await_farewells`."""
         self._closed = True
 
     # ---- the watching thread -----------------------------------------------------------------------------------------
@@ -298,13 +298,13 @@ def last_line(failure: RankFailure) -> str:
 
 
 @contextmanager
-def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
+def terminated_by_launcher(monitor: RankWatch) -> Iterator[None]:
     """Ignore the launcher's signal if a rank has died: the signal is for all processes, but this one must report
     why."""
 
     def handle(number: int, frame: Any) -> None:
         time.sleep(SETTLE / 2)  # the death may not have been heard yet
-        if not watch.losing:
+        if not monitor.losing:
             raise KeyboardInterrupt
 
     with signals_handled(handle, [signal.SIGTERM]):

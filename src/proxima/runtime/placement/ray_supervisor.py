@@ -6,18 +6,31 @@ import math
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from proxima.config.resolved import Resolved
-from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.placement_section import STARTED_BY, RayPlacement
+from proxima.data import UserError
 from proxima.process.children import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
-from proxima.runtime.placement.rank_group import RankGroup, start_group
+from proxima.runtime.placement.node_actors import ActorPlace, RankHost
 from proxima.runtime.placement.rank_messages import FoldedLines
-from proxima.runtime.placement.ray_cluster import connected, fitted, say
+from proxima.runtime.placement.ray_cluster import (
+    ADDRESS,
+    bundle_of,
+    connected,
+    first_line_of,
+    fitted,
+    kill_actor,
+    reserve,
+    say,
+    start_actor,
+)
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.watch.interrupt import signals_handled, signals_restored
 
@@ -26,6 +39,48 @@ POLL_SECONDS = 0.5  # in which a rank may print something
 GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences, and other ranks end after rank 0
 FAILED, INTERRUPTED = 1, 130  # exit codes, as of the command line
 AGAIN = {"resume": True, "overwrite": False}  # arguments of the function when the ranks are restarted
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnd:
+    """The end of a rank.
+
+    Args:
+        exit_code: -N is signal N; None: it is not known, because its actor is gone.
+        reason: why the exit code is not known; else the last line of its standard error, if any.
+    """
+
+    rank: int
+    exit_code: int | None = None
+    reason: str = ""
+
+    @property
+    def killed(self) -> bool:
+        return self.exit_code is None or self.exit_code < 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankGroup:
+    """The actors of the ranks, their places, and the reports that they stream (see `RankHost.run`), each by rank.
+
+    Args:
+        bundles: those of the ranks alone; None: they are the servers' too.
+    """
+
+    hosts: Sequence[Any]
+    places: Sequence[ActorPlace]
+    reports: Sequence[Any]
+    bundles: Any = None
+
+    def stop(self) -> None:
+        """Kill the actors, and with them the processes, even if some have died before, and give back their bundles."""
+        import ray
+
+        for host in self.hosts:
+            kill_actor(host)
+        if self.bundles is not None:
+            with suppress(Exception):
+                ray.util.remove_placement_group(self.bundles)
 
 
 def train_on_ray(
@@ -48,24 +103,6 @@ def train_on_ray(
     arguments = {"recipe": recipe, "override": texts, **begin}
     gc.enable()
     return supervise(RANK, config.placement, arguments, engine_plan(config, folder)), folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankEnd:
-    """The end of a rank.
-
-    Args:
-        exit_code: -N is signal N; None: it is not known, because its actor is gone.
-        reason: why the exit code is not known; else the last line of its standard error, if any.
-    """
-
-    rank: int
-    exit_code: int | None = None
-    reason: str = ""
-
-    @property
-    def killed(self) -> bool:
-        return self.exit_code is None or self.exit_code < 0
 
 
 def supervise(
@@ -196,3 +233,87 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OutOfMemoryError) or "memory pressure" in str(error):
         return "Ray killed its actor because the node ran out of memory"
     return "its node does not answer" if isinstance(error, ActorUnavailableError) else "its actor was killed"
+
+
+def start_group(
+    spec: RayPlacement, function: str, arguments: Mapping[str, Any], engines: EngineGroup | None
+) -> RankGroup:
+    """Start the ranks, on nodes that are alive now; every one calls `function`, "module:name".
+
+    Args:
+        arguments: JSON values.
+
+    Raises:
+        FieldError: the cluster did not grant the devices in time.
+        UserError: an actor can't be started.
+    """
+    import ray
+
+    servers = engines if spec.colocate else None  # they have the devices
+    own = None if servers else reserve(spec, "ranks", bundle_of(spec))
+    bundles, gpus = (servers.bundles, 0.0) if servers else (own, spec.gpus_per_rank)
+    per_bundle = spec.ranks // spec.bundles
+    hosts = [
+        start_actor(RankHost, (bundles, index // per_bundle), num_cpus=spec.cpus_per_rank, num_gpus=gpus)
+        for index in range(spec.ranks)
+    ]
+    try:
+        places = ray.get([host.place.remote() for host in hosts], timeout=spec.start_timeout)
+    except Exception as error:
+        raise _not_started(error, spec) from None
+    if servers:
+        places = [replace(place, gpus=devices) for place, devices in zip(places, servers.devices(), strict=True)]
+    context = ray.get_runtime_context()
+    order = rank_order(places, context.get_node_id())
+    hosts, places = [hosts[index] for index in order], [places[index] for index in order]
+    common = {**spec.env, ADDRESS: str(context.gcs_address)}  # for actors of rank 0
+    common |= {} if engines is None else engines.attach(places)
+    reports = [
+        host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
+        for host, variables in zip(hosts, rank_variables(places), strict=True)
+    ]
+    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=own)
+
+
+def _not_started(error: Exception, spec: RayPlacement) -> UserError:
+    """What an actor's own error, such as an import that fails there, or one of Ray's says to the user."""
+    from ray.exceptions import GetTimeoutError
+
+    if isinstance(error, GetTimeoutError):
+        late = f"the ranks did not start within placement.start_timeout={spec.start_timeout:g} s"
+        return UserError(late, remedy="see `ray status` and Ray's logs of the nodes in /tmp/ray/session_latest/logs")
+    lines = [line.strip() for line in str(error).splitlines()]
+    missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), "")
+    remedy = "install the same packages on all nodes" if missing else ""
+    return UserError(f"a rank could not be started: {missing or first_line_of(error)}", remedy=remedy)
+
+
+def rank_order(places: Sequence[ActorPlace], driver: str) -> list[int]:
+    """The indices of the actors by rank: node by node, first the node of this process, where the run folder is."""
+    sizes = Counter(place.node for place in places)
+    return sorted(
+        range(len(places)),
+        key=lambda index: (places[index].node != driver, -sizes[places[index].node], places[index].node, index),
+    )
+
+
+def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
+    """The variables that torchrun would set for each rank. Each rank sees the devices of all ranks of its node, in the
+    order of the local ranks: it computes on device LOCAL_RANK, and reaches the devices of its neighbours directly."""
+    nodes = list(dict.fromkeys(place.node for place in places))
+    variables = []
+    for rank, place in enumerate(places):
+        neighbours = [other for other, there in enumerate(places) if there.node == place.node]
+        devices = [gpu for other in neighbours for gpu in places[other].gpus]
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(places)),
+            "LOCAL_RANK": str(neighbours.index(rank)),
+            "LOCAL_WORLD_SIZE": str(len(neighbours)),
+            "GROUP_RANK": str(nodes.index(place.node)),
+            "MASTER_ADDR": places[0].address,
+            "MASTER_PORT": str(places[0].port),
+            STARTED_BY: "ray",
+        }
+        variables.append(own | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))
+    return variables

@@ -1,7 +1,10 @@
-"""Lets the processes of a run that torchrun, srun or Ray has started find one another."""
+"""What torchrun, srun or Ray has set in the environment of a run's process: whether it is one of several ranks, and
+where the engine's servers are. The ranks meet in `rendezvous`."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,7 @@ from proxima.config.resolved import Resolved
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.placement_section import KIND, is_supervised
 from proxima.data import FieldError
-from proxima.runtime.placement.slurm import slurm_variables
 from proxima.runtime.state.folder import RunFolder
-from proxima.training.ranks import ALONE, Ranks
 
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
@@ -67,17 +68,35 @@ def check_before_imports(resolved: Resolved[Any], *, resume: bool, overwrite: bo
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
 
 
-def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
-    """The ranks of the run, of which this process is one; they form a process group within the block.
+def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that torchrun would set, for a task of Slurm's `srun` whose script has exported MASTER_ADDR."""
+    if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
+        return {}
+    node = int(environment["SLURM_NODEID"])
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", environment["SLURM_STEP_TASKS_PER_NODE"])  # as "2(x3),1"
+    tasks = [number for number, times in counts for _ in range(int(times or 1))]  # of each node
+    port = 20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000
+    return {
+        "RANK": environment["SLURM_PROCID"],
+        "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": tasks[node],
+        "GROUP_RANK": str(node),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
+    }
 
-    Raises:
-        FieldError: as `check_launch`.
-        UserError: the ranks do not meet, or do not agree.
-        RunEnded: another rank has failed within the block.
-    """
-    check_launch(config.placement)
-    if not is_rank():
-        return nullcontext(ALONE)
-    from proxima.runtime.placement.meeting import met_ranks
 
-    return met_ranks(config)
+URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
+
+
+def starts_later(placement: Any) -> bool:
+    """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
+    return bool(getattr(placement, "engines", 0)) and URLS not in os.environ
+
+
+def placed_engine(engine: Any) -> Any:
+    """The spec of the rollout engine, pointed at the servers that a supervisor has started; unchanged without them."""
+    urls = os.environ.get(URLS)
+    if not urls or not hasattr(engine, "serve"):
+        return engine
+    return replace(engine, url=tuple(urls.split(",")), serve=None, token_env=KEY, allow_remote=True)

@@ -8,9 +8,8 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement import meeting
-from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
-from proxima.runtime.placement.slurm import slurm_variables
+from proxima.runtime.placement import rendezvous
+from proxima.runtime.placement.launcher import adopt_launcher, is_first, is_rank, slurm_variables
 from tests.ports import kept_port
 
 PLACE = {"SLURM_JOB_ID": "40123", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
@@ -58,7 +57,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
         port = other.getsockname()[1]
         as_rank(monkeypatch, 0, port)
         with pytest.raises(FieldError) as refused:
-            meeting._store(2)
+            rendezvous._store(2)
     line = f"MASTER_PORT='{port}' is in use on this machine; set another port for the ranks to meet at"
     assert str(refused.value) == line
 
@@ -68,18 +67,18 @@ def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     as_rank(monkeypatch, 1, port)
     line = rf"^rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 0\.01 s; see its"
     with pytest.raises(UserError, match=line):
-        meeting._store(0.01)
+        rendezvous._store(0.01)
 
 
 def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    watches, make = [], meeting.RankWatch
+    watches, make = [], rendezvous.RankWatch
     as_rank(monkeypatch, 0, 0, size=3)
-    monkeypatch.setattr(meeting, "_store", lambda seconds: SimpleNamespace(set=lambda key, value: None))
-    monkeypatch.setattr(meeting, "RankWatch", lambda *watched: watches.append(make(*watched)) or watches[0])
-    monkeypatch.setattr(meeting, "rank_facts", lambda config: {})
+    monkeypatch.setattr(rendezvous, "_store", lambda seconds: SimpleNamespace(set=lambda key, value: None))
+    monkeypatch.setattr(rendezvous, "RankWatch", lambda *watched: watches.append(make(*watched)) or watches[0])
+    monkeypatch.setattr(rendezvous, "rank_facts", lambda config: {})
     placement = SimpleNamespace(tensor_parallel=1, context_parallel=1, timeout=0.01)  # a recipe says a second at least
     config = SimpleNamespace(placement=placement)
     line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 0.01 s; its node has left or can't reach this one: "
-    with pytest.raises(UserError, match=line), meeting.met_ranks(config):
+    with pytest.raises(UserError, match=line), rendezvous.met_ranks(config):
         pass
     watches[0].close()
