@@ -19,7 +19,7 @@ from benchmarks.harness import command, finish, need_model, parser, table
 from tests.engine.http.plain_servers import until
 from tests.warm import LAUNCHER, WarmPopen
 
-FIGURES = ("replicas", "probe_mean", "probe_max", "slope", "seconds", "prepare_seconds")
+FIGURES = ("replicas", "probe_mean", "probe_max", "seconds", "prepare_seconds")
 
 
 def main() -> None:

@@ -98,7 +98,7 @@ class ServerLikeEngine:
 
     async def health(self) -> Health:
         health = await self.engine.health()
-        sync = {"probe_mean": 0.001 * self.version, "probe_max": 0.01, "slope": float("nan"), "seconds": 0.5}
+        sync = {"probe_mean": 0.001 * self.version, "probe_max": 0.01, "perturbed_mean": float("nan"), "seconds": 0.5}
         events = list(self.spec.events) if self.version >= 2 else []
         counts = {"ready": 2, "of": 2, "retried": 3 * self.version, "lost": self.version // 2}
         detail = {"sync": {**sync, "replicas": 2}, "events": events, "replicas": counts}

@@ -53,7 +53,7 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
     go(tmp_path / "run", config, observer=watcher)
     steps = [r for r in watcher.records if r["kind"] == "train"]
     assert [r["sync/probe_mean"] for r in steps] == pytest.approx([0.001, 0.002, 0.003])
-    assert all(r["sync/seconds"] == 0.5 and "sync/slope" not in r for r in steps)
+    assert all(r["sync/seconds"] == 0.5 and "sync/perturbed_mean" not in r for r in steps)
     assert [r["replicas/retried"] for r in steps] == [3, 3, 3] and steps[0]["replicas/ready"] == 2
     assert [sync["version"] for sync in synced] == [0, 1, 2, 3]
     assert watcher.warnings.count("step 2: http://b: ejected: status 500") == 1

@@ -6,11 +6,11 @@ PROBED = {"version": 3, "sync/probe_mean": 0.000212, "sync/probe_max": 0.00314, 
 
 
 def test_what_the_probe_found_beside_its_bounds():
-    more = {"sync/bound_mean": 0.02, "sync/bound_max": 0.2, "sync/replicas": 2, "sync/slope": 1.013}
+    more = {"sync/bound_mean": 0.02, "sync/bound_max": 0.2, "sync/replicas": 2}
     expected = "weights of version 3 at 2 servers: probe mean 0.000212 max 0.00314 nats (bounds 0.02 and 0.2)"
-    assert sync_line({**PROBED, **more}) == f"{expected}  slope 1.01  1.2 s"
+    assert sync_line({**PROBED, **more}) == f"{expected}  1.2 s"
     prepared = {**PROBED, **more, "sync/prepare_seconds": 0.92}
-    assert sync_line(prepared) == f"{expected}  slope 1.01  1.2 s after 0.9 s to prepare"
+    assert sync_line(prepared) == f"{expected}  1.2 s after 0.9 s to prepare"
 
 
 def test_what_was_not_measured_is_left_out():

@@ -98,6 +98,17 @@ def test_after_a_bucket_that_failed_the_next_update_is_whole(
     assert everywhere(worker) == {3.0} and fake.version == "run-3"
 
 
+@pytest.mark.parametrize("bucket", range(BUCKETS))
+def test_an_update_that_lacks_a_parameter_is_refused(bucket: int, module: ModuleType, tmp_path: Path) -> None:
+    worker = FakeWorker(module, LAYERS, WIDTH)
+    fake, weights, file = FakeVllm(workers=[worker]), write(tmp_path, 1.0), tmp_path / f"model-{bucket:05}.safetensors"
+    name, *others = (tensors := load_file(file))
+    save_file({other: tensors[other] for other in others}, file)
+    with pytest.raises(ServerError, match=f"1 parameters got no weights, such as {name}"):
+        load(fake, weights)
+    assert fake.version == "incomplete run-1"
+
+
 def test_an_update_of_another_run_is_awaited(
     module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,6 @@ def check(steps):
     assert proven[0] == 2 and 1 in proven and proven[-1] == 3, proven
     assert all(step["sync/probe_max"] < 1e-3 for step in steps)  # nats: both compute in float32
     assert sum(step["replicas/returned"] for step in steps) == 2
-    assert any("sync/slope" in step for step in steps)  # the weights move, and so do the servers' log-probs
 
 
 class Done(Exception):

@@ -146,17 +146,15 @@ async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, t
 
 async def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: LoadedModel) -> None:
     loaded = replace(trained, model=copy.deepcopy(trained.model))
-    slopes, draws = list[float](), torch.Generator().manual_seed(2)
+    draws = torch.Generator().manual_seed(2)
     async with replica(url) as server, syncing(loaded, 128) as sync:
         for version in range(8):
             metrics = await push(sync, server, loaded.model, f"many-{version}", version)
             assert metrics["probe_mean"] < 1e-3
-            slopes.extend(metrics[name] for name in metrics if name == "slope")
             rate = (1e-6, 1e-5)[version % 2]
             with torch.no_grad():  # what a step of AdamW does at its start: the rate, up or down
                 for weight in loaded.model.parameters():
                     weight.add_(rate * torch.randn(weight.shape, generator=draws).sign())
-    assert len(slopes) == 7 and all(abs(slope - 1) < 0.15 for slope in slopes)
 
 
 async def test_the_prefix_cache_of_other_weights_is_never_read(

@@ -8,7 +8,6 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from proxima.data import UserError
@@ -17,11 +16,11 @@ from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import WeightHandover, WrittenTokens
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
+from proxima.engine.http.weight_folder import WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
     Bound,
-    WeightProbe,
     bound_of,
+    check_distance,
     first_compared,
     perturbed,
     probe_tokens,
@@ -37,13 +36,10 @@ Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `prob
 
 
 def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
-    """Combine the figures of several replicas: the largest of each, except that the slope figures are those of the
-    replica whose slope is farthest from 1; also the number of replicas. Empty without reports."""
+    """Combine the figures of several replicas: the largest of each, and the number of replicas. Empty without
+    reports."""
     names = {name for report in reports for name in report}
     figures = {name: max(report[name] for report in reports if name in report) for name in names}
-    if judged := [report for report in reports if "slope" in report]:
-        worst = max(judged, key=lambda report: abs(report["slope"] - 1))
-        figures |= {name: value for name, value in worst.items() if name.startswith("slope")}
     return figures | {"replicas": len(reports)} if reports else {}
 
 
@@ -55,13 +51,11 @@ class StagedWeights:
         handover: their folder, with the servers' name for them.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these log-probs; None: not computed.
-        exact: [T] log-probs of the weights rounded to the servers' dtype, computed in float32; None: not computed.
     """
 
     handover: WeightHandover
     expected: Floats
     rounding: Bound | None = None
-    exact: Floats | None = None
 
 
 class FolderSync:
@@ -82,7 +76,6 @@ class FolderSync:
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = getattr(setup.tokenizer, "images", None)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
-        self._probe = WeightProbe()
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
@@ -123,24 +116,13 @@ class FolderSync:
             raise
         scores = await self._score(replica)
         try:
-            metrics |= self._compare(replica, staged, scores)
+            bound = bound_of(replica.facts, self.spec.probe_bound)
+            version = f"version {staged.handover.version}"
+            metrics |= check_distance(replica.url, version, staged.expected, scores, bound)
         except UserError:
             self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
             raise
         return metrics | {"bytes": folder_bytes(staged.handover.folder), "seconds": monotonic() - start}
-
-    def _compare(self, replica: Replica, staged: StagedWeights, scores: Floats) -> Report:
-        """Compare the server's log-probs with the trainer's, and how far both have moved.
-
-        Raises:
-            UserError: they are not the log-probs of these weights.
-        """
-        bound, version = bound_of(replica.facts, self.spec.probe_bound), staged.handover.version
-        metrics = self._probe.check(replica.url, f"version {version}", staged.expected, scores, bound)
-        if staged.exact is not None:
-            judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
-            metrics |= self._probe.check_movement(replica.url, version, staged.exact, scores, judged=judged)
-        return metrics
 
     async def close(self) -> None:
         """Remove the folders."""
@@ -155,7 +137,6 @@ class FolderSync:
         ours = health.weight_version is None or health.weight_version in self._labels
         if not ours:
             self._proven.discard(replica.url)
-            self._probe.forget(replica.url)
         return not ours
 
     async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
@@ -163,7 +144,7 @@ class FolderSync:
         await self._load_weights(replica, copy)
         scores = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
-        metrics = self._probe.check(replica.url, "the perturbed copy", copy.expected, scores, bound)
+        metrics = check_distance(replica.url, "the perturbed copy", copy.expected, scores, bound)
         self._proven.add(replica.url)
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 
@@ -201,13 +182,7 @@ class FolderSync:
 
     def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
         handover = self._write_folder(self._folders, module, version, label, dtype)
-        expected = trainer_log_prob(module, self._tokens, images=self._images)
-        if dtype is None:
-            return StagedWeights(handover, expected)
-        ours = {parameter.dtype for parameter in module.parameters()}
-        same = ours == {torch.float32} == {DTYPES[dtype]}
-        exact = expected if same else trainer_log_prob(module, self._tokens, DTYPES[dtype], self._images)
-        return StagedWeights(handover, expected, exact=exact)
+        return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
 
     def _write_folder(
         self, folders: WeightFolders, module: nn.Module, version: int, label: str, dtype: str | None = None
