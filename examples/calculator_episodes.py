@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from proxima.config.resolution import resolve
-from proxima.environment.calculator import calculate
+from proxima.environment.builtin import calculate
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.math_reward.answers import Answer, groups
 from benchmarks.side import Channel, argument, serve
 from proxima.data.flow import Completion, Prompt, Score
+from proxima.reward.base import Job
 from proxima.reward.math.symbolic import Math
-from proxima.reward.pooled import Job
 from proxima.reward.runner import RewardRunner
 
 BATCH = 64  # groups a step

@@ -19,7 +19,7 @@ from tests.rollout.episodes.test_player import Engine
 from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
-TOOL = ["task.kind=arithmetic", "task.tools=[proxima.environment.calculator:calculate]"]
+TOOL = ["task.kind=arithmetic", "task.tools=[proxima.environment.builtin:calculate]"]
 GAME = ["task={kind: seeds, count: 3, environment: {kind: guess, low: 1, high: 2, guesses: 2}}"]
 XML = "<function=calculate><parameter=expression>6*7</parameter></function>"
 CALL = "```calculate\n6*7\n```"
@@ -130,7 +130,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):  # noq
     (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)
     assert made.text == "42" and made.episode.reward is None and [s.role for s in made.episode.spans][1] == "user"
     monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
-    words = ("generate", tiny_model("llama"), "6*7?", "--tools", "proxima.environment.calculator:calculate")
+    words = ("generate", tiny_model("llama"), "6*7?", "--tools", "proxima.environment.builtin:calculate")
     code, out, err = proxima(*words)
     assert code == 0, err
     assert out.startswith("user    6*7?\nmodel   ") and out.rstrip().endswith("model   42"), out

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.environment.calculator import calculate
+from proxima.environment.builtin import calculate
 
 SUMS = {
     "12*(3+4)": "84",

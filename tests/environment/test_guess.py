@@ -1,6 +1,6 @@
 """The game: found by halving, lost without, the same for one seed."""
 
-from proxima.environment.guess import Guess
+from proxima.environment.builtin import Guess
 
 
 def play(seed, guesses, **arguments):

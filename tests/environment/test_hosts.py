@@ -244,7 +244,7 @@ def test_a_class_that_knows_no_seed_draws_the_same_again(opened):
 
 
 def test_functions_without_a_class(opened):
-    hosts = opened(None, tools=("proxima.environment.calculator:calculate",))
+    hosts = opened(None, tools=("proxima.environment.builtin:calculate",))
     opening, (answer,), reward = called(hosts, {"messages": QUESTION}, ("calculate", {"expression": "2*3"}))
     assert (opening, answer.messages[0]["content"], reward) == (None, "6", None)
 

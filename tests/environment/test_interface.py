@@ -43,9 +43,7 @@ def test_a_class_that_is_no_environment(name):
     assert BAD[name] in str(raised.value) and "\n" not in str(raised.value)
 
 
-CALCULATE, OTHER = (
-    f"{module}:calculate" for module in ("proxima.environment.calculator", "tests.environment.bad_worlds")
-)
+CALCULATE, OTHER = (f"{module}:calculate" for module in ("proxima.environment.builtin", "tests.environment.bad_worlds"))
 
 
 @pytest.mark.parametrize(

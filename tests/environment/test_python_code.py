@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.environment.python_code import PythonCode
+from proxima.environment.builtin import PythonCode
 
 
 @pytest.mark.parametrize(

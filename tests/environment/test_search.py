@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.search import Search, read_corpus
+from proxima.environment.builtin import Search, read_corpus
 
 PASSAGES = [
     {"title": "Bern", "text": "The capital of Switzerland, on the river Aare."},

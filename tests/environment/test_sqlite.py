@@ -5,7 +5,7 @@ import sqlite3
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.sqlite import Sqlite
+from proxima.environment.builtin import Sqlite
 
 SCRIPT = """
 CREATE TABLE city (name TEXT, people INTEGER, area REAL, flag BLOB);

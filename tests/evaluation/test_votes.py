@@ -7,12 +7,10 @@ import pytest
 
 from proxima.evaluation.votes import ANSWER_EXTRACTORS, answer_extractor, canonical
 from proxima.reward import REWARDS
-from proxima.reward.exact import Exact
-from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.marked import Boxed, Gsm8kReward
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Accuracy152, Number
 from proxima.reward.math.symbolic import Math
-from proxima.reward.regex import Format
+from proxima.reward.text import Exact, Format
 
 LAST = "#### 5\nno, wait\n#### $1,234.50"
 FOUND = {

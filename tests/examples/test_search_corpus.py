@@ -8,7 +8,7 @@ import pytest
 
 from examples.search_corpus import main
 from proxima.config.resolution import resolve
-from proxima.environment.search import Search
+from proxima.environment.builtin import Search
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows

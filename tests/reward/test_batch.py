@@ -10,11 +10,11 @@ import pytest
 
 from proxima.data.flow import Group, Score
 from proxima.reward.base import NOT_APPLICABLE, WeightedReward
-from proxima.reward.exact import Exact
 from proxima.reward.function import FunctionBatch
 from proxima.reward.length import Length
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Number
 from proxima.reward.repetition import Diversity
+from proxima.reward.text import Exact
 from tests.reward.make import SHORT, completions, hurry, prompt, runner
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

@@ -13,7 +13,7 @@ import pytest
 
 from proxima.reward import http
 from proxima.reward.http import Http
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Number
 from tests.ports import kept_port
 from tests.refusals import refused
 from tests.reward.make import LONG, SHORT, ask, completion, prompt, runner, scored

@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.reward.exact import Exact
-from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.marked import Boxed, Gsm8kReward
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Accuracy152, Number
 from proxima.reward.math.symbolic import Math
-from proxima.reward.regex import Regex
-from proxima.reward.workers import algebra
+from proxima.reward.text import Exact, Regex
+from proxima.reward.workers import graders
 from tests.lent_servers import lent_servers
 from tests.reward.make import ask, completions, corrects, prompt, runner
 
@@ -421,5 +419,5 @@ def test_digits_that_cancel_are_computed():
     from math_verify import parse, verify
 
     tiny = [parse(f"${text}$", parsing_timeout=None) for text in (r"\frac{1}{2^{60}}", r"\frac{1}{2^{61}}")]
-    assert not algebra.verify(*tiny) and algebra.verify(tiny[0], tiny[0])
+    assert not graders.verify(*tiny) and graders.verify(tiny[0], tiny[0])
     assert verify(*tiny, timeout_seconds=None)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxima.process.worker import ForkServer
-from proxima.reward.pooled import Job
+from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
 from tests.processes import assert_all_end, eventually, family
 from tests.reward.make import LONG, SHORT
@@ -217,7 +217,7 @@ def test_close_ends_everything_even_a_job_that_hangs(pool, tmp_path):
 
 ORPHANS = """
 import asyncio, sys, threading
-from proxima.reward.pooled import Job
+from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
 pool = WorkerPool(timeout=600)
 job = Job(grader="regex", arguments={"pattern": "(?:a+)+$", "text": "a" * 40 + "!"})

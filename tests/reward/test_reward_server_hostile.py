@@ -18,7 +18,7 @@ from starlette.requests import Request
 from proxima.data.flow import Score
 from proxima.reward.http import Http
 from proxima.reward.server import bounded_server
-from proxima.reward.server.score_requests import SLICE_COMPLETIONS
+from proxima.reward.server.scorer_app import SLICE_COMPLETIONS
 from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, ask, runner
 from tests.reward.served import post, request_of, served

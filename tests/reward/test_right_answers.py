@@ -9,10 +9,9 @@ import pytest
 from proxima.data.flow import Score
 from proxima.reward import REWARDS
 from proxima.reward.base import WeightedReward
-from proxima.reward.exact import Exact
-from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Accuracy152, Number
 from proxima.reward.math.symbolic import Math
+from proxima.reward.text import Exact
 from proxima.reward.unit_tests import UnitTests
 from tests.reward.make import completions, corrects, prompt, runner, scored, values
 

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 from proxima.data.flow import Score
+from proxima.reward import calls
 from proxima.reward.base import WeightedReward
-from proxima.reward.exact import Exact
+from proxima.reward.calls import ThreadCalls
 from proxima.reward.function import Function
 from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Number
 from proxima.reward.math.symbolic import Math
 from proxima.reward.reasoning_gym import ReasoningGymReward
-from proxima.reward.regex import Format
 from proxima.reward.runner import RewardRunner
-from proxima.reward.workers import threads
-from proxima.reward.workers.threads import ThreadCalls
+from proxima.reward.text import Exact, Format
 from tests.refusals import refused
 from tests.reward.make import LONG, SHORT, ask, completion, prompt, runner, scored
 
@@ -126,7 +125,7 @@ class Hurried(ThreadCalls):
 
 
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion(monkeypatch):
-    monkeypatch.setattr(threads, "ThreadCalls", Hurried)
+    monkeypatch.setattr("proxima.reward.runner.ThreadCalls", Hurried)
     wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
     wrong["nan"] = "ValueError: returned nan, expected a finite number"
     made = RewardRunner([Plain()], timeout=LONG)
@@ -231,7 +230,7 @@ def test_a_thread_that_cannot_be_started_costs_its_completion(monkeypatch):
         def start(self):
             raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threads.threading, "Thread", NoThread)
+    monkeypatch.setattr(calls.threading, "Thread", NoThread)
     (score,) = scored([Plain()], None, "1")
     assert score.error == "plain: can't start new thread"
 

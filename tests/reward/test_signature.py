@@ -9,9 +9,8 @@ import pytest
 
 from proxima.data.episode import Episode, Span
 from proxima.data.flow import Score
-from proxima.reward.function import Function, FunctionBatch
+from proxima.reward.function import CallShape, Function, FunctionBatch, messages_of
 from proxima.reward.length import Length
-from proxima.reward.signature import CallShape, messages_of
 from tests.reward.make import completion, completions, prompt, runner, scored, values
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
@@ -160,7 +159,7 @@ def test_messages_where_the_row_holds_messages(file):
     assert values(run(file, "trl_chat", "a", "bbb", chat=True)) == [1.0, 3.0]
     (error,) = values(in_workers(file, "trl_raises", "a"))
     assert error == (
-        "trl_raises: TypeError: string indices must be integers, not 'str' (mine.py:50) "
+        "trl_raises: TypeError: string indices must be integers, not 'str' (mine.py:51) "
         "(it got texts; chat: true passes messages)"
     )
     (error,) = values(in_workers(file, "trl_raises", "a", chat=True))

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from proxima.data.episode import Episode
 from proxima.data.flow import Score
 from proxima.reward.environment_reward import EnvironmentReward
-from proxima.reward.exact import Exact
 from proxima.reward.length import Length, MissingEos, Overlong
-from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-from proxima.reward.math.extract import as_number, last_number
-from proxima.reward.math.marked import Boxed, Gsm8kReward, as_fraction, last_boxed, last_tagged
-from proxima.reward.math.number import Number
-from proxima.reward.regex import Format, Regex
+from proxima.reward.math.marked import Boxed, Gsm8kReward, as_fraction, as_number, last_boxed, last_number, last_tagged
+from proxima.reward.math.numbers import Accuracy152, Number
 from proxima.reward.repetition import Repetition
+from proxima.reward.text import Exact, Format, Regex
 from tests.reward.make import completion, completions, corrects, prompt, rows
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"

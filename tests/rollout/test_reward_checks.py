@@ -7,12 +7,12 @@ import pytest
 from proxima.config.resolution import resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError, UserError
-from proxima.reward.exact import Exact
 from proxima.reward.length import Length
 from proxima.reward.math.marked import Gsm8kReward
-from proxima.reward.math.number import Number
+from proxima.reward.math.numbers import Number
 from proxima.reward.math.symbolic import Math
 from proxima.reward.runner import RewardRunner
+from proxima.reward.text import Exact
 from proxima.rollout.reward_checks import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row

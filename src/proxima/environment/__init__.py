@@ -2,12 +2,13 @@
 
     protocol     the classes for users: `Environment`, `Reply`
     interface    the interface of a class and functions: tool schemas, answers, a reward; validated before the run
+                 (schemas of tools that come from outside too)
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     agents       external agents, which play against the run's endpoint; `agent_process` runs functions
-    tool_schemas  checks schemas of tools that come from outside
-    tool_calls   parses the tool calls in a model's text; describes tools to a model whose template has none
+    tool_calls   the format of calls that a chat template shows; tools described to a model whose template has none
+    call_readers  parse the tool calls in a model's text, one format each
     adapters     environments from other libraries, and tools of MCP servers
-    calculator, guess, python_code, search, sqlite     the built-in environments
+    builtin      the built-in environments: calculator, guess, python, search, sqlite
 
 Imports: stdlib, `proxima.data`, `proxima.process`; in a worker process also transformers, for the schemas of tools.
 Imported by `rollout` and the rooms above.
@@ -20,16 +21,16 @@ from proxima.data.kinds import Kinds
 ENVIRONMENTS = Kinds(
     {
         "agent": "proxima.environment.agents:AgentSpec",
-        "calculator": "proxima.environment.calculator:Calculator",
-        "guess": "proxima.environment.guess:Guess",
+        "calculator": "proxima.environment.builtin:Calculator",
+        "guess": "proxima.environment.builtin:Guess",
         "mcp": "proxima.environment.adapters.mcp:Mcp",
         "openenv": "proxima.environment.adapters.openenv:OpenEnv",
-        "python": "proxima.environment.python_code:PythonCode",
-        "reasoning_gym": "proxima.environment.adapters.reasoning_gym:ReasoningGym",
-        "search": "proxima.environment.search:Search",
-        "skyrl_gym": "proxima.environment.adapters.skyrl_gym:SkyRLGym",
-        "sqlite": "proxima.environment.sqlite:Sqlite",
-        "textarena": "proxima.environment.adapters.textarena:TextArena",
+        "python": "proxima.environment.builtin:PythonCode",
+        "reasoning_gym": "proxima.environment.adapters.games:ReasoningGym",
+        "search": "proxima.environment.builtin:Search",
+        "skyrl_gym": "proxima.environment.adapters.games:SkyRLGym",
+        "sqlite": "proxima.environment.builtin:Sqlite",
+        "textarena": "proxima.environment.adapters.games:TextArena",
     }
 )
 

@@ -1,7 +1,7 @@
 """The code of the worker processes of `hosts`: it creates and plays environments, by number.
 
-Imports only the standard library, so that a worker starts without torch. Arguments and results are
-JSON values; an exception is reported as the failure of the episode, in one line.
+Imports no torch, so that a worker starts fast. Arguments and results are JSON values; an exception is reported as the
+failure of the episode, in one line.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any
 
 from proxima.data import FieldError
 from proxima.environment import interface
-from proxima.environment.interface import read_interface, tool_of
+from proxima.environment.interface import member, read_interface, tool_of
 from proxima.environment.protocol import Reply
 
 LONGEST = 1 << 20  # characters of a message
@@ -34,10 +34,10 @@ LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
 CALL_BYTES = 1 << 16  # kept of a call's output
 CUT = b"\n... the rest of what this call printed is left out\n"
 OBSERVATION_ROLES = ("user", "tool", "system")
-OPENING_ROLES = (*OBSERVATION_ROLES, "assistant")
+PROMPT_ROLES = (*OBSERVATION_ROLES, "assistant")
 # Exceptions that a tool raises for wrong arguments; the model sees them. Any other exception is a fault.
-TOLD = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
-TOLD_OF = ("sqlite3", "re")  # modules whose errors the model sees, too
+VISIBLE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
+VISIBLE_MODULES = ("sqlite3", "re")  # modules whose errors the model sees, too
 
 _builtins = dict(vars(builtins))
 _environments: dict[int, Any] = {}
@@ -136,7 +136,7 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     content, messages = reply.content, list(row.get("messages") or ())
     opening: list[dict[str, Any]] | None = None
     if not isinstance(content, str):
-        opening = _messages(content, "reset", OPENING_ROLES)
+        opening = _messages(content, "reset", PROMPT_ROLES)
     elif _text(content, "reset returned") or reply.images or not messages:
         if not reply.images and any(message.get("images") for message in messages):
             content = content.replace(MARK, NO_MARK)
@@ -169,14 +169,15 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
     """Call a tool and return its result as an answer, or the error that it raised because of its arguments."""
     environment = _environments[number]
     function = _functions.get(tool) or tool_of(environment, tool)
+    message = {"role": "tool", "name": tool}
     try:
         result = _called(environment, function, **arguments)
     except Exception as error:
-        if not isinstance(error, TOLD) and type(error).__module__ not in TOLD_OF:
+        if not isinstance(error, VISIBLE_ERRORS) and type(error).__module__ not in VISIBLE_MODULES:
             raise
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
-        return _answer(environment, text, tool, role="tool", name=tool) | {"error": True}
+        return _answer(environment, text, tool, message) | {"error": True}
     if isinstance(result, list | tuple | dict):
         try:
             result = json.dumps(result, ensure_ascii=False)
@@ -184,22 +185,22 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise BadAnswer(f"{tool} returned a {type(result).__name__} that is not JSON: {error}") from error
     elif result is None or isinstance(result, bool | int | float):
         result = str(result)
-    return _answer(environment, result, tool, role="tool", name=tool)
+    return _answer(environment, result, tool, message)
 
 
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return _answer(environment, _called(environment, environment.respond, text), "respond", role="user")
+    return _answer(environment, _called(environment, environment.respond, text), "respond", {"role": "user"})
 
 
 def end(*, number: int) -> dict[str, Any]:
     """Return the final reward, None if the environment has no such reward, and free the environment."""
     environment = _environments[number]
     value: float | None = None
-    if callable(getattr(environment, "get_reward", None)):
-        value = _number(_called(environment, environment.get_reward), "get_reward")
-    elif (reward := getattr(environment, "reward", None)) is not None:
+    if callable(get_reward := member(environment, "get_reward")):
+        value = _number(_called(environment, get_reward), "get_reward")
+    elif (reward := member(environment, "reward")) is not None:
         value = _number(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
     drop(number=number)
@@ -249,7 +250,7 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
     return Reply(content=result)
 
 
-def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str, Any]:
+def _answer(environment: Any, result: Any, who: str, message: Mapping[str, str]) -> dict[str, Any]:
     """The answer to a turn: a text is the content of `message`, and an empty one of a user is no message."""
     reply = _reply(result, who)
     content = reply.content
@@ -261,7 +262,7 @@ def _answer(environment: Any, result: Any, who: str, **message: str) -> dict[str
         messages = [_shown({**message, "content": content}, reply.images, who)]
     else:
         messages = []
-    done = getattr(environment, "done", None)
+    done = member(environment, "done")
     return {
         "messages": messages,
         "reward": _number(reply.reward, f"Reply.reward of {who}"),

@@ -166,8 +166,8 @@ class Instance:
             try:
                 arguments = self._interface.arguments_of(call)
             except ValueError as error:
-                told: Message = {"role": "tool", "name": call.name, "content": f"error: {error}"}
-                answers.append(Answer(messages=(told,), error=True))
+                refusal: Message = {"role": "tool", "name": call.name, "content": f"error: {error}"}
+                answers.append(Answer(messages=(refusal,), error=True))
                 continue
             answers.append(await self._answer("call_tool", tool=call.name, arguments=arguments))
         return answers

@@ -20,7 +20,6 @@ from proxima.data.json_reader import load_json
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of
-from proxima.environment.tool_schemas import tool_problem
 from proxima.process.worker import JobResult, KeptWorker, Worker
 from proxima.system.user_modules import import_user_module
 
@@ -194,7 +193,7 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
         raise FieldError(where, value, f"must be {form}", remedy=f"as {example}, from this folder or PYTHONPATH")
     try:
         module = import_user_module(module_name)
-        made = getattr(module, name, None)
+        made = member(module, name)
     except ModuleNotFoundError as error:
         bound = f"can't be imported: there is no module {error.name!r}"
         raise FieldError(where, value, bound, remedy="put its folder on PYTHONPATH, or install it") from error
@@ -225,13 +224,13 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
         pass
     except TypeError as error:
         raise FieldError("environment", kind, f"can't be made: {error}", remedy=f"it takes {signature}") from None
-    with _told(kind, "be made"):
+    with _as_field_error(kind, "be made"):
         made = make(**arguments)
     return made
 
 
 @contextmanager
-def _told(kind: str, what: str) -> Iterator[None]:
+def _as_field_error(kind: str, what: str) -> Iterator[None]:
     """Raise FieldError for what the user's class raises."""
     try:
         yield
@@ -246,9 +245,14 @@ NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
 BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known once it is instantiated
 
 
+def member(owner: Any, name: str) -> Any:
+    """An attribute that a user's object, class or module may lack; None if it does."""
+    return getattr(owner, name, None)
+
+
 def brings_tools(environment: Any) -> bool:
     """Return True if it has `tools()`, which returns schemas, and `call_tool(name, arguments)`."""
-    return all(inspect.isfunction(getattr(type(environment), name, None)) for name in BRINGS)
+    return all(inspect.isfunction(member(type(environment), name)) for name in BRINGS)
 
 
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
@@ -278,11 +282,11 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
         require(name not in functions, "environment", kind, bound, remedy="rename one of them")
         schemas.append(_schema("environment", kind, method))
     schemas += _brought(kind, environment, {*functions, *methods_of(environment)})
-    responds = callable(getattr(environment, "respond", None))
+    responds = callable(member(environment, "respond"))
     bound = "has neither a tool nor a method `respond`"
     remedy = "a tool is a public method with types and a docstring"
     require(responds or bool(schemas), "environment", kind, bound, remedy=remedy)
-    reward = "get_reward" if callable(getattr(environment, "get_reward", None)) else ""
+    reward = "get_reward" if callable(member(environment, "get_reward")) else ""
     reward = reward or ("reward" if hasattr(environment, "reward") else "")
     return {"schemas": schemas, "responds": responds, "reward": reward, "columns": _columns(environment)}
 
@@ -297,7 +301,7 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
     """The schemas that `tools()` of an environment returns; FieldError if one is invalid or its name is taken."""
     if not brings_tools(environment):
         return []
-    with _told(kind, "list its tools"):
+    with _as_field_error(kind, "list its tools"):
         schemas = [json.loads(json.dumps(schema)) for schema in environment.tools()]
     names = set(taken)
     for schema in schemas:
@@ -328,3 +332,53 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
         reason = " ".join(str(error).split()).rstrip("!.")
         raise FieldError(where, value, f"has the tool {name!r} without a schema: {reason}", remedy=SIGNATURE) from None
     return schema
+
+
+def tool_problem(tool: Any, where: str) -> str:
+    """What is wrong with a tool, as `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
+    below `where`; empty if nothing is. A chat template and the readers of calls may then use what it has without
+    further checks."""
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if not isinstance(function, dict):
+        return f'{where}: must be {{"type": "function", "function": {{"name": …, "parameters": …}}}}'
+    place, name = f"{where}.function", function.get("name")
+    if not isinstance(name, str) or not name:
+        return f"{place}.name: must be a text that is not empty"
+    if not isinstance(function.get("description"), str | None):
+        return f"{place}.description: must be a text"
+    parameters = function.get("parameters")
+    if parameters is None:
+        return ""
+    if not isinstance(parameters, dict):
+        return f"{place}.parameters: must be an object, a JSON schema"
+    if parameters.get("type", "object") != "object":
+        return f"{place}.parameters.type: must be 'object'"
+    return _schema_problem(parameters, f"{place}.parameters")
+
+
+def _schema_problem(schema: Any, where: str) -> str:
+    """What is wrong with the schema of a value, in the parts that a template or a reader of calls uses."""
+    if not isinstance(schema, dict):
+        return f"{where:.150}: must be an object, a JSON schema"
+    kind = schema.get("type", "object")
+    expected: Mapping[str, bool] = {
+        "properties: must be an object": isinstance(schema.get("properties", {}), dict),
+        "required: must be a list of texts": _is_texts(schema.get("required", [])),
+        "type: must be a text, or a list of texts": isinstance(kind, str) or _is_texts(kind),
+        "description: must be a text": isinstance(schema.get("description"), str | None),
+        "enum: must be a list": isinstance(schema.get("enum", []), list),
+        "anyOf: must be a list": isinstance(schema.get("anyOf", []), list),
+    }
+    for requirement, met in expected.items():
+        if not met:
+            return f"{where:.150}.{requirement}"
+    inner = {f"properties.{name}": value for name, value in schema.get("properties", {}).items()}
+    inner |= {f"anyOf.{i}": value for i, value in enumerate(schema.get("anyOf", []))}
+    items = schema.get("items", True)
+    of_items = {f"items.{i}": value for i, value in enumerate(items)} if isinstance(items, list) else {"items": items}
+    inner |= {name: value for name, value in of_items.items() if not isinstance(value, bool)}
+    return next(filter(None, (_schema_problem(value, f"{where}.{name}") for name, value in inner.items())), "")
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -1,4 +1,4 @@
-"""Parses the tool calls in a model's text, and describes how to write them if the chat template has no tools.
+"""The formats of tool calls: which one a chat template shows, and how to write it if the template has no tools.
 
     hermes   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>     Hermes, Qwen2.5, Qwen3, SmolLM3 …
     llama    {"name": "add", "parameters": {"a": 1}}, or a list of them        Llama 3, Mistral before v11, Phi-4-mini …
@@ -10,18 +10,23 @@
     xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
     code     a fenced block, with the tool's name after the fence              templates without tools
 
-`format_of` chooses the format of a chat template.
-
-Any text can be parsed without raising: an invalid call is reported in one line.
+`format_of` chooses the format of a chat template: the one whose reader (`call_readers`) reads a call back from what the
+template makes of it. A tag does not tell: `<tool_call>` holds JSON in Hermes' format, XML in Qwen3-Coder's and keys and
+values in GLM's. A template that does not render calls is recognised by the form that its source or its instructions
+show.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from types import MappingProxyType
+from typing import Any, get_args
 
+from proxima.data import UserError
 from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import (
-    MOST_CALLS,
     STARTS,
     Parameters,
     ReadMessage,
@@ -30,20 +35,8 @@ from proxima.environment.call_readers import (
     read_calls,
     tag_start,
 )
-from proxima.environment.template_format import format_of
-
-__all__ = [
-    "MOST_CALLS",
-    "Parameters",
-    "ReadMessage",
-    "ToolFormat",
-    "before_calls",
-    "describe_tools",
-    "format_of",
-    "parameters_of",
-    "read_calls",
-    "write_call",
-]
+from proxima.model.chat import control_texts
+from proxima.model.template_variables import reads_tools
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -114,3 +107,122 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
         return bare if read_back else f"```{call.name}\n{json.dumps(arguments)}\n```"
     inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
     return f"<function={call.name}>\n{inside}</function>"
+
+
+TRIAL = ToolCall(name="trial_tool", arguments={"text": 'say "{x}"\nto [him]', "count": 7})
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "a text"},
+        "count": {"type": "integer", "description": "a number"},
+    },
+    "required": ["text", "count"],
+}
+FUNCTION = {"name": TRIAL.name, "description": "Tries a call.", "parameters": PARAMETERS}
+SCHEMA = {"type": "function", "function": FUNCTION}
+READ_BACK: tuple[ToolFormat, ...] = ("hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml")
+
+# Marks in the source of a template, the most particular first: all of an entry must be there. The last part is the
+# format, or the name of the models whose form is not read here.
+FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("<arg_key>", "<arg_value>"), "glm"),
+    (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
+    (("DSML",), "DeepSeek V3.2"),
+    (("tool▁call", "tool▁sep"), "deepseek"),
+    (("tool_calls_begin",), "DeepSeek"),
+    (("<|tool_call_begin|>",), "kimi"),
+    (("<|tool_call_start|>",), "LFM2"),
+    (("<|channel|>",), "gpt-oss"),
+    (("<minimax:tool_call>",), "minimax"),
+    (("<seed:tool_call>",), "Seed-OSS"),
+    (("<start_function_call>",), "FunctionGemma"),
+    (("<|START_ACTION|>",), "Command R7B"),
+    (("Action: ```json",), "Command R"),
+    (("<|action_start|>",), "InternLM"),
+    (("<function_calls>",), "OLMo 3"),
+    (("<invoke name=",), "minimax"),
+    (("<function=", "<parameter="), "xml"),
+    (("<function=",), "xml"),
+    (("<tool_calls>",), "Hunyuan or Jamba"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama"),
+    (("[TOOL_CALLS]",), "llama"),
+    (("<|tool_call|>",), "llama"),
+    (("<TOOLCALL>",), "llama"),
+    (('"parameters":',), "llama"),
+)
+
+
+def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({})) -> ToolFormat:
+    """Return the format in which a tokenizer's chat template shows calls; `xml` if it doesn't support tools.
+
+    Args:
+        arguments: of the template.
+
+    Raises:
+        UserError: it shows calls in a form that no reader here supports.
+    """
+    if not reads_tools(tokenizer):
+        return "xml"
+    template, turns = tokenizer.get_chat_template(tools=[{}]), list(rendered_calls(tokenizer, arguments))
+    for turn in turns:
+        for tool_format in READ_BACK:
+            if _reads_back(turn, tool_format):
+                return tool_format
+    named = next((name for marks, name in FORMS if all(mark in template for mark in marks)), "")
+    values = any(f"{TRIAL.arguments['count']}" in turn and TRIAL.name in turn for turn in turns)
+    if named in get_args(ToolFormat) and not values and _may_be(named, turns):
+        return named  # type: ignore[return-value]
+    shown = next((turn for turn in turns if TRIAL.name in turn), "")
+    looks = f", as {named} does" if named and named not in get_args(ToolFormat) else ""
+    written = f": a call becomes {shown.strip()!r:.200}" if shown else ""
+    what = f"the chat template shows tools in a form that isn't known here{looks}{written}"
+    readable = ", ".join(get_args(ToolFormat))
+    raise UserError(what, remedy=f"set episode.tool_format to one of {readable} if the model writes its calls so")
+
+
+def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """What the template writes for a turn with the call, as it is decoded: without control tokens. Templates differ in
+    how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
+    asked = {"role": "user", "content": "Try it."}
+    render = partial(tokenizer.apply_chat_template, **{**arguments, "tools": [SCHEMA], "tokenize": False})
+    controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
+    ids = "trial0001", f"functions.{TRIAL.name}:0"  # Mistral's have nine letters; Kimi K2 writes the id, not the name
+    for given, number in product((TRIAL.arguments, json.dumps(TRIAL.arguments)), ids):
+        call = {"id": number, "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            before = render([asked], add_generation_prompt=True)
+            whole = render([asked, turn])
+        except Exception:  # a template is a program and may raise anything
+            continue
+        same = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
+        tag = whole.rfind("<", 0, same)
+        if tag >= 0 and ">" not in whole[tag:same]:  # <think> of the generation prompt, and <tool_call>
+            same = tag
+        yield controls.sub("", whole[same:])
+
+
+def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
+    """True if the reader of a format reads the call, and nothing else, from a turn."""
+    read = read_calls(turn, tool_format, {TRIAL.name: PARAMETERS})
+    if read.unreadable or len(read.calls) != 1 or read.calls[0].name != TRIAL.name:
+        return False
+    given = read.calls[0].arguments
+    same = (given.get(name) in (value, str(value)) for name, value in TRIAL.arguments.items())  # XML has texts only
+    return given.keys() == TRIAL.arguments.keys() and all(same)
+
+
+def _may_be(tool_format: str, turns: list[str]) -> bool:
+    """False if the template writes the name of a call otherwise than the format does."""
+    before = {
+        "deepseek": r"(?:[｜|]>|function)\s*",
+        "glm": r"<tool_call>\s*",
+        "kimi": r"functions\.",
+        "minimax": "<invoke name=[\"']?",
+        "mistral": r"\[TOOL_CALLS\]\s*",
+        "xml": "<function=",
+    }
+    pattern = before.get(tool_format, r'"name"\s*:\s*"') + TRIAL.name
+    named = [turn for turn in turns if TRIAL.name in turn]
+    return not named or any(re.search(pattern, turn) for turn in named)

@@ -12,9 +12,16 @@ from functools import partial
 from typing import Any
 
 from proxima.reward import REWARDS
-from proxima.reward.exact import Exact
-from proxima.reward.math.extract import as_number, final_number, last_number
-from proxima.reward.math.marked import Gsm8kReward, as_fraction, last_boxed, last_tagged
+from proxima.reward.math.marked import (
+    Gsm8kReward,
+    as_fraction,
+    as_number,
+    final_number,
+    last_boxed,
+    last_number,
+    last_tagged,
+)
+from proxima.reward.text import Exact
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 

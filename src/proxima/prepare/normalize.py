@@ -11,8 +11,7 @@ from decimal import Decimal
 from hashlib import blake2b
 from typing import Any
 
-from proxima.reward.math.extract import as_number
-from proxima.reward.math.marked import last_boxed
+from proxima.reward.math.marked import as_number, last_boxed
 from proxima.system.jsonl import utf8
 
 # Instructions that published data sets put around the question, verbatim.

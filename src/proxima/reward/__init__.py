@@ -1,5 +1,10 @@
 """Rewards: completions go in, named scores come out, in the same order. One file per family.
 
+    base        the base classes, and the checks of each score       runner   a list of them over a group
+    calls       how a reward is called: at once, in threads, by the jobs of `workers`
+    text, length, repetition, math/     of a text              function, unit_tests    code, in workers
+    model_reward, http, server/         of a model, here or behind HTTP
+
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
 0.0. `where` says how a reward runs: `inline` (bounded linear time), `thread` (trusted Python, or waiting for a server),
@@ -18,12 +23,12 @@ from proxima.data.kinds import Kinds
 
 REWARDS = Kinds(
     {
-        "accuracy_1_5_2": "proxima.reward.math.accuracy_1_5_2:Accuracy152",
+        "accuracy_1_5_2": "proxima.reward.math.numbers:Accuracy152",
         "boxed": "proxima.reward.math.marked:Boxed",
         "diversity": "proxima.reward.repetition:Diversity",
         "environment": "proxima.reward.environment_reward:EnvironmentReward",
-        "exact": "proxima.reward.exact:Exact",
-        "format": "proxima.reward.regex:Format",
+        "exact": "proxima.reward.text:Exact",
+        "format": "proxima.reward.text:Format",
         "function": "proxima.reward.function:Function",
         "function_batch": "proxima.reward.function:FunctionBatch",
         "gsm8k": "proxima.reward.math.marked:Gsm8kReward",
@@ -32,10 +37,10 @@ REWARDS = Kinds(
         "math": "proxima.reward.math.symbolic:Math",
         "missing_eos": "proxima.reward.length:MissingEos",
         "model": "proxima.reward.model_reward:ModelReward",
-        "number": "proxima.reward.math.number:Number",
+        "number": "proxima.reward.math.numbers:Number",
         "overlong": "proxima.reward.length:Overlong",
         "reasoning_gym": "proxima.reward.reasoning_gym:ReasoningGymReward",
-        "regex": "proxima.reward.regex:Regex",
+        "regex": "proxima.reward.text:Regex",
         "repetition": "proxima.reward.repetition:Repetition",
         "unit_tests": "proxima.reward.unit_tests:UnitTests",
     }

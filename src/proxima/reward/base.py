@@ -1,6 +1,7 @@
-"""Base classes of the rewards, and the checks that every score passes."""
+"""Base classes of the rewards, in this process and in workers, and the checks that every score passes."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,8 +10,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from proxima.data import UserError, require
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.reward.right_answers import best_score, first_reason, right_answers
-from proxima.reward.workers.graders import to_float
+from proxima.reward.workers.graders import JOBS
+from proxima.reward.workers.user_function import to_float
 
 T = TypeVar("T")
 Where = Literal["inline", "thread", "compute", "text", "function"]
@@ -24,7 +25,7 @@ class WeightedReward:
 
     A subclass defines `score_one`; a reward that compares the completions of a prompt sets `whole_group` and defines
     `score`; one that compares all groups sets `whole_batch` and defines `score_batch`, which is called once per
-    generated batch, while `score` never is. Rewards that run in a worker process inherit from `pooled.PooledReward`.
+    generated batch, while `score` never is. Rewards that run in a worker process inherit from `PooledReward`.
 
     `score` may raise, hang or be slow: the runner isolates each call, abandons it after the timeout and records the
     failure as `Score.failed`. Values are in reward units, before the weight.
@@ -81,6 +82,9 @@ class WeightedReward:
     def check(self) -> None:
         """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
 
+    def load(self) -> None:
+        """Load the weights of a model before the first `score`; called where `where` is `compute`."""
+
     def unreadable(self, answer: Any) -> str | None:
         """The reason why this reward can't score a row with this answer; None if it can. A list is unreadable if one
         of its elements is: a completion that is right by that one would count as wrong."""
@@ -124,6 +128,86 @@ class WeightedReward:
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         """For each group, one score per completion. The groups carry the scores of rewards without `whole_batch`."""
         raise NotImplementedError(f"{type(self).__name__} must define score_batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One grader call in a worker process.
+
+    Args:
+        grader: key of `graders.JOBS`.
+        arguments: keyword arguments, JSON values.
+        cpu_seconds: CPU time after which the kernel kills the worker; none: only the wall-clock limit applies.
+        seconds: wall-clock limit; none: the pool's.
+    """
+
+    grader: str
+    arguments: Mapping[str, Any]
+    cpu_seconds: float | None = None
+    seconds: float | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Call the grader in this process, without limits."""
+        return JOBS[self.grader](**self.arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledReward(WeightedReward):
+    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
+
+    where: ClassVar[Where] = "text"
+    warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
+
+    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
+        """The job that scores this completion in a worker, or the score itself if no worker is needed."""
+        raise NotImplementedError
+
+    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
+        parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
+        return validated(Score(value=result["value"], correct=result.get("correct"), parts=parts))
+
+    def batch_job(self, groups: Sequence[Group]) -> Job:
+        """The job that scores the whole batch in a worker, for rewards with `whole_batch`, or a single group, for
+        rewards that get all completions of a prompt in one call."""
+        raise NotImplementedError
+
+    def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
+        """The scores in a grader's result: for each completion what `parse_result` takes, its `error`, or None where
+        the reward does not apply."""
+        pairs = zip(groups, result["scores"], strict=True)
+        return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
+
+    def _parse(self, prompt: Prompt, returned: Mapping[str, Any] | None) -> Score:
+        if returned is None:
+            return NOT_APPLICABLE
+        if "error" in returned:
+            return Score.failed(str(returned["error"]))
+        return attempted(partial(self.parse_result, prompt, returned))
+
+    def setup_job(self) -> Job | None:
+        """A job that each new worker runs before its first chunk."""
+        return None
+
+    def answer_job(self, answer: Any) -> Job | str | None:
+        """The result of `unreadable_one`, or the job whose result contains it as `why`."""
+        return missing_answer(answer)
+
+    def unreadable_one(self, answer: Any) -> str | None:
+        job = self.answer_job(answer)
+        return job.run()["why"] if isinstance(job, Job) else job
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if self.completions_per_call == 1:
+            return super().score(prompt, completions)
+        return self.score_batch([unscored(prompt, completions)])[0]
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        job = self.job(prompt, completion)
+        return job if isinstance(job, Score) else self.parse_result(prompt, job.run())
+
+    def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        return self.parse_batch_result(groups, self.batch_job(groups).run())
 
 
 def as_reward(spec: Any) -> WeightedReward:
@@ -195,3 +279,51 @@ def required_answer(prompt: Prompt, kind: str) -> Any:
     if (missing := missing_answer(prompt.answer)) is not None:
         raise ValueError(f"'{kind}' compares with an answer: {missing}")
     return prompt.answer
+
+
+AS_LIST = (
+    "read it as JSON (task.json_columns=[COLUMN], --json-column of reward score), or write a list of this one text if "
+    "it is the answer itself"
+)
+_LIST_AS_TEXT = re.compile(r"""\s*\[\s*(["']).*\1\s*,?\s*\]\s*""", re.DOTALL)
+
+
+def right_answers(answer: Any) -> list[Any]:
+    """The right answers in a row's answer: the elements of a list, else the answer alone.
+
+    A text is one answer, because `[0, 5]` is an interval. A text that is a list of texts, as in a CSV file, is refused:
+    nobody can tell whether the list or one of its elements is right.
+
+    Raises: ValueError, with the reason, for an empty list, a list, object or null in one, an object, and such a text.
+    """
+    if isinstance(answer, Mapping):
+        keys = ", ".join(map(str, answer)) or "none"
+        raise ValueError(f"an object, not an answer; map one of its keys, as task.answer=COLUMN.KEY (keys: {keys})")
+    if isinstance(answer, str) and _LIST_AS_TEXT.fullmatch(answer):
+        raise ValueError(f"a list in a text; {AS_LIST}")
+    if not isinstance(answer, list | tuple):
+        return [answer]
+    if not answer:
+        raise ValueError("an empty list: nothing would be right")
+    for number, element in enumerate(answer):
+        if element is None or isinstance(element, Mapping | list | tuple):
+            kind = "null" if element is None else "an object" if isinstance(element, Mapping) else "a list"
+            raise ValueError(f"a list of right answers whose element {number} is {kind}")
+    return list(answer)
+
+
+def first_reason(reasons: Sequence[str | None]) -> str | None:
+    """The first reason why one of several answers can't be read, with its number; None without any."""
+    found = [(number, why) for number, why in enumerate(reasons) if why is not None]
+    if not found or len(reasons) == 1:
+        return found[0][1] if found else None
+    return "element {}: {}".format(*found[0])
+
+
+def best_score(scores: Sequence[Score]) -> Score:
+    """The score of a completion, from its scores with each of the right answers: the greatest value among those that
+    are correct. Without any: the first failed score, because that comparison might have been the right one, else the
+    greatest value."""
+    correct = [score for score in scores if score.valid and score.correct]
+    failed = [score for score in scores if not score.valid]
+    return max(correct or failed[:1] or scores, key=lambda score: score.value)

@@ -1,11 +1,34 @@
-"""How a reward is called. Its own failures become failed scores."""
+"""How a reward is called: at once, in threads, or in worker processes. Its own failures become failed scores."""
 
-from collections.abc import Sequence
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
 
+from proxima.data import FieldError
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.model.compute_thread import ComputeThread
-from proxima.reward.base import WeightedReward, attempted, validated
+from proxima.process.worker import JobResult
+from proxima.reward.base import (
+    Job,
+    PooledReward,
+    T,
+    WeightedReward,
+    attempted,
+    best_score,
+    first_reason,
+    unscored,
+    validated,
+)
+from proxima.reward.workers.pool import WorkerPool
+
+TEXT_MEMORY_MB = 1024  # of a worker that parses text written by a model
+MOST_HUNG = 100  # abandoned threads; from then on, calls fail at once until one of these returns
 
 
 class RewardCalls:
@@ -56,3 +79,164 @@ def checked_score(score: object) -> Score:
 def of_groups(scores: list[list[Score]] | Score, groups: Sequence[Group]) -> list[list[Score]]:
     """A failed call as a failed score for each completion of its groups."""
     return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
+
+
+class ThreadCalls(RewardCalls):
+    """Makes each call of a reward in its own daemon thread, in order of arrival; a hung call keeps its thread, not its
+    slot.
+
+    Args:
+        threads: simultaneous calls, of the callers in one event loop.
+        timeout: seconds of a call for one completion, not counting its time in the queue, unless the reward has its
+            own.
+    """
+
+    def __init__(self, reward: WeightedReward, threads: int, timeout: float) -> None:
+        super().__init__(reward)
+        self.timeout, self._threads, self._hung = timeout, threads, 0
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    async def group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        size = self.reward.completions_per_call or max(1, len(completions))
+        calls = [completions[start : start + size] for start in range(0, len(completions), size)]
+        waiting = (self._run(partial(own_scores, self.reward, prompt, call), self.timeout) for call in calls)
+        columns = zip(await asyncio.gather(*waiting), calls, strict=True)
+        return [score for scores, call in columns for score in of_each(scores, call)]
+
+    async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        call = partial(_batch_scores, self.reward, groups)
+        return of_groups(await self._run(call, self.timeout * len(groups)), groups)
+
+    async def _run(self, function: Callable[[], T], timeout: float) -> T | Score:
+        """The result of a function, or a failed score if it takes too long, too many earlier calls still hang, or no
+        thread can be started."""
+        seconds = self.reward.call_timeout or timeout
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._threads))
+        async with slots:
+            if self._hung >= MOST_HUNG:  # a scorer that always hangs must not exhaust the machine's threads
+                return Score.failed(f"not called: {self._hung} earlier calls still hang")
+            ended: Future[T] = Future()
+            thread = threading.Thread(target=self._call, args=(function, ended), name="reward-thread", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # calls that hang have used up the machine's threads
+                return Score.failed(str(error))
+            try:
+                return await asyncio.wait_for(asyncio.wrap_future(ended), seconds)
+            except BaseException as error:
+                with self._lock:
+                    self._hung += ended.cancel()  # no effect if the function itself raised
+                if isinstance(error, TimeoutError):
+                    return Score.failed(f"timed out after {seconds:g} s")
+                raise
+
+    def _call(self, function: Callable[[], T], ended: "Future[T]") -> None:
+        try:
+            tell = partial(ended.set_result, function())
+        except BaseException as error:
+            tell = partial(ended.set_exception, error)
+        with self._lock:
+            if ended.cancelled():
+                self._hung -= 1
+            else:
+                tell()
+
+
+def _batch_scores(reward: WeightedReward, groups: Sequence[Group]) -> list[list[Score]] | Score:
+    """The scores of a batch, or a failed score for the whole call."""
+    lists = attempted(lambda: [list(scores) for scores in reward.score_batch(groups)])
+    if isinstance(lists, Score):
+        return lists
+    if [len(scores) for scores in lists] != [len(group.scores) for group in groups]:
+        returned = f"{len(lists)} lists with {sum(map(len, lists))} scores"
+        expected = f"{len(groups)} lists with one score for each completion"
+        return Score.failed(f"ValueError: returned {returned}, expected {expected}")
+    return [[checked_score(score) for score in scores] for scores in lists]
+
+
+class WorkerCalls(RewardCalls):
+    """Calls a reward in the workers of a pool; `timeout` is in seconds for one completion."""
+
+    reward: PooledReward
+
+    def __init__(self, reward: WeightedReward, pool: WorkerPool, timeout: float) -> None:
+        assert isinstance(reward, PooledReward)
+        super().__init__(reward)
+        self.pool, self.timeout = pool, timeout
+
+    def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
+        jobs = [self._answer_jobs(answer) for answer in answers]
+        results = self.pool.run_now([job for several in jobs for job in several if isinstance(job, Job)])
+        whys = ((r.error if r.value is None else r.value["why"]) for r in results)
+        return [first_reason([next(whys) if isinstance(job, Job) else job for job in several]) for several in jobs]
+
+    def _answer_jobs(self, answer: Any) -> list[Job | str | None]:
+        """What tells whether the answer can be read: for each of several right answers, a job or its result."""
+        try:
+            return [self.reward.answer_job(each) for each in self.reward.right_answers(answer)]
+        except ValueError as error:
+            return [str(error)]
+
+    async def group(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        reward = self.reward
+        if reward.completions_per_call != 1:
+            return (await self.batch([unscored(prompt, completions)]))[0]
+        rows = attempted(partial(reward.rows, prompt))
+        if isinstance(rows, Score):
+            return of_each(rows, completions)
+        jobs = [attempted(partial(reward.job, row, completion)) for completion in completions for row in rows]
+        # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
+        keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
+        distinct = {key: job for key, job in keyed if isinstance(job, Job)}
+        results = dict(zip(distinct, await self.pool.run(list(distinct.values())), strict=True))
+        scores = [
+            job if isinstance(job, Score) else _parsed(results[key], partial(reward.parse_result, rows[i % len(rows)]))
+            for i, (key, job) in enumerate(keyed)
+        ]
+        return [best_score(scores[first : first + len(rows)]) for first in range(0, len(scores), len(rows))]
+
+    async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        job = replace(self.reward.batch_job(groups), seconds=self.timeout * len(groups))
+        (result,) = await self.pool.run([job])
+        return of_groups(_parsed(result, partial(self.reward.parse_batch_result, groups)), groups)
+
+
+def make_pools(
+    rewards: Sequence[WeightedReward], workers: int, timeout: float, memory_mb: int, pool: type[WorkerPool] | None
+) -> dict[str, WorkerPool]:
+    """The pools by kind of worker; for the arguments see `RewardRunner`."""
+    kinds: dict[str, list[PooledReward]] = {}
+    for reward in rewards:
+        if isinstance(reward, PooledReward):
+            kinds.setdefault(reward.where, []).append(reward)
+        elif reward.where in ("text", "function"):
+            reason = f"has where={reward.where!r} and does not derive from PooledReward"
+            raise FieldError("reward", reward.label, reason, remedy="derive from it, or leave `where` out for a thread")
+    return {
+        where: (pool or WorkerPool)(
+            workers,
+            timeout=timeout,
+            warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
+            setup=[job for reward in members if (job := reward.setup_job())],
+            restricted=where == "text",
+            memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
+        )
+        for where, members in sorted(kinds.items())
+    }
+
+
+def _key(job: Job | Score, otherwise: int) -> str | int:
+    """A key that is equal for jobs with equal results."""
+    if isinstance(job, Score):
+        return otherwise
+    try:
+        return json.dumps([job.grader, job.arguments])
+    except (TypeError, ValueError):
+        return otherwise  # the pool reports the reason
+
+
+def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
+    if result.value is None:
+        return Score.failed(result.error or "no answer")
+    return attempted(partial(parse, result.value))

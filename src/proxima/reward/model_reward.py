@@ -116,10 +116,14 @@ class ModelReward(WeightedReward):
 
     @cached_property
     def _scorer(self) -> ScalarModel:
-        dtype = DTYPES[self.dtype]
         with renamed("model.path", "path"):
-            place: dict[str, Any] = {"revision": self.revision, "device": self.device, "max_length": self.max_tokens}
-            loaded = load_scalar_model(self.path, dtype=dtype, **place)
+            loaded = load_scalar_model(
+                self.path,
+                dtype=DTYPES[self.dtype],
+                revision=self.revision,
+                device=self.device,
+                max_length=self.max_tokens,
+            )
         fix_positions(loaded.model, self.max_tokens, loaded.max_length, "max_tokens of the reward")
         loaded.model.requires_grad_(False)
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])

@@ -6,9 +6,8 @@ from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
-from proxima.reward.base import validated
+from proxima.reward.base import Job, PooledReward, validated
 from proxima.reward.math.marked import last_tagged
-from proxima.reward.pooled import Job, PooledReward
 from proxima.system.user_modules import require_package
 
 

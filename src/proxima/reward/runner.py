@@ -12,10 +12,8 @@ from proxima.data import UserError, require
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import NOT_APPLICABLE, WeightedReward, as_reward
-from proxima.reward.calls import RewardCalls
+from proxima.reward.calls import RewardCalls, ThreadCalls, WorkerCalls, make_pools
 from proxima.reward.workers.pool import WorkerPool
-from proxima.reward.workers.threads import ThreadCalls
-from proxima.reward.workers.worker_calls import WorkerCalls, make_pools
 
 LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
 
@@ -126,9 +124,9 @@ class RewardRunner:
             UserError: a model can't be loaded.
         """
         for reward in self.rewards:
-            if reward.where == "compute" and (load := getattr(reward, "load", None)) is not None:  # a model's weights
+            if reward.where == "compute":
                 with _named(reward.label):
-                    (self.compute or ComputeThread()).call(load)
+                    (self.compute or ComputeThread()).call(reward.load)
         for pool in self._pools.values():
             pool.start()
 

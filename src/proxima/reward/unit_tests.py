@@ -10,8 +10,7 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
-from proxima.reward.base import missing_answer, required_answer
-from proxima.reward.pooled import Job, PooledReward
+from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -107,6 +106,9 @@ def _column(prompt: Prompt, name: str) -> str:
     return value or ""
 
 
+NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.alias  # nodes that bind a name
+
+
 def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
     """The row's tests in the form that `run_unit_tests` takes; ValueError, with the reason, if they are not tests."""
     tests = answer
@@ -124,7 +126,7 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
         raise ValueError(f"is not Python: {error}") from None
     if not any(isinstance(node, ast.Assert | ast.Raise) for node in nodes):
         raise ValueError("asserts nothing")
-    if entry_point is not None and not any(getattr(node, "name", None) == "check" for node in nodes):
+    if entry_point is not None and not any(isinstance(node, NAMED) and node.name == "check" for node in nodes):
         raise ValueError("defines no function check(candidate), which entry_point asks for")
     return {"assertions": sources}
 

@@ -8,7 +8,7 @@ import pytest
 
 from proxima.cli.data.episode_action import MadeTurns
 from proxima.data.episode import ToolCall
-from proxima.environment.tool_calls import read_calls
+from proxima.environment.call_readers import read_calls
 from tests.tiny import CHAT_TEMPLATE
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

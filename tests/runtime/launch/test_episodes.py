@@ -25,7 +25,7 @@ SAYS = {
     "random must come from the row and the seed",
     "task.environment=tests.environment.bad_worlds:NoTypes": "Argument way is missing a type hint in function turn",
     f"task.environment={WORLD}:Turn task.tools=[tests.environment.network_world:Turn.turn]": "has no 'Turn.turn'",
-    "task.environment=calculator task.tools=[proxima.environment.calculator:calculate]": "has a method 'calculate', "
+    "task.environment=calculator task.tools=[proxima.environment.builtin:calculate]": "has a method 'calculate', "
     "and tools has a function of this name; rename one of them",
     "task.environment=tests.rollout.drawing_environment:Drawing": "no image can be shown: set episode.images=true",
     "task.environment=calculator episode.seconds=5": "must be >= call_seconds=30, or no call could take as long",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.reward.regex import Format
+from proxima.reward.text import Format
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read_python import from_python
 

@@ -1,6 +1,6 @@
 """Environments from other libraries, each with the library's own rules and rewards.
 
-    reasoning_gym, skyrl_gym, textarena     in the worker process: the package is installed in proxima's environment
+    games                                   reasoning_gym, SkyRL-Gym, TextArena, installed in proxima's environment
     mcp                                     a tool server: a separate program that speaks MCP over stdin and stdout
     openenv, openenv_process                a server; its client runs in the interpreter that has the package
 

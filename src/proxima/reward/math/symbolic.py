@@ -8,20 +8,30 @@ from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
-from proxima.reward.base import binary_score, missing_answer, required_answer
+from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.answer_text import (
+    Choice,
+    chosen_letter,
     equation_sides,
     find_unmarked_answer,
     is_equation,
     is_prose,
     normalize_words,
     only_text,
+    parse_choice,
     parse_words,
     unfinished_operation,
     words_after_marker,
 )
 from proxima.reward.math.marked import last_boxed, last_tagged, row_answer
-from proxima.reward.math.notation import SETS_IN_WORDS, normalize_formula, same_text, without_range, without_words
+from proxima.reward.math.notation import (
+    SETS_IN_WORDS,
+    as_same_kind,
+    normalize_formula,
+    same_text,
+    without_range,
+    without_words,
+)
 from proxima.reward.math.numeric_answer import (
     DOTS,
     WrittenNumber,
@@ -30,9 +40,6 @@ from proxima.reward.math.numeric_answer import (
     parse_number,
     same_number,
 )
-from proxima.reward.math.option_letter import Choice, chosen_letter, parse_choice
-from proxima.reward.math.solution_set import as_same_kind
-from proxima.reward.pooled import Job, PooledReward
 from proxima.system.user_modules import require_package
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999

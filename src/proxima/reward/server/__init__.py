@@ -2,9 +2,8 @@
 
     POST /score   a prompt with its completions → {"scores": [s, …]}
 
-    score_requests    the JSON of a request, validated field by field
-    scorer_limits     limits on the requests of clients
-    scorer_app        access checks, scores and responses
+    scorer_limits     limits on the requests of clients; the command line reads them without the extra
+    scorer_app        access checks, requests validated field by field, scores and responses
     bounded_server    uvicorn with bounds on its connections, also for `proxima view` and the endpoint for agents;
                       a reader of bodies with bounds
 

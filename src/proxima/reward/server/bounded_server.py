@@ -309,7 +309,8 @@ def open_socket(host: str, port: int) -> socket.socket:
             listening.close()
             raise
     except (OSError, UnicodeError) as error:
-        reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        why = error.strerror if isinstance(error, OSError) else ""
+        reason = f"can't listen on {host}:{port}: {why or error}"
         raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
     return listening
 

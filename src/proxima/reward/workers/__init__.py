@@ -1,9 +1,9 @@
-"""Worker processes that can be killed, and threads that can be abandoned.
+"""Worker processes that can be killed.
 
-    pool      queues jobs and gives each a deadline; `worker_calls` makes a reward's calls of them
-    threads   daemon threads for trusted Python, and a reward's calls in them
-    graders   the functions that the workers run
+    pool             queues jobs and gives each a deadline
+    graders          the functions that the workers run, by name: formulas, patterns, reasoning_gym
+    user_function    those that call a user's function          run_unit_tests   the tests of a row against code
 
-Imports: stdlib, `proxima.data`, `proxima.process`; `graders` only the stdlib, so that a worker starts
-without torch. Imported by `proxima.reward`. To add a grader: a function in `graders.py` and its line in `JOBS`.
+Imports: stdlib, numpy, `proxima.data`, `proxima.process`; `graders` no more, so that a worker starts without torch.
+Imported by `proxima.reward`. To add a grader: a function in `graders.py` and its line in `JOBS`.
 """

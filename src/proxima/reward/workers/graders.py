@@ -1,21 +1,24 @@
-"""The graders that the worker processes run, by name. A worker loads only this file, which imports only the standard
-library, so that it starts without torch.
+"""The graders that the worker processes run, by name: patterns, formulas by math-verify, reasoning_gym, unit tests.
 
-Arguments and results are JSON values; an exception is the completion's error.
+A worker loads this file, which imports no torch, so that it starts fast. Arguments and results are JSON values; an
+exception is the completion's error.
 """
 
 import ast
+import importlib.util
 import re
 import sys
-from collections.abc import Callable, Mapping, Set
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.workers import run_unit_tests
-from proxima.reward.workers.algebra import verify
-from proxima.reward.workers.user_function import call_function, load_function, sources
+from proxima.reward.workers.user_function import (
+    grade_function,
+    grade_function_batch,
+    grade_function_lists,
+    load_user_function,
+)
 
 
 def grade_format(*, pattern: str, text: str) -> dict[str, Any]:
@@ -105,151 +108,6 @@ def decode_json(value: Any) -> Any:
     return {key: decode_json(item) for key, item in value.items()}
 
 
-def grade_function(
-    *,
-    path: str,
-    values: Mapping[str, Any],
-    positional: int = 0,
-    prompt: str | None = None,
-    completion: str | None = None,
-    verl: bool = False,
-) -> dict[str, Any]:
-    """The return value of the user's function, as a dict with `value`. `values` is keyed by parameter, and its first
-    `positional` values are passed by position. `prompt` and `completion` name the parameters that get objects. With
-    `verl`, a returned dict has verl's keys."""
-    given = dict(values)
-    if prompt is not None:
-        given[prompt] = _prompt(given[prompt])
-    if completion is not None:
-        given[completion] = Completion(**given[completion])
-    arguments = [given.pop(name) for name in list(given)[:positional]]
-    try:
-        result = call_function(path, *arguments, **given)
-    except (AttributeError, TypeError) as error:
-        if completion is not None and "Completion" in str(error):
-            error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
-        raise
-    return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
-
-
-def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
-    """`score` as the value, `acc` as `correct` if it is 0 or 1, and the other numbers; a text (`pred`) is dropped."""
-    if "score" not in result:
-        raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
-    acc = result.get("acc")
-    verdict = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
-    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | verdict
-
-
-def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The result of the user's function for `count` completions: for each a dict, its `error`, or None."""
-    try:
-        result = call_function(path, **values)
-    except (AttributeError, TypeError) as error:
-        texts = isinstance((values.get("completions") or values.get("prompts") or [""])[0], str)
-        error.add_note(
-            "it got texts; chat: true passes messages" if texts else "it got messages; chat: false passes texts"
-        )
-        raise
-    scores = _listed(result, f"a list of {count} numbers")
-    if len(scores) != count:
-        raise ValueError(f"returned {len(scores)} scores for {count} completions")
-    return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
-
-
-def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of the user's function for all groups: per group a list with a dict per completion, or its `error`."""
-    typed = tuple(
-        Group(
-            prompt=_prompt(group["prompt"]),
-            completions=tuple(Completion(**fields) for fields in group["completions"]),
-            scores=tuple(Score(**fields) for fields in group["scores"]),
-        )
-        for group in groups
-    )
-    expected = f"{len(typed)} lists with one score for each completion"
-    lists = [_listed(scores, expected) for scores in _listed(call_function(path, typed), expected)]
-    if [len(scores) for scores in lists] != [len(group.completions) for group in typed]:
-        raise ValueError(f"returned {len(lists)} lists with {sum(map(len, lists))} scores, expected {expected}")
-    return {"scores": [[_score_or_error(score) for score in scores] for scores in lists]}
-
-
-def _listed(result: Any, expected: str) -> list[Any]:
-    """The items of a list, tuple, array or generator; ValueError for anything else, including a dict, text or set."""
-    try:
-        scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
-    except TypeError:  # including an array without dimensions
-        scores = None
-    if scores is None:
-        raise ValueError(f"returned {_repr(result)}, expected {expected}")
-    return list(scores)
-
-
-def _score_or_error(score: Any) -> dict[str, Any]:
-    try:
-        return _as_dict(score)
-    except Exception as error:
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
-
-
-def _prompt(fields: Mapping[str, Any]) -> Any:
-    return Prompt(**{**fields, "messages": tuple(fields["messages"])})
-
-
-def _as_dict(result: Any) -> dict[str, Any]:
-    """A number, bool, `Score` or dict as a dict with `value` and floats, so that JSON can hold it."""
-    if isinstance(result, Score):
-        if not result.valid:
-            raise RuntimeError(result.error or "returned an invalid score")
-        result = {**result.parts, "value": result.value, "correct": result.correct}
-    if not isinstance(result, Mapping):
-        verdict = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
-        return {"value": to_float(result, "value"), **verdict}
-    if "value" not in result:
-        raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
-    numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
-    return {**numbers, "correct": _to_bool(result.get("correct"))}
-
-
-def to_float(value: object, key: str) -> float:
-    """A returned number as a float; ValueError, with key and value, if it is not a number."""
-    try:
-        if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
-            return float(value)
-    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or an array of several
-        pass
-    raise ValueError(f"returned {key}={_repr(value)}, expected a number")
-
-
-def _to_bool(value: Any) -> bool | None:
-    scalar = _scalar(value)
-    if scalar not in (None, True, False):
-        raise ValueError(f"returned correct={_repr(value)}, expected true, false or nothing")
-    return None if scalar is None else bool(scalar)
-
-
-def _scalar(value: Any) -> Any:
-    """Convert a number or bool of numpy or torch to Python's own; return anything else unchanged."""
-    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # not such a number, or an array of several
-        return value.item()
-    return value
-
-
-def _repr(value: object) -> str:
-    try:
-        return f"{value!r:.80}"
-    except ValueError:  # Python does not print integers of thousands of digits
-        return "a number of thousands of digits"
-
-
-def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any]:
-    """Load a user's function, so that the loading time is not charged to its first call. `source` is the text of its
-    file when the run started: a worker that starts later runs the same text."""
-    sources[path.rpartition(":")[0]] = source
-    load_function(path)
-    return {}
-
-
 def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
     """Run the unit tests of a row against the completion's code."""
     run_unit_tests.hide_memory()
@@ -329,3 +187,113 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "regex": grade_regex,
     "unit_tests": grade_unit_tests,
 }
+
+
+PLACES, DIGITS = 6, 5  # of a decimal: the places to which it is compared, and the least number of significant digits
+TOLERANCE = 1e-13  # of what is computed from decimals, relative
+
+
+def verify(reference: Any, answer: Any) -> bool:
+    """math-verify's verdict; its own timeouts use signals and are off.
+
+    2^-60 differs from 2^-61, and 1 - 2^-99 from 1; to math-verify, numbers are equal that differ by less than 1e-15. A
+    decimal is compared after rounding, see `rounds_to`.
+    """
+    given = [[_with_imaginary_unit(formula) for formula in parsed] for parsed in (reference, answer)]
+    return bool(_grader().verify(*given, timeout_seconds=None))
+
+
+def _with_imaginary_unit(formula: Any) -> Any:
+    """The formula with the imaginary unit for `i`, where math-verify found complex numbers: there it takes every letter
+    for a number that is not real, and `i` for one of them."""
+    from sympy import I, Symbol
+
+    letters = [letter for letter in getattr(formula, "free_symbols", ()) if letter.is_real is False]
+    if not letters:
+        return formula
+    return formula.xreplace({x: I if x.name == "i" else Symbol(x.name, real=True) for x in letters})
+
+
+@lru_cache(maxsize=1)
+def _grader() -> Any:
+    """A copy of `math_verify.grader` with `numerically_equal` in place of its absolute comparison, to 15 places; the
+    module itself, which other code of this process may use, is left alone."""
+    spec = importlib.util.find_spec("math_verify.grader")
+    if spec is None or spec.loader is None:
+        raise ImportError("math_verify.grader is missing")
+    grader = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(grader)
+    if not hasattr(grader, "sympy_numeric_eq"):
+        raise ImportError("this version of math-verify compares numbers in another way: install 0.8 or 0.9")
+    vars(grader)["sympy_numeric_eq"] = numerically_equal
+    return grader
+
+
+def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """Whether two numbers, or matrices of them, are equal; False for anything that can't be evaluated. A percentage is
+    equal to its number without the percent sign. The last two parameters are math-verify's, and are ignored."""
+    from sympy import Float, Integer, MatrixBase, MatrixExpr
+
+    if isinstance(first, MatrixBase | MatrixExpr) and isinstance(second, MatrixBase | MatrixExpr):
+        first, second = _done(first), _done(second)
+        if not (isinstance(first, MatrixBase) and isinstance(second, MatrixBase) and first.shape == second.shape):
+            return False
+        pairs = zip(first.flat(), second.flat(), strict=True)
+        return all(numerically_equal(*pair, float_rounding, numeric_precision) for pair in pairs)
+    plain = [_percentage(value) for value in (first, second)]
+    if all(isinstance(number, Integer) for number in plain):
+        return bool(plain[0] == plain[1])
+    compare = rounds_to if any(isinstance(number, Float) for number in plain) else same_value
+    try:
+        return compare(_done(first), _done(second))
+    except Exception:
+        return False
+
+
+def rounds_to(first: Any, second: Any) -> bool:
+    """Whether two numbers are equal after rounding to six decimal places, and to at least five significant digits. A
+    decimal of fewer places is exact: 1.0 is not 1 - 2^-99."""
+    from sympy import Float, Rational, floor, log
+
+    for decimal, other in ((first, second), (second, first)):
+        short = decimal.round(PLACES - 1) if isinstance(decimal, Float) else None
+        if short is not None and abs(decimal - short) <= TOLERANCE * abs(decimal):
+            if isinstance(other, Float):
+                return bool(abs(decimal - other) <= TOLERANCE * abs(decimal))
+            return same_value(Rational(str(short)), other)
+    magnitude = max(abs(number.evalf(30)) for number in (first, second))
+    places = PLACES if magnitude == 0 else max(PLACES, DIGITS - 1 - int(floor(log(magnitude, 10).evalf())))
+    return bool(first.round(places) == second.round(places))
+
+
+def same_value(first: Any, second: Any) -> bool:
+    """Whether the difference of two numbers is 0, or has no significant digit when it is computed to 300."""
+    from sympy import Float
+
+    difference = first - second
+    if difference.is_Rational:
+        return bool(difference == 0)
+    rounded = difference.has(Float)
+    value = difference.evalf(15, maxn=300, chop=rounded and not difference.is_number)
+    if not value.is_number:
+        return bool(value == 0)
+    if rounded:
+        return bool(abs(value) <= TOLERANCE * abs(first.evalf(15)))
+    return all(part == 0 or (part.is_Float and part._prec == 1) for part in value.as_real_imag())
+
+
+def _percentage(value: Any) -> Any:
+    """12 of `12%`, which the parser turns into 12 times an unevaluated 1/100; any other value unchanged."""
+    from sympy import Mul, Rational, UnevaluatedExpr
+
+    if isinstance(value, Mul) and len(value.args) == 2 and value.args[1] == UnevaluatedExpr(Rational(1, 100)):
+        return value.args[0]
+    return value
+
+
+def _done(value: Any) -> Any:
+    """The value with its operations carried out, where that is possible."""
+    try:
+        return value.doit()
+    except Exception:
+        return value

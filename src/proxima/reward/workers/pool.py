@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from proxima.process.worker import ForkServer, JobResult, KeptWorker, Worker, WorkerQueue
-from proxima.reward.pooled import Job
+from proxima.reward.base import Job
 
 GRADERS = "proxima.reward.workers.graders"
 

@@ -1,4 +1,4 @@
-"""Loads and calls a user's function, in a worker or in the run's own process."""
+"""Loads and calls a user's function, in a worker or in the run's own process; the graders that return its scores."""
 
 import asyncio
 import importlib.util
@@ -6,18 +6,28 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 from proxima.data.errors import suggestion
+from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.system.user_modules import import_user_module
 
 sources: dict[str, str | None] = {}  # by file or module: its text when the run started; filled only in a worker
 _imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards in it have imported from it
+
+
+def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any]:
+    """Load a user's function, so that the loading time is not charged to its first call. `source` is the text of its
+    file when the run started: a worker that starts later runs the same text."""
+    sources[path.rpartition(":")[0]] = source
+    load_function(path)
+    return {}
 
 
 def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
@@ -30,7 +40,7 @@ def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
                 return asyncio.run(result)
             return list(result) if inspect.isgenerator(result) else result
     except Exception as error:
-        file = getattr(sys.modules.get(function.__module__), "__file__", None)
+        file = module_file(sys.modules.get(function.__module__))
         if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
             error.add_note(f"{Path(str(file)).name}:{lines[-1]}")
         raise
@@ -82,6 +92,11 @@ def _load_module(name: str) -> Any:
     return module
 
 
+def module_file(module: ModuleType | None) -> str | None:
+    """The file of a module; None for one without a file."""
+    return getattr(module, "__file__", None)
+
+
 def read_source(file: Path | None) -> str | None:
     """The text of a Python file; None for anything else."""
     return importlib.util.decode_source(file.read_bytes()) if file is not None and file.suffix == ".py" else None
@@ -96,13 +111,13 @@ def _neighbours(where: str) -> Iterator[None]:
         yield
         return
     folder = os.path.dirname(where)
-    own = _imported.setdefault(folder, {})
+    neighbours = _imported.setdefault(folder, {})
     found_anyway = set(map(os.path.abspath, sys.path))
     for other, modules in _imported.items():
         for name, module in modules.items() if other != folder else ():
             if sys.modules.get(name) is module and (other not in found_anyway or _has(folder, name)):
                 del sys.modules[name]
-    sys.modules.update(own)
+    sys.modules.update(neighbours)
     before = set(sys.modules)
     sys.path.insert(0, folder)
     try:
@@ -111,11 +126,148 @@ def _neighbours(where: str) -> Iterator[None]:
         with suppress(ValueError):  # the file may itself have removed it
             sys.path.remove(folder)
         new = {name: sys.modules[name] for name in sys.modules.keys() - before if _has(folder, name)}
-        files = {name: getattr(module, "__file__", None) or f"{folder}{os.sep}" for name, module in new.items()}
-        own.update({name: new[name] for name, file in files.items() if file.startswith(f"{folder}{os.sep}")})
+        files = {name: module_file(module) or f"{folder}{os.sep}" for name, module in new.items()}
+        neighbours.update({name: new[name] for name, file in files.items() if file.startswith(f"{folder}{os.sep}")})
 
 
 def _has(folder: str, module: str) -> bool:
     """Return True if the folder contains the module, or the package that contains it."""
     top = os.path.join(folder, module.partition(".")[0])
     return os.path.isfile(f"{top}.py") or os.path.isdir(top)
+
+
+def grade_function(
+    *,
+    path: str,
+    values: Mapping[str, Any],
+    positional: int = 0,
+    prompt: str | None = None,
+    completion: str | None = None,
+    verl: bool = False,
+) -> dict[str, Any]:
+    """The return value of the user's function, as a dict with `value`. `values` is keyed by parameter, and its first
+    `positional` values are passed by position. `prompt` and `completion` name the parameters that get objects. With
+    `verl`, a returned dict has verl's keys."""
+    given = dict(values)
+    if prompt is not None:
+        given[prompt] = _prompt(given[prompt])
+    if completion is not None:
+        given[completion] = Completion(**given[completion])
+    arguments = [given.pop(name) for name in list(given)[:positional]]
+    try:
+        result = call_function(path, *arguments, **given)
+    except (AttributeError, TypeError) as error:
+        if completion is not None and "Completion" in str(error):
+            error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
+        raise
+    return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
+
+
+def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
+    """`score` as the value, `acc` as `correct` if it is 0 or 1, and the other numbers; a text (`pred`) is dropped."""
+    if "score" not in result:
+        raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
+    acc = result.get("acc")
+    verdict = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
+    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | verdict
+
+
+def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The result of the user's function for `count` completions: for each a dict, its `error`, or None."""
+    try:
+        result = call_function(path, **values)
+    except (AttributeError, TypeError) as error:
+        texts = isinstance((values.get("completions") or values.get("prompts") or [""])[0], str)
+        error.add_note(
+            "it got texts; chat: true passes messages" if texts else "it got messages; chat: false passes texts"
+        )
+        raise
+    scores = _listed(result, f"a list of {count} numbers")
+    if len(scores) != count:
+        raise ValueError(f"returned {len(scores)} scores for {count} completions")
+    return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
+
+
+def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of the user's function for all groups: per group a list with a dict per completion, or its `error`."""
+    typed = tuple(
+        Group(
+            prompt=_prompt(group["prompt"]),
+            completions=tuple(Completion(**fields) for fields in group["completions"]),
+            scores=tuple(Score(**fields) for fields in group["scores"]),
+        )
+        for group in groups
+    )
+    expected = f"{len(typed)} lists with one score for each completion"
+    lists = [_listed(scores, expected) for scores in _listed(call_function(path, typed), expected)]
+    if [len(scores) for scores in lists] != [len(group.completions) for group in typed]:
+        raise ValueError(f"returned {len(lists)} lists with {sum(map(len, lists))} scores, expected {expected}")
+    return {"scores": [[_score_or_error(score) for score in scores] for scores in lists]}
+
+
+def _listed(result: Any, expected: str) -> list[Any]:
+    """The items of a list, tuple, array or generator; ValueError for anything else, including a dict, text or set."""
+    try:
+        scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
+    except TypeError:  # including an array without dimensions
+        scores = None
+    if scores is None:
+        raise ValueError(f"returned {_repr(result)}, expected {expected}")
+    return list(scores)
+
+
+def _score_or_error(score: Any) -> dict[str, Any]:
+    try:
+        return _as_dict(score)
+    except Exception as error:
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+
+
+def _prompt(fields: Mapping[str, Any]) -> Any:
+    return Prompt(**{**fields, "messages": tuple(fields["messages"])})
+
+
+def _as_dict(result: Any) -> dict[str, Any]:
+    """A number, bool, `Score` or dict as a dict with `value` and floats, so that JSON can hold it."""
+    if isinstance(result, Score):
+        if not result.valid:
+            raise RuntimeError(result.error or "returned an invalid score")
+        result = {**result.parts, "value": result.value, "correct": result.correct}
+    if not isinstance(result, Mapping):
+        verdict = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
+        return {"value": to_float(result, "value"), **verdict}
+    if "value" not in result:
+        raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
+    numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
+    return {**numbers, "correct": _to_bool(result.get("correct"))}
+
+
+def to_float(value: object, key: str) -> float:
+    """A returned number as a float; ValueError, with key and value, if it is not a number."""
+    try:
+        if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
+            return float(value)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or an array of several
+        pass
+    raise ValueError(f"returned {key}={_repr(value)}, expected a number")
+
+
+def _to_bool(value: Any) -> bool | None:
+    scalar = _scalar(value)
+    if scalar not in (None, True, False):
+        raise ValueError(f"returned correct={_repr(value)}, expected true, false or nothing")
+    return None if scalar is None else bool(scalar)
+
+
+def _scalar(value: Any) -> Any:
+    """Convert a number or bool of numpy or torch to Python's own; return anything else unchanged."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # not such a number, or an array of several
+        return value.item()
+    return value
+
+
+def _repr(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python does not print integers of thousands of digits
+        return "a number of thousands of digits"

@@ -20,15 +20,9 @@ from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message, Prompt
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
+from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.environment.tool_calls import (
-    ToolFormat,
-    before_calls,
-    describe_tools,
-    parameters_of,
-    read_calls,
-    write_call,
-)
+from proxima.environment.tool_calls import before_calls, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import (
     ChatAnswer,

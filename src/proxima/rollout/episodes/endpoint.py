@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from proxima.data.episode import ToolCall
 from proxima.data.json_reader import load_json
-from proxima.environment.tool_schemas import tool_problem
+from proxima.environment.interface import tool_problem
 from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 from proxima.system.web_requests import name_in_host

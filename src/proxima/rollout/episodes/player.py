@@ -20,9 +20,8 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.data.flow import MARK, NO_MARK, Completion, Message, Prompt
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
-from proxima.environment.call_readers import Parameters
+from proxima.environment.call_readers import Parameters, ToolFormat, read_calls
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
-from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,

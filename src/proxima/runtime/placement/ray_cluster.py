@@ -15,7 +15,7 @@ from typing import Any
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.process.worker import START_SECONDS, JobResult
-from proxima.reward.pooled import Job
+from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
 
 ADDRESS = "RAY_ADDRESS"
