@@ -30,7 +30,7 @@ def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path, monkeypat
         return made
 
     monkeypatch.setattr("proxima.runtime.launch.learning.needs_stages", lambda config: True)
-    monkeypatch.setattr("proxima.runtime.launch.forward_passes.make_stages", stages)
+    monkeypatch.setattr("proxima.runtime.launch.learning.make_stages", stages)
     changes = {
         "algorithm": {"preset": "grpo", "selection": [{"kind": "prune", "rate": 0.5}]},
         "reward": [{"kind": "tests.runtime.tiny_run:Even", "fail_on": 5}],

@@ -112,7 +112,7 @@ def run_eval(
         compute, log = ComputeThread(), folder / ENGINE_LOG
         engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
         opened.callback(close_engine, engine)
-        if not getattr(config.engine, "needs_weights", False) and engine.capabilities.takes_weights:
+        if not config.engine.needs_weights and engine.capabilities.takes_weights:
             # a server has the weights that it was started with
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)

@@ -122,7 +122,7 @@ def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
         sampling=held_out.sampling,
         samples=held_out.samples,
         limit=held_out.limit,
-        data=str(getattr(held_out.task, "path", "") or name),
+        data=str(vars(held_out.task).get("path") or name),
         path=f"{path}.task",
     )
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from proxima.reward import REWARDS
 from proxima.reward.math.marked import (
@@ -61,6 +61,13 @@ def _filled(text: str | None) -> str | None:
     return (text or "").strip() or None
 
 
+@runtime_checkable
+class AnswerExtractor(Protocol):
+    """A reward that extracts answers."""
+
+    def extract(self, text: str) -> str | None: ...
+
+
 ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → function of reward and text
     "accuracy_1_5_2": lambda reward, text: _filled(text if reward.tag is None else last_tagged(text, reward.tag)),
     "boxed": lambda reward, text: _filled(last_boxed(text)),
@@ -74,9 +81,8 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
     """Return the extraction function of the first reward that has one; None without any, so that there is no vote."""
     for reward in rewards:
-        own: Callable[[str], str | None] | None = getattr(reward, "extract", None)
-        if own is not None:
-            return own
+        if isinstance(reward, AnswerExtractor):
+            return reward.extract
         for kind, extract in ANSWER_EXTRACTORS.items():
             if REWARDS.holds(reward, kind):
                 return partial(extract, reward)

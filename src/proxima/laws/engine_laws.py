@@ -14,6 +14,7 @@ from proxima.engine.protocol import (
     Capabilities,
     Engine,
     EngineSetup,
+    EngineSpec,
     InFlight,
     ScoreRequest,
     WeightUpdate,
@@ -226,7 +227,7 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         raise UserError(
             "a server is checked against its model", remedy="add --model FOLDER, with the weights that it serves"
         )
-    holds = bool(getattr(type(spec), "needs_weights", False))
+    holds = EngineSpec in type(spec).__mro__ and spec.needs_weights
     loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
     if holds or model is None:
         setup = EngineSetup.of(loaded())
@@ -236,6 +237,7 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         close_engine(spec.build(setup))  # what prevents this is about the server, and about no law
     # An engine that holds no weights here and was given no model may return anything, so it is not compared.
     compared = loaded if holds or model is not None else None
-    quantized = getattr(spec, "quantization", None) is not None
-    case = EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None), quantized=quantized)
+    settings = vars(spec)  # an engine of the user may lack these
+    quantized = settings.get("quantization") is not None
+    case = EngineUnderTest(spec, setup, compared, dtype=settings.get("dtype"), quantized=quantized)
     yield from check_laws(ENGINE_LAWS, case)

@@ -64,7 +64,8 @@ def require_finite(values: Tensor, b: PolicyBatch, spec: Any, what: str) -> None
 
 def values_at(b: PolicyBatch, spec: Any, token: int) -> str:
     """`log_prob -0.3, advantage nan`: the values that the spec reads for a token."""
-    read = {name: getattr(b, name, None) for name in ("log_prob", *sorted(set(spec.needs) - {"log_prob"}))}
+    names = ("log_prob", *sorted(set(spec.needs) - {"log_prob"}))
+    read = {name: getattr(b, name) for name in names if hasattr(b, name)}
     flat = {name: x.detach() for name, x in read.items() if isinstance(x, Tensor) and x.shape == b.log_prob.shape}
     return ", ".join(f"{name} {float(x[token]):.4g}" for name, x in flat.items())
 

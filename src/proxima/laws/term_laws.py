@@ -149,7 +149,7 @@ def zero_at_reference(spec: Any, case: BatchCase) -> None:
 
 
 def _log_prob_of_reference(spec: Any) -> str:
-    return f"{getattr(spec, 'towards', 'reference')}_log_prob"
+    return f"{vars(spec).get('towards', 'reference')}_log_prob"
 
 
 # fmt: off

@@ -16,6 +16,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.compute_thread import Progress
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.training.batch_builder import TrainingBatch, split_into_updates
+from proxima.training.forward_stage import ForwardStage
 from proxima.training.objectives.protocol import Objective, loss_masks
 from proxima.training.stack import TrainStack
 
@@ -57,7 +58,7 @@ class ValueObjective(Objective[Trajectory]):
 
 
 @dataclass(frozen=True)
-class ValueStage:
+class ValueStage(ForwardStage):
     """Fills `value` from a model with a scalar head, the critic.
 
     bootstrap: also fills `bootstrap` of truncated completions, from the state after the last token; otherwise it stays

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from proxima.model.routing import split_chosen
 from proxima.training.ranks import ALONE, Ranks
 
 
-class ForwardStage(Protocol):
+class ForwardStage:
     """A forward pass without gradient over a step's completions; `TrainStack.fill` splits them into micro-batches.
 
     It runs once per step, in the compute thread, under the weights at the start of the step: before the advantages and
@@ -39,21 +39,25 @@ class ForwardStage(Protocol):
 
     column: the field of `Trajectory`, [T] float32, that it fills; a column that is already filled is kept. A stage that
         fills several columns names the one that shows whether it has run.
-    on_rank_zero: of several ranks only the first runs it, because it queries others; without the attribute, all do.
+    on_rank_zero: of several ranks only the first runs it, because it queries others; otherwise all do.
     """
 
-    @property
-    def column(self) -> str: ...
+    on_rank_zero: ClassVar[bool] = False
+
+    column: str
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         """The batch for `__call__`, on its device; usually `PackedModel.pack` of the model that runs it."""
-        ...
+        raise NotImplementedError
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
         """[N] float32, one number for each response token; a stage with several columns returns each by name, those of
         the prompts, [P] of each sequence, as `prompt_…`. A stage of values that packs a trajectory `with_sentinel`
         returns one more, the `bootstrap` of that trajectory."""
-        ...
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close what the stage uses; by default nothing."""
 
 
 @torch.no_grad()
@@ -98,7 +102,7 @@ def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dic
 
 
 @dataclass(frozen=True)
-class LogProbStage:
+class LogProbStage(ForwardStage):
     """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one, or
     of the trained one without its adapter, in which case the routers make their own choices.
 
@@ -131,7 +135,7 @@ class LogProbStage:
 
 
 @dataclass(frozen=True)
-class ScoreVarianceStage:
+class ScoreVarianceStage(ForwardStage):
     """Fills `score_variance`, 1 − 2 π_t + Σ_v π_v², under the trained policy, for `optimal_token_baseline`."""
 
     policy: PackedModel
@@ -146,7 +150,7 @@ class ScoreVarianceStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherStage:
+class TeacherStage(ForwardStage):
     """A forward pass of the teacher, at the sampling temperature of the tokens.
 
     Args:
@@ -213,7 +217,7 @@ def top_tokens(policy: Policy, batch: PackedBatch, k: int, vocabulary: int) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineStage:
+class EngineStage(ForwardStage):
     """Fills a column [N] with the log-probs, nats, of an engine that scores, at the sampling temperature of the tokens.
 
     Args:
@@ -224,7 +228,7 @@ class EngineStage:
         UserError: the number of log-probs from the engine differs from the number of tokens, or some are NaN.
     """
 
-    on_rank_zero: ClassVar = True
+    on_rank_zero: ClassVar[bool] = True
 
     column: str
     engine: Engine

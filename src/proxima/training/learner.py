@@ -24,7 +24,7 @@ from proxima.model.policy import Policy
 from proxima.rollout.collector import Pending
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.critic import Critic
-from proxima.training.forward_stage import ForwardStage
+from proxima.training.forward_stage import ForwardStage, LogProbStage
 from proxima.training.next_policy import NextPolicy
 from proxima.training.objectives.policy_objective import first_forward
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
@@ -52,8 +52,9 @@ class Learner:
         """Prepare an update, called on the event loop: apply the guard's rejections and fill in `next_log_prob`;
         `version` is that of the current weights."""
         if self.guard.on_mismatch == "reject":
-            how = (self.stack, self.objective, self.guard, self.stages)
-            batch = await self.compute.run(without_mismatched, batch, *how)
+            batch = await self.compute.run(
+                without_mismatched, batch, self.stack, self.objective, self.guard, self.stages
+            )
         if self.next_policy is not None:
             batch = batch.filled(await self.next_policy.fill(batch.trajectories, version))
         return batch
@@ -71,34 +72,35 @@ class Learner:
         Raises:
             MismatchError: see `MismatchGuard.check_fresh`. The policy is not updated.
         """
-        of_critic = {} if self.critic is None else self.critic.update(batch, progress)
+        critic_metrics = {} if self.critic is None else self.critic.update(batch, progress)
         if batch.critic_only:
-            return UpdateResult(metrics=of_critic)
+            return UpdateResult(metrics=critic_metrics)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
         items = objective.items(trajectories, batch.updates)
         stop = None
         if self.max_epoch_kl is not None:
             stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
-        look = partial(self._check_fresh, version) if own and self.guard.judges_fresh else None
-        compared = self._compare_untrained(items, batch, version) if look is not None else {}
-        result = self.stack.update(objective, items, progress, self.updates, stop, look)
-        result.metrics |= compared
+        check = partial(self._check_fresh, version) if own and self.guard.judges_fresh else None
+        untrained_metrics = self._compare_untrained(items, batch, version) if check is not None else {}
+        result = self.stack.update(objective, items, progress, self.updates, stop, check)
+        result.metrics |= untrained_metrics
         if stop is not None and result.updates:
             result.metrics |= stop.figures(self.epochs)
-        result.metrics |= of_critic
+        result.metrics |= critic_metrics
         return result
 
     def _compare_untrained(
         self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int
     ) -> dict[str, float]:
-        """In a step that trains nothing, so that its update compares nothing, `_check_fresh` on a micro-batch: of an
-        engine that is broken, all answers are wrong. Returns the `mismatch/` metrics."""
-        known = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
-        if not known or not all(self.objective.skippable(item) for update in updates for item in update):
+        """If all advantages are 0, so that the update compares nothing, compare engine and trainer on one micro-batch:
+        a broken engine looks like this. Returns the `mismatch/` metrics."""
+        measurable = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
+        if not measurable or not all(self.objective.skippable(item) for update in updates for item in update):
             return {}
         shared = self.stack.model.share_prompt
-        sample = [known[i][0] for i in micro_batches(known, self.stack.tokens_per_micro_batch, share_prompt=shared)[0]]
+        cuts = micro_batches(measurable, self.stack.tokens_per_micro_batch, share_prompt=shared)
+        sample = [measurable[i][0] for i in cuts[0]]
         log_probs = self.stack.log_prob(sample)
         self._check_fresh(version, list(zip(sample, map(TokenStatistics.of_forward, log_probs), strict=True)))
         metrics = mismatch_metrics(first_forward(sample, log_probs))
@@ -125,8 +127,7 @@ class Learner:
     def close(self) -> None:
         """Close the engines that stages use."""
         for stage in self.stages:
-            if (close := getattr(stage, "close", None)) is not None:
-                close()
+            stage.close()
 
     def stage_metrics(self) -> dict[str, float]:
         """Metrics of `next_policy`, for the step that ends."""
@@ -211,7 +212,7 @@ def without_mismatched(
     metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
     metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
     proximal = (stage for stage in stages if stage.column == "proximal_log_prob")
-    if any(not getattr(stage, "records_routes", False) for stage in proximal):
+    if any(not (isinstance(stage, LogProbStage) and stage.records_routes) for stage in proximal):
         batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     left = drop_mismatched(batch, {key: TokenStatistics.of_forward(log_probs[key]) for key in rejected})

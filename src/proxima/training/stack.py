@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +31,16 @@ EXPLODED = 3.0  # growth of the norm of all trained weights in one update that h
 
 
 class OptimizerSpec(Protocol):
-    """The config of an optimizer, a kind of `OPTIMIZERS`. One that distinguishes parameters by name also has
-    `build_named(pairs)`, with the names in the model."""
+    """The config of an optimizer, a kind of `OPTIMIZERS`."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
+
+
+@runtime_checkable
+class NamedOptimizerSpec(Protocol):
+    """The config of an optimizer that distinguishes parameters by their names in the model."""
+
+    def build_named(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer: ...
 
 
 @dataclass(kw_only=True)
@@ -113,7 +119,7 @@ class TrainStack:
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
         the other ranks return only these, and empty ones for the rest."""
-        ranks, shared = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks, self.model.share_prompt
+        ranks, shared = ALONE if stage.on_rank_zero else self.ranks, self.model.share_prompt
         with ranks.call(Fill(self.name, stage.column, trajectories)):
             return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
 
@@ -298,12 +304,14 @@ class TrainStack:
 
 def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    build_named: Any = getattr(spec, "build_named", None)
-    made = spec.build([p for _, p in trained]) if build_named is None else build_named(trained)
+    if isinstance(spec, NamedOptimizerSpec):
+        made = spec.build_named(trained)
+    else:
+        made = spec.build([p for _, p in trained])
     if model.loaded.vision_lr_ratio:
         scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
         made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))
-    return cast(torch.optim.Optimizer, made)
+    return made
 
 
 def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: float) -> Iterator[dict[str, Any]]:

@@ -63,7 +63,7 @@ class RewardObjective(Objective[PreferencePair]):
 
 
 @dataclass(frozen=True)
-class ScoreStage:
+class ScoreStage(ForwardStage):
     """The score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, at every place of
     its column; see `ScalarModel.sequence_scores`."""
 
