@@ -86,8 +86,7 @@ def main() -> None:
     from proxima.config.estimate import StepEstimate
     from proxima.config.resolution import resolve
     from proxima.model import logit_rows
-    from proxima.runtime.launch.learning import make_objective
-    from proxima.runtime.launch.models import make_stack
+    from proxima.runtime.launch.learning import make_objective, make_stack
     from proxima.runtime.placement.follower import RankModels
     from proxima.runtime.placement.launcher import ranks_of
     from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items

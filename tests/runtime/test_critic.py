@@ -14,7 +14,7 @@ from proxima.data import FieldError, NotFiniteError, UserError
 from proxima.model.load import load
 from proxima.model.save import save
 from proxima.model.scalar_model import load_scalar_model
-from proxima.runtime.launch.critic_weights import make_critic
+from proxima.runtime.launch.learning import make_critic
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.run_checkpoints import export

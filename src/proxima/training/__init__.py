@@ -21,7 +21,7 @@ and for `offline` rows of `task` and figures of `evaluation`. Imported by `confi
 imports none of them, so it can train without a run: examples/train_from_trajectories.py.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.training.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, made in
-`proxima.runtime.launch.forward_passes`. To add an offline method: see `proxima.training.offline`.
+`proxima.runtime.launch.learning`. To add an offline method: see `proxima.training.offline`.
 """
 
 from proxima.data.kinds import Kinds

@@ -9,7 +9,7 @@ import pytest
 from proxima.data import FieldError
 from proxima.engine.executor import Executor
 from proxima.rollout.collector import Collector
-from proxima.runtime.launch.next_policy_cache import make_next_policy
+from proxima.runtime.launch.rl_workload import make_next_policy
 from tests.training.test_next_policy import Recording
 
 

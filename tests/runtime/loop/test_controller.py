@@ -15,9 +15,8 @@ from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.generation import make_collector, training_groups
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
-from proxima.runtime.launch.rl_workload import device_turns
+from proxima.runtime.launch.rl_workload import device_turns, make_collector, training_groups
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.training_loop import RunEnded, RunServices

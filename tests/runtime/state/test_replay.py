@@ -84,7 +84,7 @@ def test_another_loss_sees_the_same_tokens(generated, runs):
 def test_without_held_out_questions_no_engine_is_built(generated, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
     monkeypatch.setattr(
-        "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
+        "proxima.runtime.launch.rl_workload.make_rewards", lambda *_: pytest.fail("rewards were started")
     )
     summary = runs.go("policy", tmp_path / "run", rollouts=str(generated), eval__task=None, train__steps=1)
     assert (summary.status, summary.eval, summary.tokens_per_second["generate"]) == ("done", {}, 0)

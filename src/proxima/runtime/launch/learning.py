@@ -1,32 +1,51 @@
-"""Builds the learner from a config: the loss, the forward passes before it, and its batches."""
+"""Builds the learner from a config: the optimizer, the loss, the batches, the critic, and the forward passes before the
+update, of recomputed, frozen and other policies."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+from proxima.config.describe import kind_of
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import RECOMPUTED
+from proxima.config.sections import CRITICS
+from proxima.config.sections.algorithm_section import RECOMPUTED, DistillationConfig
+from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
+from proxima.data import FieldError, renamed
 from proxima.engine.choice import EngineChoice
+from proxima.engine.local.local_engine import Local
+from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
+from proxima.model.packed_model import PackedModel
+from proxima.model.parallel.refusals import sharding_beside
+from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
+from proxima.model.scalar_model import make_value_head
+from proxima.reward import REWARDS
 from proxima.reward.base import as_reward
-from proxima.runtime.launch.critic_weights import make_critic
-from proxima.runtime.launch.forward_passes import make_stages
-from proxima.runtime.launch.models import make_stack
+from proxima.runtime.launch.run_data import REFERENCE, TEACHER
 from proxima.training.batch_builder import BatchBuilder
-from proxima.training.critic import ValueObjective
-from proxima.training.forward_stage import ForwardStage
+from proxima.training.checkpoint import CRITIC, VALUE_HEAD
+from proxima.training.critic import Critic, ValueHead, ValueObjective, ValueStage
+from proxima.training.forward_stage import EngineStage, ForwardStage, LogProbStage, ScoreVarianceStage, TeacherStage
 from proxima.training.learner import Learner
 from proxima.training.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.training.objectives.preference_objective import PreferenceObjective
 from proxima.training.objectives.protocol import Objective
 from proxima.training.objectives.router_balance import RouterBalance
+from proxima.training.optimizer import Schedule
 from proxima.training.ranks import ALONE, Ranks
+from proxima.training.stack import POLICY, TrainStack
+
+TEACHER_PATH = "algorithm.distillation.path"
 
 
 def make_learner(
@@ -65,8 +84,26 @@ def make_learner(
         epochs=train.epochs_per_step,
         max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
         guard=config.algorithm.mismatch,
-        known_mismatch=getattr(config.engine, "mismatch", ""),
+        known_mismatch=config.engine.mismatch if isinstance(config.engine, Local) else "",
         compute=compute,
+    )
+
+
+def make_stack(
+    train: OptimizationConfig, model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
+) -> TrainStack:
+    """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
+    return TrainStack(
+        model,
+        optimizer=train.optimizer,
+        schedule=Schedule(
+            train.schedule, total_updates=updates, warmup=train.warmup_of(updates), final_ratio=train.final_lr_ratio
+        ),
+        max_grad_norm=train.max_grad_norm,
+        on_zero_gradient=train.on_zero_gradient,
+        tokens_per_micro_batch=train.tokens_per_micro_batch,
+        ranks=ranks,
+        name=name,
     )
 
 
@@ -107,13 +144,6 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
     )
 
 
-def needs_stages(config: RunConfig) -> bool:
-    """True if loss or reward read a forward pass before the update, of a recomputed, frozen or other policy."""
-    algorithm = config.algorithm
-    frozen = algorithm.needs_reference or algorithm.distillation is not None
-    return frozen or config.recomputes_proximal or "score_variance" in algorithm.advantage.needs
-
-
 def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
     """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint."""
     algorithm, train = config.algorithm, config.train
@@ -136,6 +166,143 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         turn_weight=sum(
-            reward.weight for reward in map(as_reward, config.reward) if getattr(reward, "kind", "") == "environment"
+            reward.weight for reward in map(as_reward, config.reward) if REWARDS.holds(reward, "environment")
         ),
     )
+
+
+# ---- the critic ------------------------------------------------------------------------------------------------------
+
+
+def make_critic(
+    spec: Any,
+    train: TrainConfig,
+    source: ModelSource,
+    policy: LoadedModel,
+    restored: Path | None = None,
+    ranks: Ranks = ALONE,
+) -> tuple[Critic | None, ValueHead | None]:
+    """Build a critic, a model or a head on the trunk of `policy`, which is loaded from `source`. Called in the compute
+    thread. `restored` is the checkpoint that the run resumes from.
+
+    Raises:
+        UserError: `critic.path` can't be loaded.
+    """
+    if CRITICS.holds(spec, "model"):
+        return _critic_model(spec, train, source, restored, ranks), None
+    return None, _value_head(spec, policy, source.seed, restored)
+
+
+def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path | None) -> ValueHead:
+    objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
+    layer = make_value_head(policy.model, spec.head_std, seed)
+    if restored is not None:
+        with torch.no_grad():
+            layer.weight.copy_(load_file(restored / VALUE_HEAD)["weight"])
+    return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
+
+
+def _critic_model(
+    spec: ModelCritic, train: TrainConfig, source: ModelSource, restored: Path | None, ranks: Ranks
+) -> Critic:
+    path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
+    spread = sharding_beside(source.sharding, path, revision)
+    critic_source = replace(source, path=path, revision=revision, lora=None, sharding=spread)
+    saved = None if restored is None else str(restored / CRITIC)
+    with renamed("model.path", "critic.path"):
+        model = source.scalar(critic_source.load_scalar(saved, head_std=spec.head_std))
+    train = spec.training(train)
+    planned = train.updates_per_step * train.epochs_per_step
+    return Critic(
+        stack=make_stack(train, model, train.steps * planned, ranks, CRITIC),
+        objective=ValueObjective(loss=spec.loss, aggregate=spec.aggregate),
+        stage=ValueStage(model, spec.bootstrap),
+        updates=train.updates_per_step,
+        epochs=train.epochs_per_step,
+        seed=source.seed,
+    )
+
+
+# ---- the forward passes before the update ----------------------------------------------------------------------------
+
+
+def needs_stages(config: RunConfig) -> bool:
+    """True if loss or reward read a forward pass before the update, of a recomputed, frozen or other policy."""
+    algorithm = config.algorithm
+    frozen = algorithm.needs_reference or algorithm.distillation is not None
+    return frozen or config.recomputes_proximal or "score_variance" in algorithm.advantage.needs
+
+
+def make_stages(
+    config: RunConfig,
+    source: ModelSource,
+    policy: Policy,
+    compute: ComputeThread,
+    engines: Mapping[str, EngineChoice],
+    log: Path | None,
+    *,
+    leads: bool,
+) -> list[ForwardStage]:
+    """Build the forward stages that loss and reward need before the update. `engines` run some of them, and write to
+    `log`; only the rank that `leads` queries these engines."""
+    stages: list[ForwardStage] = []
+    if config.recomputes_proximal:
+        records = config.algorithm.routing_replay == "recompute"
+        stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
+    if "score_variance" in config.algorithm.advantage.needs:
+        stages.append(ScoreVarianceStage(policy))
+    algorithm, distillation = config.algorithm, config.algorithm.distillation
+    if algorithm.needs_reference and algorithm.reference_engine is not None:
+        stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
+    elif algorithm.needs_reference and source.lora is not None:
+        stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
+    elif algorithm.needs_reference:
+        frozen = compute.call(source.load)
+        frozen.model.requires_grad_(False)
+        stages.append(LogProbStage("reference_log_prob", source.policy(frozen)))
+    if distillation is not None and distillation.engine is not None:
+        stages += [make_engine_stage(source, engines[TEACHER], compute, log)] if leads else []
+    elif distillation is not None:
+        stages.append(make_teacher_stage(source, distillation, policy.loaded, compute))
+    return stages
+
+
+def make_teacher_stage(
+    source: ModelSource, distillation: DistillationConfig, student: LoadedModel, compute: ComputeThread
+) -> ForwardStage:
+    """Load the weights of a teacher beside those of the student, which come from `source`, and build its stage. Token
+    ids that one of the models lacks are padding of the other's output layer.
+
+    Raises:
+        FieldError: the weights can't be loaded.
+    """
+    divergence, path = distillation.divergence, distillation.path
+    spread = sharding_beside(source.sharding, path)
+    teacher_source = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
+    with renamed("model.path", TEACHER_PATH):
+        teacher = compute.call(teacher_source.load)
+    teacher.model.requires_grad_(False)
+    policy = replace(teacher_source, gradient_checkpointing=False).policy(teacher)
+    vocabulary = min(int(each.model.config.get_text_config().vocab_size) for each in (student, teacher))
+    return TeacherStage(policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=vocabulary)
+
+
+def make_engine_stage(
+    source: ModelSource, choice: EngineChoice, compute: ComputeThread, log: Path | None
+) -> ForwardStage:
+    """Build the engine of the reference or the teacher, and the stage that queries it. Its weights are loaded as those
+    of the policy, which come from `source`, without an adapter. `log` is a file for the output of processes that the
+    engine starts.
+
+    Raises:
+        FieldError: the engine does not score, or its weights can't be loaded.
+    """
+    model, path = choice.needs.model, choice.path
+    model_source = replace(source, path=model.path, revision=model.revision, lora=None, sharding=None)
+    with renamed("model.path", TEACHER_PATH if path == TEACHER else "model.path"):
+        engine, _ = choice.build(model_source.load, compute=compute, log=log, seed=source.seed)
+    if not engine.capabilities.score:
+        close_engine(engine)
+        remedy = f"set {path}=null, or use one that does"
+        raise FieldError(path, kind_of(choice.spec), "does not score tokens", remedy=remedy)
+    return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)

@@ -9,17 +9,17 @@ import torch
 
 from proxima.config.describe import class_at
 from proxima.config.families import Family
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.runtime.launch.models import describe_run, make_stack
-from proxima.runtime.launch.offline_data import OfflineData
-from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
+from proxima.runtime.launch.learning import make_stack
+from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineData, OfflineLoop
 from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.follower import RankModels
 from proxima.runtime.resume.changes import model_hashes, rows_sha
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.summary import run_info
 from proxima.runtime.watch.observer import Observer, RunInfo
 from proxima.task.prompts import key_notes
 from proxima.training.checkpoint import Checkpoint
@@ -71,8 +71,9 @@ class OfflineWorkload:
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         samples = None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
-            most = getattr(config.eval, "sample_tokens", 0)
-            samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
+            assert isinstance(config.eval, SampledEvalConfig)
+            tokens = config.eval.sample_tokens
+            samples = HeldOutSamples(prompts, stack, compute, max_tokens=tokens, max_length=self.context)
         return OfflineLoop(config, stack, self.method, self.data, samples, services)
 
     def rank_models(
@@ -83,12 +84,14 @@ class OfflineWorkload:
 
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
         config = self.config
-        return RunInfo(
-            **describe_run(config, loaded, f"{config.train.examples_per_step:,} examples"),
+        return run_info(
+            config,
+            loaded,
+            folder,
             algorithm=self.family.name,
-            folder=folder,
+            step=f"{config.train.examples_per_step:,} examples",
             steps=self.steps,
-            resumed_at=finished,
+            finished=finished,
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
-"""The workload of `proxima train`: RL, built from a config."""
+"""The workload of `proxima train`, RL, built from a config: the engine, the rewards, the collector of a step's groups,
+the held-out sets, and the loop that uses them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,29 +9,40 @@ from typing import Any
 
 from proxima.config.estimate import at_once, group_arithmetic, pruned
 from proxima.config.schema import RunConfig
+from proxima.config.sections.algorithm_section import AlgorithmConfig
+from proxima.config.sections.placement_section import RayPlacement
+from proxima.core.advantage.protocol import needs_baseline
+from proxima.core.selection.protocol import prompts_factor
+from proxima.data import FieldError
+from proxima.engine.executor import Executor
+from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.rollout.collector import Collector, Pending
-from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.launch.generation import make_collector, make_evaluations, make_generator
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.async_collector import AsyncCollector
+from proxima.rollout.collector import BatchCollector, Collector, Pending, Refill, Reject
+from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.rollout.prompt_limits import InFlightLimit
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
-from proxima.runtime.launch.models import describe_run
-from proxima.runtime.launch.next_policy_cache import make_next_policy
-from proxima.runtime.launch.run_data import load_run_data
+from proxima.runtime.launch.run_data import RunData, load_run_data
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher, SharedDevices
 from proxima.runtime.loop.training_loop import RunServices
 from proxima.runtime.placement.follower import RankModels
+from proxima.runtime.placement.ray_cluster import ActorPool
 from proxima.runtime.resume.changes import input_hashes
 from proxima.runtime.resume.restore import restore_data
 from proxima.runtime.state.journal import Journal
+from proxima.runtime.state.pending_files import read_next_policy, write_next_policy
 from proxima.runtime.state.replay import ReplayCollector, rollouts_sha
 from proxima.runtime.state.store import RolloutRecorder
-from proxima.runtime.state.summary import algorithm_name
+from proxima.runtime.state.summary import algorithm_name, run_info
 from proxima.runtime.watch.observer import RunInfo
 from proxima.task.prompts import PromptSource
-from proxima.training.checkpoint import Checkpoint
+from proxima.training.checkpoint import NEXT_POLICY, Checkpoint
 from proxima.training.learner import Learner
+from proxima.training.next_policy import NextPolicy
 from proxima.training.ranks import Ranks
 
 
@@ -72,7 +84,7 @@ class RlWorkload:
         services.opened.callback(learner.close)
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
-        computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
+        computes = config.engine.needs_weights  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
         generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
         evaluations = make_evaluations(config, data, generator, services)
@@ -110,12 +122,15 @@ class RlWorkload:
         size = train.completions_per_prompt
         prompts, kept = pruned(train.prompts_per_step, size, config.algorithm.selection)
         step = group_arithmetic(prompts, size, kept, at_once(prompts, config.algorithm.dynamic_sampling))
-        return RunInfo(
-            **describe_run(config, loaded, step, train.updates_per_step * train.epochs_per_step),
+        return run_info(
+            config,
+            loaded,
+            folder,
             algorithm=algorithm_name(config),
-            folder=folder,
+            step=step,
+            updates=train.updates_per_step * train.epochs_per_step,
             steps=train.steps,
-            resumed_at=finished,
+            finished=finished,
             replay_of=config.replayed,
         )
 
@@ -133,9 +148,146 @@ class RlWorkload:
             self.data.source.close()
 
 
+# ---- the parts of its loop -------------------------------------------------------------------------------------------
+
+
+def make_generator(
+    config: RunConfig, policy: LoadedModel, data: RunData, services: RunServices
+) -> GroupGenerator | None:
+    """Build the generator on an engine with its hooks and rewards; None for a replay without held-out questions."""
+    if (choice := data.engines.get("engine")) is None:
+        return None
+    # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
+    # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
+    store = services.store
+    log = store.folder.engine_log
+    engine, notes = choice.build(lambda: policy, compute=services.compute, log=log, seed=config.seed)
+    executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
+    services.opened.callback(executor.close)
+    for note in notes:
+        services.observer.warning(note)
+    rewards = make_rewards(config, config.reward, services.compute)
+    services.opened.callback(rewards.close)
+    player = None
+    if data.world is not None:
+        player = data.world.player(executor, store.folder.path / ENVIRONMENTS_LOG, store.activity.played)
+    return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
+
+
+def training_groups(config: RunConfig) -> GroupSpec:
+    """The settings with which training groups are generated."""
+    return GroupSpec(
+        sampling=config.sampling,
+        completions=config.train.completions_per_prompt,
+        seed=config.seed,
+        greedy_baseline=needs_baseline(config.algorithm.advantage),
+    )
+
+
+def make_rewards(config: RunConfig, specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+    """Build the rewards, start their workers in the background and load their models; the caller closes them."""
+    placement = config.placement
+    if isinstance(placement, RayPlacement) and placement.reward_workers:
+        rewards = config.runtime.rewards(specs, compute=compute, workers=placement.reward_workers, pool=ActorPool)
+    else:
+        rewards = config.runtime.rewards(specs, compute=compute)
+    rewards.start()
+    return rewards
+
+
+def make_collector(
+    config: RunConfig,
+    generator: GroupGenerator,
+    source: PromptSource,
+    listener: RolloutListener,
+    reject: Reject,
+    pending: Pending,
+    finished: int,
+) -> BatchCollector | AsyncCollector:
+    """Build the collector that fills the batches of a run that generates, by default between the updates, or
+    asynchronously. It continues after `finished` steps with the `pending` groups of a checkpoint."""
+    runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
+    refill = None
+    if dynamic is not None:
+        refill = Refill(sampling=dynamic, reject=reject, max_unscored=config.max_unscored_steps)
+    prompts = config.train.prompts_per_step * prompts_factor(config.algorithm.selection, generator.spec.completions)
+    if not runtime.overlaps:
+        return BatchCollector(
+            generator,
+            source,
+            prompts=prompts,
+            refill=refill,
+            max_lag=runtime.max_lag,
+            listener=listener,
+            carried=pending.groups,
+        )
+
+    limit = InFlightLimit(
+        prompts=prompts,
+        concurrent=runtime.max_concurrent_rollouts or 1,
+        max_lag=runtime.max_lag,
+        steps=config.train.steps,
+        over_age=runtime.over_age,
+    )
+    collector = AsyncCollector(
+        generator, source, limit, refill=refill, listener=listener, pending=pending, finished=finished
+    )
+    if isinstance(generator.engine, Executor):
+        generator.engine.register_post_pause_hook(collector.engine_paused)
+        generator.engine.register_post_resume_hook(collector.engine_resumed)
+    return collector
+
+
+def make_evaluations(
+    config: RunConfig, data: RunData, training: GroupGenerator | None, services: RunServices
+) -> dict[str, Evaluation]:
+    """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is
+    that of `eval.task`, whose name is empty; without it there are none."""
+    evaluations: dict[str, Evaluation] = {}
+    asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
+    if training is None or "" not in asked:
+        return evaluations
+    store, progress = services.store, services.observer.progress
+    log, told = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    for name, held_out in asked.items():
+        rewards = training.rewards
+        if held_out.rewards:
+            rewards = make_rewards(config, held_out.rewards, services.compute)
+            services.opened.callback(rewards.close)
+        evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, told)
+    return evaluations
+
+
+def make_next_policy(
+    algorithm: AlgorithmConfig, generator: GroupGenerator, collector: Collector, learner: Learner, restored: Path | None
+) -> NextPolicy:
+    """Build the cache of the next policy's log-probs, for `algorithm.proximal: next`, and register
+    its hook; `restored` is the checkpoint that the run resumes from.
+
+    Raises:
+        FieldError: the engine can't report completions in flight, or can't score.
+    """
+    engine, by_engine = generator.engine, algorithm.next_from == "engine"
+    assert isinstance(engine, Executor)
+    if not engine.capabilities.in_flight:
+        remedy = "use local or local_process, or algorithm.proximal=recompute"
+        raise FieldError("engine", type(engine.engine).__name__, "can't say what is in flight", remedy=remedy)
+    if by_engine and not engine.capabilities.score:
+        remedy = "set algorithm.next_from=trainer"
+        raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
+    trainer = None if by_engine else partial(learner.compute.run, learner.stack.log_prob)
+    entries = () if restored is None else read_next_policy(restored / NEXT_POLICY)
+    playing = None if generator.episodes is None else generator.episodes.unfinished
+    file = NEXT_POLICY, write_next_policy
+    cache = NextPolicy(engine, collector.unconsumed, trainer, entries, file, playing)
+    if by_engine:
+        engine.register_pre_pause_hook(cache.before_pause)
+    return cache
+
+
 def device_turns(placement: Any, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
     """The turns of engine and trainer; each has its own devices unless they are colocated and the engine can sleep."""
-    colocated = getattr(placement, "colocate", False)
+    colocated = isinstance(placement, RayPlacement) and placement.colocate
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:
         return DeviceTurns()
 

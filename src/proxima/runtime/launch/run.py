@@ -1,11 +1,13 @@
 """A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training calls `train`."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from proxima.config.families import TRAIN, family_of_config
 from proxima.config.resolved import Resolved, dump
@@ -17,12 +19,10 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.model.quiet import quiet_transformers
 from proxima.model.template_clock import clock_notes, fixed_clock
-from proxima.runtime.launch.models import load_models
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
-from proxima.runtime.launch.run_on_ranks import cancelled_with, start_rank
 from proxima.runtime.loop.training_loop import RunEnded, RunServices
-from proxima.runtime.placement.follower import follow
+from proxima.runtime.placement.follower import RankModels, follow, seen_here
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
 from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
 from proxima.runtime.resume.restore import prepare_resume, report_finished
@@ -37,13 +37,12 @@ from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.machine import describe_environment
-from proxima.training.checkpoint import restore
+from proxima.training.checkpoint import DELETE, Checkpoint, read_checkpoint, restore
 from proxima.training.messages import Start
 from proxima.training.ranks import Ranks
+from proxima.training.stack import POLICY
 
-if TYPE_CHECKING:
-    Workload = RlWorkload | OfflineWorkload
-
+Workload = RlWorkload | OfflineWorkload
 
 Mode = Literal["new", "resume", "change"]
 
@@ -105,23 +104,15 @@ def train(
             raise UserError(message, remedy=remedy) from error
 
 
-def _workload(config: Any, observer: Observer) -> "Workload":
+def _workload(config: Any, observer: Observer) -> Workload:
     if (family := family_of_config(config)) is not None and family is not TRAIN:
         return OfflineWorkload(config, family, observer)
 
     return RlWorkload(config)
 
 
-def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> AbstractContextManager[None]:
-    """Within the block, the run is cancelled if another rank fails."""
-    if ranks.monitor is None:
-        return nullcontext()
-
-    return cancelled_with(ranks.monitor, folder.log, observer.warning)
-
-
 async def _run(
-    work: "Workload",
+    work: Workload,
     resolved: Resolved[Any] | None,
     folder: RunFolder,
     mode: Mode,
@@ -132,7 +123,7 @@ async def _run(
 ) -> Summary:
     config, disk = work.config, Disk(folder.path, observer.warning)
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
-    with _cancelled_with(ranks, folder, observer):
+    with cancelled_with(ranks, folder.log, observer.warning):
         if resuming:
             checkpoint = await disk.write(prepare_resume, work, hashes, folder, clock, observer, mode == "change")
             if finished := await disk.write(report_finished, work, resolved, folder, clock, observer):
@@ -178,16 +169,36 @@ async def _run(
     return summary
 
 
-async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observer: Observer) -> None:
+def load_models(load: Callable[[str | None], LoadedModel], checkpoint: Checkpoint | None) -> LoadedModel:
+    """The weights of a run, or those of the checkpoint that it resumes from; `load` is that of its workload."""
     try:
-        await disk.write(folder.write_summary, asdict(summary))
-    except StoppedWaiting as full:
-        observer.warning(f"{full}: the run has no summary.json until it is resumed")
+        loaded = load(None if checkpoint is None else str(checkpoint.model))
+    except ValueError as error:
+        if checkpoint is None:
+            raise
+        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+    if not gc.isenabled():  # disabled by the command line; imported objects live until the end
+        gc.freeze()
+        gc.enable()
+    return loaded
+
+
+def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
+    """Check that every node reads the same files. Collective."""
+    if ranks.size > 1:
+        agree_on_files(hashes, ranks)
 
 
 def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
     model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
     return describe_environment(config.seed, model)
+
+
+async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observer: Observer) -> None:
+    try:
+        await disk.write(folder.write_summary, asdict(summary))
+    except StoppedWaiting as full:
+        observer.warning(f"{full}: the run has no summary.json until it is resumed")
 
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str, bool]:
@@ -199,12 +210,39 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str,
     if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
         disk.stop.set()
         return "stopped", "interrupted", True
-    resumable = getattr(problem, "resumable", True)
+    resumable = problem.resumable if isinstance(problem, RunEnded) else True
     named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
     return "failed", str(problem) if isinstance(problem, RunEnded | UserError) else named, resumable
 
 
-def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
-    """Check that every node reads the same files. Collective."""
-    if ranks.size > 1:
-        agree_on_files(hashes, ranks)
+def start_rank(make_work: Callable[[], Workload], ranks: Ranks, message: Start) -> RankModels:
+    """What a run does on rank 0, on the others: data, files, weights, and the state of a checkpoint; `make_work` makes
+    its workload."""
+    seen_here("run folder", message.folder, Path.is_dir)
+    work = make_work()
+    if (images := work.images) is not None:
+        images.follow(message.folder / "images")
+    agree_on_files(work.hashes, ranks)
+    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
+    loaded = load_models(work.load, checkpoint)
+    models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
+    if checkpoint is not None:
+        restore(checkpoint, models.stacks[POLICY], models.others)
+    return models
+
+
+@contextmanager
+def cancelled_with(ranks: Ranks, log: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, the run is cancelled if another rank fails; `warn` is called in the event loop."""
+    if ranks.monitor is None:
+        yield
+        return
+    in_loop, task = asyncio.get_running_loop().call_soon_threadsafe, asyncio.current_task()
+    assert task is not None
+    with ranks.monitor.attached(log, lambda text: in_loop(warn, text), lambda: in_loop(task.cancel)):
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            if ranks.monitor.cause(error) is None:
+                raise
+            raise RuntimeError("cancelled, as a rank has failed") from error  # `rendezvous` reports which one

@@ -1,4 +1,5 @@
-"""The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
+"""The data of a run before its weights are loaded: training prompts, held-out prompts, warnings; and what its models
+and engines must meet."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -9,34 +10,33 @@ from typing import Any
 import torch
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import asks_routers, check_routed
+from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
 from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.placement_section import RayPlacement
+from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.core.advantage.protocol import needs_baseline
+from proxima.data import require, within
 from proxima.data.flow import Prompt
 from proxima.engine.choice import EngineChoice
+from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.images import ImageStore
 from proxima.model.pretrained import UnloadedModel
+from proxima.model.second_model import read_beside
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
+from proxima.rollout.generator import greedy
 from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
-from proxima.runtime.launch.engine_needs import engine_choices
-from proxima.runtime.launch.teacher import unloaded_teacher
-from proxima.runtime.placement.launcher import is_first, starts_later
+from proxima.runtime.placement.launcher import is_first, placed_engine, starts_later
 from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores
 from proxima.task.prompts import PromptSource, key_notes
 from proxima.task.protocol import is_played, open_tasks
 
+REFERENCE = "algorithm.reference_engine"
+TEACHER = "algorithm.distillation.engine"
+
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredRows:
-    """Rows and the rewards that will score their completions; the prompts are those of a trial."""
-
-    rewards: Sequence[Any]
-    answers: ReferenceAnswers
-    prompts: Sequence[Prompt]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +116,15 @@ def load_run_data(config: RunConfig) -> RunData:
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows:
+    """Rows and the rewards that will score their completions; the prompts are those of a trial."""
+
+    rewards: Sequence[Any]
+    answers: ReferenceAnswers
+    prompts: Sequence[Prompt]
+
+
 def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
     """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
     notes, several = list[str](), dict[int, list[ScoredRows]]()
@@ -132,21 +141,11 @@ def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: A
     return notes
 
 
-def _checked_teacher(config: RunConfig, model: UnloadedModel) -> UnloadedModel | None:
-    """Check that critic and teacher suit the policy, and return the teacher; None if there is none."""
-    if asks_routers(config.algorithm, config.engine):
-        check_routed(config)
-    if config.critic is not None:
-        config.critic.check_model(model)
-    if config.algorithm.distillation is None:
-        return None
-
-    return unloaded_teacher(config.algorithm.distillation, model)
-
-
-def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:
-    """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
-    return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]
+def trial_prompts(source: PromptSource) -> list[Prompt]:
+    """At most `PROMPTS` prompts, evenly spaced over the task."""
+    count = len(source.rows)
+    rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
+    return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
 
 
 def _too_long(source: PromptSource) -> list[str]:
@@ -159,8 +158,98 @@ def _too_long(source: PromptSource) -> list[str]:
     ]
 
 
-def trial_prompts(source: PromptSource) -> list[Prompt]:
-    """At most `PROMPTS` prompts, evenly spaced over the task."""
-    count = len(source.rows)
-    rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
-    return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
+# ---- the models and engines ------------------------------------------------------------------------------------------
+
+
+def _checked_teacher(config: RunConfig, model: UnloadedModel) -> UnloadedModel | None:
+    """Check that critic and teacher suit the policy, and return the teacher; None if there is none."""
+    if asks_routers(config.algorithm, config.engine):
+        check_routed(config)
+    if config.critic is not None:
+        config.critic.check_model(model)
+    if config.algorithm.distillation is None:
+        return None
+
+    return unloaded_teacher(config.algorithm.distillation, model)
+
+
+def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -> UnloadedModel:
+    """The teacher before its weights are loaded; its context is that of the student.
+
+    Raises:
+        FieldError: its tokens differ from the student's, or it reads fewer tokens than prompt and completion may
+            have together.
+    """
+    path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
+    with within("algorithm.distillation"):
+        teacher = read_beside(student, path, None, "path", remedy)
+        families = student.config.model_type, teacher.config.model_type
+        alike = student.images is None or families[0] == families[1]
+        require(alike, "path", path, f"is a {families[1]}, and a {families[0]} is shown images", remedy=remedy)
+        for name in ("bos_token_id", "eos_token_id"):
+            ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
+            require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)
+        bound = f"reads at most {teacher.context} tokens, and prompt and completion may have {student.context}"
+        remedy = f"set model.max_length={teacher.context}"
+        require(teacher.context >= student.context, "path", path, bound, remedy=remedy)
+        top_k, size = distillation.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
+        require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
+    return replace(teacher, context=student.context)
+
+
+def engine_choices(config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None) -> dict[str, EngineChoice]:
+    """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
+    meet, by their paths in the config; `model` is the policy. Nothing is asked yet."""
+    algorithm, temperature = config.algorithm, config.sampling.temperature
+    rollouts, choices = rollout_needs(config, model), list[EngineChoice]()
+    if rollouts.samplings:
+        choices.append(EngineChoice(spec=placed_engine(config.engine), needs=rollouts))
+    if (reference := algorithm.reference_engine) is not None and algorithm.needs_reference:
+        needs = _scoring(rollouts, "reference", model, temperature)
+        choices.append(EngineChoice(spec=reference, needs=needs, path=REFERENCE))
+    if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
+        assert teacher is not None
+        needs = _scoring(rollouts, "teacher", teacher, temperature)
+        choices.append(EngineChoice(spec=distillation.engine, needs=needs, path=TEACHER))
+    return {choice.path: choice for choice in choices}
+
+
+def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements:
+    """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
+    algorithm, placement, replayed = config.algorithm, config.placement, config.replayed is not None
+    behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
+    held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
+    baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
+    training = [] if replayed else [config.sampling]
+    caches_next = algorithm.proximal == "next" and not replayed
+    return EngineRequirements(
+        model=model,
+        compute_dtype=config.model.compute_dtype,
+        training=None if replayed else config.sampling,
+        samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
+        log_probs=behavior if algorithm.reads_behavior else frozenset(),
+        measured=behavior if algorithm.mismatch.measure else frozenset(),
+        publishes=True,
+        overlaps=config.runtime.overlaps,
+        sleeps=bool(isinstance(placement, RayPlacement) and placement.colocate and placement.gpus_per_rank),
+        score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
+        sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
+        corrected=bool(algorithm.correction),
+    )
+
+
+def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temperature: float) -> EngineRequirements:
+    """Requirements on an engine that scores with a model whose weights never change."""
+    return EngineRequirements(
+        model=model,
+        role=role,
+        score_temperatures=(temperature,),
+        sampling_mask=rollouts.sampling_mask,
+        compute_dtype=rollouts.compute_dtype,
+        corrected=rollouts.corrected,
+    )
+
+
+def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:
+    """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
+    return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]

@@ -68,7 +68,7 @@ class StepReview:
 
     def _missing_accuracy(self, groups: Sequence[Group]) -> str:
         """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
-        named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
+        named = [i for i, spec in enumerate(self.selection) if isinstance(spec, DropUniformGroups) and spec.by_accuracy]
         valid = [score for group in groups for score in group.scores if score.valid]
         if not named or not valid or any(score.correct is not None for score in valid):
             return ""

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from proxima.config.schema import RunConfig
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Serve
@@ -59,10 +60,11 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
     Raises:
         FieldError: proxima can't start this kind of engine, or a field conflicts with `placement.engines`.
     """
-    count = getattr(config.placement, "engines", 0)
-    if not count:
+    placement = config.placement
+    if not isinstance(placement, RayPlacement) or not placement.engines:
         return None
-    engine: Any = getattr(config, "engine", None)
+    count = placement.engines
+    engine: Any = config.engine if isinstance(config, RunConfig) else None
     kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
     kinds = ", ".join(LAUNCHES)
     bound = "starts servers, but proxima can't start one of this engine.kind"
@@ -73,7 +75,7 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
     for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
         value = getattr(serve, name)
         require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
-    if config.placement.colocate and config.placement.gpus_per_rank:
+    if placement.colocate and placement.gpus_per_rank:
         serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
     settings = engine.launch_options | {
         "kind": kind,

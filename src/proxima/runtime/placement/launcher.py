@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import KIND, is_supervised
+from proxima.config.sections.placement_section import KIND, RayPlacement, is_supervised
 from proxima.data import FieldError
 from proxima.runtime.state.folder import RunFolder
 
@@ -56,7 +56,7 @@ def check_launch(placement: Any) -> None:
     if PLACEMENTS.holds(placement, "ray") and not is_supervised():
         reason = "starts its ranks itself, and torchrun has started this process"
         raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
-    if os.environ["WORLD_SIZE"] == "1" and getattr(placement.sharding, "offload", False):
+    if os.environ["WORLD_SIZE"] == "1" and placement.sharding.offload:
         reason = "needs two ranks or more: one rank trains as one process does"
         raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
@@ -91,7 +91,7 @@ URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the rank
 
 def starts_later(placement: Any) -> bool:
     """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
-    return bool(getattr(placement, "engines", 0)) and URLS not in os.environ
+    return isinstance(placement, RayPlacement) and bool(placement.engines) and URLS not in os.environ
 
 
 def placed_engine(engine: Any) -> Any:

@@ -1,18 +1,24 @@
-"""summary.json: the outcome of a run in one small file."""
+"""What is known of a run at its start (`RunInfo`), and its outcome in one small file, summary.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from proxima.config.describe import kind_of
 from proxima.config.presets import ALGORITHMS
 from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.evaluation.headline import Headline
 from proxima.evaluation.held_out import named_sets
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
-from proxima.runtime.watch.observer import Observer, Record, WarningList
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, WarningList
 from proxima.system.machine import peak_memory_bytes
+from proxima.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,39 @@ class Summary:
     error: str | None = None
     resumable: bool = True  # a plain resume may continue a run that is not done; False: it would end in the same way
     plateau: str = ""  # why the run ended before its last step
+
+
+def run_info(
+    config: RunConfig | OfflineConfig,
+    loaded: LoadedModel | None,
+    folder: Path,
+    *,
+    algorithm: str,
+    step: str,
+    updates: int = 1,
+    steps: int,
+    finished: int,
+    replay_of: Path | None = None,
+) -> RunInfo:
+    """The facts known at the start, or when the run resumes after `finished` steps; `loaded` is None if no step is
+    left, `step` is what a step consists of, in words."""
+    dtype, budget = config.model.compute_dtype, config.train.tokens_per_micro_batch
+    return RunInfo(
+        version=__version__,
+        algorithm=algorithm,
+        model=Path(config.model.path).name,
+        seed=config.seed,
+        folder=folder,
+        steps=steps,
+        composition=f"{step} → micro-batches ≤ {budget:,} tokens → {updates:,} update{'s' * (updates != 1)}",
+        parameters=0 if loaded is None else loaded.parameters,
+        adapter=0 if loaded is None else loaded.adapter_parameters,
+        device=config.model.device if loaded is None else str(loaded.model.device),
+        threads=torch.get_num_threads(),
+        dtype=dtype if dtype == config.model.dtype else f"{dtype} autocast",
+        resumed_at=finished,
+        replay_of=replay_of,
+    )
 
 
 def algorithm_name(config: RunConfig) -> str:

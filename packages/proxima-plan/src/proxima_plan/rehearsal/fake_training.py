@@ -23,8 +23,8 @@ from proxima.model.parallel.refusals import require_splittable, sharding_beside
 from proxima.model.parallel.shard import shard_model
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config
-from proxima.runtime.launch import learning, models, teacher
-from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
+from proxima.runtime.launch import learning
+from proxima.runtime.launch.run_data import REFERENCE, TEACHER
 from proxima.training.forward_stage import ForwardStage
 from proxima.training.objectives.protocol import Objective
 from proxima.training.ranks import ALONE, Ranks
@@ -111,7 +111,7 @@ class FakeLoader:
         place.load = self.load
         place = scalar_model
         place.load_scalar_model = partial(self.load, scalar=True)
-        teacher.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
+        learning.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def trainings(config: Any, loader: FakeLoader) -> list[Training]:
     source = config.model.source(config.seed)
     if not isinstance(config, RunConfig):
         method = class_at(family_of_config(config).method)(config, source, None, 0)  # type: ignore[union-attr]
-        stack = models.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
+        stack = learning.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
         return [Training(stack, method.objective())]
     engines: Any = {path: path for path in (REFERENCE, TEACHER)}
     learner = learning.make_learner(config, source, source.load(), ComputeThread(), engines=engines, ranks=loader.ranks)

@@ -18,7 +18,7 @@ from proxima.engine.executor import Executor
 from proxima.reward.base import as_reward
 from proxima.rollout.collector import Pending
 from proxima.rollout.generator import GroupGenerator
-from proxima.runtime.launch.generation import make_collector
+from proxima.runtime.launch.rl_workload import make_collector
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, Stopped

@@ -14,7 +14,7 @@ from proxima.config.schema import RunConfig
 from proxima.data.flow import Completion
 from proxima.engine.local.scheduler import worth_admitting
 from proxima.engine.protocol import Capabilities, Health, PauseMode, Request, WeightUpdate
-from proxima.runtime.launch.generation import training_groups
+from proxima.runtime.launch.rl_workload import training_groups
 from proxima_plan.simulation.times import Times
 
 ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact

@@ -9,9 +9,8 @@ from proxima.config.resolution import resolve
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import load
 from proxima.model.pretrained import UnloadedModel
-from proxima.runtime.launch.engine_needs import rollout_needs
 from proxima.runtime.launch.learning import make_learner
-from proxima.runtime.launch.run_data import load_run_data
+from proxima.runtime.launch.run_data import load_run_data, rollout_needs
 from proxima.task.prompts import EVAL_UID
 from tests.runtime.tiny_run import recipe
 
