@@ -18,7 +18,9 @@ SIGNS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast
 CORE = "src/proxima/core"
 # Sampling and scheduling; what serves, launches and talks to servers does not compute.
 ENGINE = "decoder decoders fast_decoder general_decoder kv_cache local_engine sampler scheduler"
-ENGINE = [f"src/proxima/engine/{name}.py" for name in ("choice", *(f"local/{name}" for name in ENGINE.split()))]
+ENGINE = [
+    f"src/proxima/engine/{name}.py" for name in ("engine_selection", *(f"local/{name}" for name in ENGINE.split()))
+]
 PLAN, TINKER = "packages/proxima-plan/src/proxima_plan", "packages/proxima-tinker/src/proxima_tinker"
 FORMULAS = "engine_settings forecast layout memory model_size proposals stage_times step_load traffic simulation"
 # room → its sources, and its tests

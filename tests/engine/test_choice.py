@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import FieldError
-from proxima.engine.choice import EngineChoice
+from proxima.engine.engine_selection import EngineSelection
 from tests.engine.helpers import unloaded
 
 
@@ -23,10 +23,10 @@ class Built:
 
 
 def build(serve, *, refused=False):
-    """The engine, and what `EngineChoice.build` says."""
+    """The engine, and what `EngineSelection.build` says."""
     made = Built()
     needs = SimpleNamespace(model=unloaded(), refused=refused)
-    choice = EngineChoice(spec=SimpleNamespace(serve=serve, build=lambda setup: made), needs=needs)
+    choice = EngineSelection(spec=SimpleNamespace(serve=serve, build=lambda setup: made), needs=needs)
     try:
         engine, notes = choice.build(lambda: None, compute=None, log=None, seed=0)
     except FieldError as error:

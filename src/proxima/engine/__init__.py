@@ -1,9 +1,9 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine, and `choice.py` is one before it is built. `local/` is the one in this process,
-`process/` the same engine in a separate process, `http/` has the engines that are servers, and `serve/` starts the
-servers. `event_loop_thread.py` has the event loop of an engine outside this process. `executor.py` calls hooks around
-the pauses of any engine.
+`protocol.py` defines an engine, and `engine_selection.py` is one before it is built. `local/` is the one in this
+process, `process/` the same engine in a separate process, `http/` has the engines that are servers, and `serve/` starts
+the servers. `event_loop_thread.py` has the event loop of an engine outside this process. `executor.py` calls hooks
+around the pauses of any engine.
 Imports: torch, `proxima.data`, `proxima.kernels`, `proxima.model`, `proxima.process`. Imported by `rollout` and the
 rooms above.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in

@@ -1,10 +1,8 @@
-"""An engine that calls hooks when it pauses and resumes; who calls them, and what they may not call."""
+"""An engine that calls hooks when it pauses and resumes."""
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 from proxima.data.columns import Floats
@@ -40,77 +38,6 @@ class HookError(RuntimeError):
         super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {messages}")
 
 
-@dataclass(eq=False)
-class HookCall:
-    """The hook call that is in progress, visible to the code that the hook calls."""
-
-    hooks: "PauseHooks"
-    stage: Stage
-    name: str
-    running: bool = True
-
-
-_CALL: ContextVar[HookCall | None] = ContextVar("hook_call", default=None)
-
-
-class PauseHooks:
-    """Hooks by stage; they run one after the other in the order of registration."""
-
-    def __init__(self) -> None:
-        self._hooks: dict[Stage, dict[object, Hook]] = {stage: {} for stage in get_args(Stage)}
-
-    def register(self, stage: Stage, hook: Hook) -> RemoveHook:
-        """Add a hook; returns a function that removes it."""
-        place, hooks = object(), self._hooks[stage]  # the same hook may have several
-        hooks[place] = hook
-
-        def remove() -> None:
-            hooks.pop(place, None)
-
-        return remove
-
-    async def call(self, stage: Stage, seconds: Callable[[], float]) -> list[tuple[str, Exception]]:
-        """Call the hooks of a stage, each for at most `seconds()`, as it is when that one begins; returns name and
-        exception of those that fail."""
-        hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
-        for place, hook in list(hooks.items()):
-            if place not in hooks:  # removed by an earlier hook
-                continue
-            call = HookCall(self, stage, getattr(hook, "__qualname__", repr(hook)))
-            token = _CALL.set(call)
-            try:
-                if inspect.isawaitable(result := hook()):
-                    await _limited(result, seconds())
-            except Exception as error:
-                failures.append((call.name, error))
-            finally:
-                call.running = False
-                _CALL.reset(token)
-        return failures
-
-    def refuse_call(self, method: str, stages: Sequence[Stage]) -> None:
-        """Raise RuntimeError if a hook of one of the stages, of any without stages, calls a method that would wait for
-        that hook to end."""
-        call = _CALL.get()
-        if call is not None and call.running and call.hooks is self and call.stage in (stages or get_args(Stage)):
-            why = "completions that a paused engine never gives" if method == "generate" else "itself"
-            raise RuntimeError(f"the {call.stage} hook {call.name} calls {method}() and would wait for {why}")
-
-
-async def _limited(work: Awaitable[object], seconds: float) -> None:
-    task = asyncio.ensure_future(work)
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        task.cancel()
-        raise
-    if not done:  # not cancelled: that would also cancel whatever it waits for
-        task.add_done_callback(lambda late: late.cancelled() or late.exception())
-        message = f"did not end within {seconds:g} s; does it wait for completions of the paused engine?"
-        raise TimeoutError(message)
-    task.result()
-
-
 class Executor:
     """An engine, with hooks before and after it pauses and resumes.
 
@@ -121,9 +48,8 @@ class Executor:
     engine and resuming a running one call no hook.
 
     A hook may call anything that terminates: `score`, `publish`, `abort`, `health`, and, while the engine runs,
-    `generate`. It may not pause or resume the executor, nor await completions while it is paused, because they would
-    never arrive: this raises RuntimeError in the hook immediately. A hook that waits for such a call in another task
-    fails after `hook_seconds`; its task is not cancelled.
+    `generate`. If it waits for a pause or resume of the executor, or for completions of the paused engine, it fails
+    after `hook_seconds`; its task is not cancelled.
 
     Args:
         engine: does the work.
@@ -135,7 +61,7 @@ class Executor:
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
         self.engine, self.hook_seconds = engine, hook_seconds
-        self._hooks: PauseHooks | None = None  # until one is registered
+        self._hooks: dict[Stage, dict[object, Hook]] = {stage: {} for stage in get_args(Stage)}
         self._transition = asyncio.Lock()
         self._paused = False
         self.newest: int | None = None
@@ -159,16 +85,27 @@ class Executor:
         return self._register("post_resume", hook)
 
     def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
-        self._hooks = self._hooks or PauseHooks()
-        return self._hooks.register(stage, hook)
+        key, hooks = object(), self._hooks[stage]  # a hook may be registered several times
+        hooks[key] = hook
+
+        def remove() -> None:
+            hooks.pop(key, None)
+
+        return remove
 
     async def _call_hooks(self, stage: Stage) -> None:
-        if self._hooks is not None and (failures := await self._hooks.call(stage, lambda: self.hook_seconds)):
+        """Call the hooks of a stage; raise HookError if some fail."""
+        hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
+        for key, hook in list(hooks.items()):
+            if key not in hooks:  # removed by an earlier hook
+                continue
+            try:
+                if inspect.isawaitable(result := hook()):
+                    await _limited(result, self.hook_seconds)
+            except Exception as error:
+                failures.append((getattr(hook, "__qualname__", repr(hook)), error))
+        if failures:
             raise HookError(stage, failures) from failures[0][1]
-
-    def _refuse_in_hook(self, method: str, *stages: Stage) -> None:
-        if self._hooks is not None:
-            self._hooks.refuse_call(method, stages)
 
     # ---- the engine --------------------------------------------------------------------------------------------------
 
@@ -178,7 +115,6 @@ class Executor:
         Raises:
             HookError: hooks failed; see the class for the resulting state.
         """
-        self._refuse_in_hook("pause")
         await self._change("pre_pause", lambda: self.engine.pause(mode), "post_pause", paused=True)
 
     async def resume(self) -> None:
@@ -187,7 +123,6 @@ class Executor:
         Raises:
             HookError: as `pause`.
         """
-        self._refuse_in_hook("resume")
         await self._change("pre_resume", self.engine.resume, "post_resume", paused=False)
 
     async def _change(self, before: Stage, work: Callable[[], Awaitable[None]], after: Stage, *, paused: bool) -> None:
@@ -205,7 +140,6 @@ class Executor:
         return self.engine.capabilities
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        self._refuse_in_hook("generate", "post_pause", "pre_resume")
         return self.engine.generate(requests)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
@@ -227,3 +161,17 @@ class Executor:
     def close(self) -> None:
         """Stop the processes that the engine has started."""
         close_engine(self.engine)
+
+
+async def _limited(work: Awaitable[object], seconds: float) -> None:
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:  # not cancelled: that would also cancel whatever it waits for
+        task.add_done_callback(lambda late: late.cancelled() or late.exception())
+        message = f"did not end within {seconds:g} s; does it wait for the executor or for completions while it pauses?"
+        raise TimeoutError(message)
+    task.result()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from proxima.data import FieldError, UserError
-from proxima.engine.choice import EngineChoice
+from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluation.group_metrics import check_ks
 from proxima.evaluation.held_out import HeldOutSet
@@ -54,7 +54,7 @@ class LoadedSuite:
 
     suite: EvalSuite
     questions: HeldOutSet
-    engine: EngineChoice  # the same for all suites of the evaluation
+    engine: EngineSelection  # the same for all suites of the evaluation
     notes: tuple[str, ...] = ()
     images: Any = None  # an `ImageStore`, if the questions show images
 
@@ -147,7 +147,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     needs = EngineRequirements(
         model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
     )  # no log-probs are read
-    engine = EngineChoice(spec=config.engine, needs=needs)
+    engine = EngineSelection(spec=config.engine, needs=needs)
     data[0][2].extend(engine.check())
     stops = {text for sampling in samplings for text in sampling.stop}
     data[0][2].extend(config.data.template_notes(model, data[0][1], tuple(stops)))  # once, for all suites

@@ -19,7 +19,7 @@ from proxima.config.sections.train_section import OptimizationConfig, TrainConfi
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import FieldError, renamed
-from proxima.engine.choice import EngineChoice
+from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
@@ -55,7 +55,7 @@ def make_learner(
     compute: ComputeThread,
     *,
     restored: Path | None = None,
-    engines: Mapping[str, EngineChoice],
+    engines: Mapping[str, EngineSelection],
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
@@ -238,7 +238,7 @@ def make_stages(
     source: ModelSource,
     policy: Policy,
     compute: ComputeThread,
-    engines: Mapping[str, EngineChoice],
+    engines: Mapping[str, EngineSelection],
     log: Path | None,
     *,
     leads: bool,
@@ -288,7 +288,7 @@ def make_teacher_stage(
 
 
 def make_engine_stage(
-    source: ModelSource, choice: EngineChoice, compute: ComputeThread, log: Path | None
+    source: ModelSource, choice: EngineSelection, compute: ComputeThread, log: Path | None
 ) -> ForwardStage:
     """Build the engine of the reference or the teacher, and the stage that queries it. Its weights are loaded as those
     of the policy, which come from `source`, without an adapter. `log` is a file for the output of processes that the

@@ -17,7 +17,7 @@ from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.data import require, within
 from proxima.data.flow import Prompt
-from proxima.engine.choice import EngineChoice
+from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.images import ImageStore
@@ -46,7 +46,7 @@ class RunData:
 
     source: PromptSource | StoredRollouts
     held_out: list[HeldOutSet]
-    engines: dict[str, EngineChoice]  # of the run, by their paths in the config
+    engines: dict[str, EngineSelection]  # of the run, by their paths in the config
     notes: list[str]
     world: World | AgentWorld | None = None  # of the training task
     images: ImageStore | None = None  # that prompts show
@@ -197,20 +197,22 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
     return replace(teacher, context=student.context)
 
 
-def engine_choices(config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None) -> dict[str, EngineChoice]:
+def engine_choices(
+    config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None
+) -> dict[str, EngineSelection]:
     """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
     meet, by their paths in the config; `model` is the policy. Nothing is asked yet."""
     algorithm, temperature = config.algorithm, config.sampling.temperature
-    rollouts, choices = rollout_needs(config, model), list[EngineChoice]()
+    rollouts, choices = rollout_needs(config, model), list[EngineSelection]()
     if rollouts.samplings:
-        choices.append(EngineChoice(spec=placed_engine(config.engine), needs=rollouts))
+        choices.append(EngineSelection(spec=placed_engine(config.engine), needs=rollouts))
     if (reference := algorithm.reference_engine) is not None and algorithm.needs_reference:
         needs = _scoring(rollouts, "reference", model, temperature)
-        choices.append(EngineChoice(spec=reference, needs=needs, path=REFERENCE))
+        choices.append(EngineSelection(spec=reference, needs=needs, path=REFERENCE))
     if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
         assert teacher is not None
         needs = _scoring(rollouts, "teacher", teacher, temperature)
-        choices.append(EngineChoice(spec=distillation.engine, needs=needs, path=TEACHER))
+        choices.append(EngineSelection(spec=distillation.engine, needs=needs, path=TEACHER))
     return {choice.path: choice for choice in choices}
 
 
@@ -250,6 +252,6 @@ def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temp
     )
 
 
-def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:
+def _asked(engines: dict[str, EngineSelection], *, later: bool) -> list[str]:
     """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
     return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]

@@ -12,7 +12,7 @@ from proxima.model.pretrained import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineChoice:
+class EngineSelection:
     """An engine before it is built.
 
     Args:
