@@ -57,7 +57,7 @@ FIGURES: tuple[Figure, ...] = (
     ),
     (
         README,
-        "take {} of the time of decoding and {} of that of an update",
+        "account for {} of the time of decoding and {} of that of an update",
         (share("decode", least=PRODUCTS), share("forward", "backward", least=PRODUCTS)),
     ),
     (BENCHMARKS, "| {} × as fast, {} × with nothing skipped |", (STEP, BARE)),
