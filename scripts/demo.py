@@ -77,8 +77,7 @@ def engine_section(kind: str, executable: str | None) -> str:
 
 def as_folder(gguf: str) -> str:
     """Return a Hugging Face folder with the model of a .gguf file, for servers that can't load such a file."""
-    from proxima.model.load import load
-    from proxima.model.save import save
+    from proxima.model.load import load, save
 
     folder = REPOSITORY / "models" / Path(gguf).stem.lower()
     if not (folder / "config.json").exists():

@@ -85,7 +85,7 @@ def resting(stack: Any) -> int:
 def main() -> None:
     from proxima.config.estimate import StepEstimate
     from proxima.config.resolution import resolve
-    from proxima.model import logit_rows
+    from proxima.model import log_prob
     from proxima.runtime.launch.learning import make_objective, make_stack
     from proxima.runtime.placement.follower import RankModels
     from proxima.runtime.placement.launcher import ranks_of
@@ -96,7 +96,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     resolved = resolve(settings["recipe"], settings["overrides"], root=None)
     config: Any = resolved.config
-    logit_rows.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
+    log_prob.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
     with ranks_of(config) as ranks:
         batch = StepEstimate(resolved).batch
         shape = shape_of(config, batch, ranks.size)

@@ -27,7 +27,7 @@ from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy
-from proxima.model.quiet import quiet_transformers
+from proxima.model.pretrained import quiet_transformers
 from proxima.system.jsonl import read_lines
 from proxima.task.prompts import to_prompt
 from proxima.training.objectives.policy_objective import PolicyObjective

@@ -48,7 +48,7 @@ def write_questions(path: Path, seed: int) -> None:
     """Write the questions of our side with this seed in its order, and the tokens that our prompts have."""
     from transformers import AutoTokenizer
 
-    from proxima.model.chat import prompt_tokens
+    from proxima.model.chat.encode import prompt_tokens
 
     tokenizer, lines = AutoTokenizer.from_pretrained(MODEL), []
     rows = ChainSums(terms=(15,), size=STEPS * 16).rows(seed)

@@ -112,8 +112,8 @@ ENTRIES = [entry.split("\n") for entry in (Path(__file__).parent / "refused.txt"
 @pytest.fixture(scope="module")
 def given(tiny_model, tmp_path_factory):
     """A folder with recipes, models, rows and things that are no files."""
-    from proxima.model.lora import Lora
-    from proxima.model.save import save_trained
+    from proxima.model.adapters.lora import Lora
+    from proxima.model.load import save_trained
     from tests.model.adapters import with_adapter
 
     top, model = tmp_path_factory.mktemp("refused"), tiny_model("llama")
@@ -141,9 +141,8 @@ def place(given, monkeypatch, tmp_path):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    # "model" last: a module that was first imported with that patch would keep it
     users = ("model.model_source", "api.local_answers", "runtime.state.run_checkpoints")
-    for module in (*users, "model"):
+    for module in (*users, "model.load"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
     go_offline(monkeypatch, tmp_path / "no-caches")
     monkeypatch.chdir(given)

@@ -9,7 +9,7 @@ from proxima.api import local_answers
 from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
-from proxima.model.chat import prompt_tokens
+from proxima.model.chat.encode import prompt_tokens
 from proxima.task import prompts
 from tests.recipes.talker import talker
 

@@ -37,7 +37,7 @@ def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here
 
 
 def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(refusal, here, monkeypatch):
-    monkeypatch.setattr("proxima.model.demo_model.download_demo_model", lambda path: pytest.fail(f"downloads {path}"))
+    monkeypatch.setattr("proxima.config.validate.download_demo_model", lambda path: pytest.fail(f"downloads {path}"))
     (here / "taken").mkdir()
     (here / "taken" / "notes.txt").touch()
     assert "taken contains files but no run" in refusal("train", "quickstart", "folder=taken")

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from proxima.engine.protocol import WeightUpdate
+from proxima.model.adapters.lora import Lora, weight_of
 from proxima.model.load import load
-from proxima.model.lora import Lora, weight_of
 from proxima.model.policy import Policy
 from tests.engine.helpers import behavior, engine, policy_log_prob, requests, run
 from tests.model.adapters import move, with_adapter
@@ -80,7 +80,7 @@ def test_merged_weights_are_few_at_a_time(decoder, most, tiny_model, monkeypatch
 
     made, model = published(tiny_model("llama"), ALL, decoder)
     monkeypatch.setattr("proxima.engine.local.fast_decoder.weight_of", watched)
-    monkeypatch.setattr("proxima.model.lora_layers.weight_of", watched)
+    monkeypatch.setattr("proxima.model.adapters.lora.weight_of", watched)
     asyncio.run(made.publish(WeightUpdate(version=2, module=model.model)))
     assert len(seen) == 14 and max(seen) == most
 

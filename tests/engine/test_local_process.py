@@ -304,7 +304,7 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
 def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time
-from proxima.process import start as starting
+from proxima.process import children as starting
 from proxima.engine.process.process_engine import LocalProcess
 from proxima.engine.protocol import EngineSetup
 from tests.model.rows import loaded

@@ -22,8 +22,7 @@ from proxima.engine.local.fast_decoder import FastDecoder
 from proxima.engine.local.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.local.local_engine import Local, LocalEngine, make_decoder
 from proxima.engine.protocol import EngineSetup
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import merge_adapter
+from proxima.model.adapters.lora import Lora, merge_adapter
 from proxima.model.pretrained import LoadedModel
 from tests.engine.helpers import behavior, requests, rows_of, run, scores
 from tests.engine.test_kept_prefixes import first_turns, next_turns

@@ -6,7 +6,7 @@ import torch
 
 from proxima.engine.local.fast_decoder import FastDecoder
 from proxima.engine.process.shared_weights import UNFINISHED, ModelOverWeights, SharedWeights, model_as_files
-from proxima.model.lora import Lora
+from proxima.model.adapters.lora import Lora
 from tests.model.adapters import with_adapter
 from tests.model.rows import loaded
 

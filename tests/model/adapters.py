@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
+from proxima.model.adapters.lora import Lora, adapter_names
 from proxima.model.load import load
-from proxima.model.lora import Lora, adapter_names
 from proxima.model.pretrained import LoadedModel
 
 

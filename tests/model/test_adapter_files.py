@@ -10,12 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from proxima.data import FieldError
-from proxima.model.adapter_files import save_adapter
+from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.lora import Lora, adapter_names
 from proxima.model.files import is_adapter, model_files
-from proxima.model.load import load
-from proxima.model.lora import Lora, adapter_names
+from proxima.model.load import load, save_trained
 from proxima.model.pretrained import check_path, load_config, load_tokenizer
-from proxima.model.save import save_trained
 from tests.model.adapters import with_adapter
 from tests.tiny import tiny
 

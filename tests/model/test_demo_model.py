@@ -8,8 +8,7 @@ import pytest
 
 from proxima.config.sections.model_section import model_problem
 from proxima.model import demo_model
-from proxima.model.demo_model import download_demo_model
-from proxima.model.demo_path import DEMO_MODEL, is_downloadable
+from proxima.model.demo_model import DEMO_MODEL, download_demo_model, is_downloadable
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.data import FieldError
-from proxima.model.folder_checks import check_model_files
-from proxima.model.lora import Lora
+from proxima.model.adapters.lora import Lora
+from proxima.model.files import check_model_files
 from proxima.model.pretrained import load_generation_config, load_tokenizer
 from tests.model.folders import edited
 

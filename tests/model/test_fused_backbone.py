@@ -9,8 +9,9 @@ import transformers as hf
 
 from proxima.data.trajectory import Trajectory
 from proxima.kernels.compiled import unavailable
-from proxima.model import attention, fused_backbone
-from proxima.model.plain_decoder import is_plain
+from proxima.model import attention
+from proxima.model import fused as fused_module
+from proxima.model.fused import is_plain
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
 from tests.model.rows import forked, opened, rows, trained
@@ -53,7 +54,7 @@ def test_nearer_to_the_truth_than_the_modules(kind, monkeypatch):
     model = model_of(kind)
     truth = run(deepcopy(model).double(), torch.float64)
     calls = []
-    fused = fused_backbone.fused_states
+    fused = fused_module.fused_states
     monkeypatch.setattr(attention, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
     ours = run(model)
     assert calls[0] is not None
@@ -67,8 +68,8 @@ def test_nearer_to_the_truth_than_the_modules(kind, monkeypatch):
 def test_layers_that_run_again_change_no_bit(monkeypatch):
     model, runs = model_of("llama"), []
     plain = run(model)
-    compute = fused_backbone._layer_states
-    monkeypatch.setattr(fused_backbone, "_layer_states", lambda *a: runs.append(a[0]) or compute(*a))
+    compute = fused_module._layer_states
+    monkeypatch.setattr(fused_module, "_layer_states", lambda *a: runs.append(a[0]) or compute(*a))
     model.activation_checkpointing_enable({"use_reentrant": False})
     again = run(model.train())
     assert len(runs) == 2 * len(model.model.layers)
@@ -77,7 +78,7 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
 
 @pytest.mark.parametrize(("kind", "items"), [("llama", forked()), ("qwen3", opened(forked())), ("llama", opened(ROWS))])
 def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
-    model, calls, fused = model_of(kind), [], fused_backbone.fused_states
+    model, calls, fused = model_of(kind), [], fused_module.fused_states
     monkeypatch.setattr(attention, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
     given = {share: run(model, items=items, share_prompt=share) for share in (True, False)}
     truth = run(deepcopy(model).double(), torch.float64, items)
@@ -117,6 +118,6 @@ def test_float16_goes_through_the_modules():
 def test_gradients_of_a_row_that_is_there_often_are_added_in_float32():
     x = torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)
     rows = torch.tensor([0, 2] + [1] * 999)
-    assert torch.equal(fused_backbone._laid_out(x, rows), x[rows])
-    fused_backbone._laid_out(x, rows).backward(torch.full((1001, 2), 1.25, dtype=torch.bfloat16))
+    assert torch.equal(fused_module._laid_out(x, rows), x[rows])
+    fused_module._laid_out(x, rows).backward(torch.full((1001, 2), 1.25, dtype=torch.bfloat16))
     assert x.grad[:, 0].tolist() == [1.25, 1248.0, 1.25]  # 1248.75, rounded once

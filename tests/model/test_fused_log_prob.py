@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proxima.kernels.compiled import unavailable
-from proxima.model import fused_log_prob as fused_module
+from proxima.model import fused as fused_module
 from proxima.model.log_prob import token_log_prob
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
@@ -33,7 +33,7 @@ def test_equals_the_general_path(vocabulary, chunk, count, entropy_gradient, mon
     hidden, weight = torch.randn(count, 48), torch.randn(vocabulary, 48) * 0.3
     target, temperature = torch.randint(0, vocabulary, (count,)), torch.linspace(0.5, 2, count)
     fused = run(hidden, weight, target, temperature, entropy_gradient, chunk)
-    monkeypatch.setattr(fused_module, "fused_log_prob", lambda *a: None)
+    monkeypatch.setattr("proxima.model.log_prob.fused_log_prob", lambda *a: None)
     general = run(hidden, weight, target, temperature, entropy_gradient, chunk)
     for ours, theirs in zip(fused, general, strict=True):
         assert ours.shape == theirs.shape

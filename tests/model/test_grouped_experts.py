@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proxima.model.grouped_experts import IN_AUTOCAST, stacked_experts
+from proxima.model.moe import IN_AUTOCAST, stacked_experts
 from proxima.model.policy import Policy
 from tests.model.families import make
 from tests.model.rows import MIXED, loaded, rows, trained

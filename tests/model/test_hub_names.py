@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from proxima.cli.main import main
 from proxima.config.sections.model_section import model_problem
 from proxima.data import FieldError
-from proxima.model import hub_names as hub
+from proxima.model import files as hub
 from proxima.model.pretrained import load_config, load_tokenizer
 
 

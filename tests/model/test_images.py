@@ -17,16 +17,15 @@ from proxima.data.image_tokens import image_and_patch
 from proxima.data.trajectory import Trajectory
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
-from proxima.model import images
-from proxima.model.chat import SafeMessage, prompt_tokens
-from proxima.model.image_folder import image_damage
-from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.adapters.lora import Lora, target_layers
+from proxima.model.architecture import beside_decoder
+from proxima.model.chat.encode import SafeMessage, prompt_tokens
+from proxima.model.images.folder import image_damage
+from proxima.model.images.store import ImageStore, ImageTokenizer
 from proxima.model.load import load
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import target_layers
 from proxima.model.model_source import ModelSource
 from proxima.model.policy import Policy
-from proxima.model.pretrained import beside_decoder, load_tokenizer
+from proxima.model.pretrained import load_tokenizer
 from proxima.view.thumbnails import thumbnails
 from tests.campaigns import campaign
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
@@ -275,7 +274,7 @@ def test_an_index_whose_write_failed_once_is_whole(reader, store, tmp_path, monk
     store.keep_in(tmp_path)
     store.add(PICTURES[0])
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr("proxima.model.image_folder.write_atomic", raising(OSError(28, "No space left on device")))
+        full.setattr("proxima.model.images.folder.write_atomic", raising(OSError(28, "No space left on device")))
         store.write()
     store.add(PICTURES[1])
     store.write()
@@ -321,7 +320,7 @@ def test_pixels_are_made_once_within_bounds(store, monkeypatch):
         for number in numbers:
             store.processed(number)
     assert made == numbers
-    monkeypatch.setattr(images, "PROCESSED", 1)
+    monkeypatch.setattr("proxima.model.images.store.PROCESSED", 1)
     store.processed(store.add(picture(5, 30, 30)))
     assert list(store._processed) == [3]
 

@@ -14,10 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.engine.local.decoder import packs_bfloat16
-from proxima.model.load import ALIGNMENT, load
+from proxima.model.load import ALIGNMENT, load, save
 from proxima.model.policy import Policy
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
-from proxima.model.save import save
 from tests.model.folders import edited
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny

@@ -11,10 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
-from proxima.model import logit_rows
-from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
-from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import token_log_prob
+from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.sampling_mask import KeptTokens
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 13, 5, 17
@@ -222,7 +220,7 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy, with_se
     """As on a GPU, where its rows are processed at once: the logits, and two of their size in float32. A tensor of all
     tokens by the vocabulary would take 16 bytes and more."""
     count, width, vocabulary, chunk = 256, 4, 1000, 32
-    monkeypatch.setattr(logit_rows, "ROWS", chunk)
+    monkeypatch.setattr("proxima.model.log_prob.ROWS", chunk)
     hidden, weight = (torch.randn(n, width).bfloat16().requires_grad_() for n in (count, vocabulary))
     target, temperature, most = torch.randint(10, (count,)), torch.ones(count), {}
     kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None

@@ -9,20 +9,21 @@ from peft.tuners.lora.layer import Linear
 from torch import nn
 
 from proxima.data import FieldError
-from proxima.model.adapter_files import save_adapter
-from proxima.model.load import load
-from proxima.model.lora import Lora, adapter_names, weight_of
-from proxima.model.lora_layers import (
+from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.lora import (
+    Lora,
+    adapter_names,
     adapter_off,
     adapter_parameters,
     attach,
     merge_adapter,
     plain_weights,
     target_layers,
+    weight_of,
 )
-from proxima.model.merged_lora import MergedProduct
+from proxima.model.adapters.merged_lora import MergedProduct
+from proxima.model.load import load, save
 from proxima.model.policy import Policy
-from proxima.model.save import save
 from tests.model.adapters import with_adapter
 from tests.model.rows import MIXED, assert_close, gradients_of, plain_log_prob, rows
 from tests.tiny import KINDS, tiny

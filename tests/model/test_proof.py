@@ -13,12 +13,11 @@ from proxima.config.validate import check
 from proxima.data import FieldError, UserError
 from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.model import proof
-from proxima.model.load import load
+from proxima.model.load import load, save
 from proxima.model.policy import Policy
-from proxima.model.positions import fix_positions, fixed_length
-from proxima.model.pretrained import LoadedModel, context_limit
+from proxima.model.positions import context_limit, fix_positions, fixed_length
+from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import Proof
-from proxima.model.save import save
 from proxima.model.tiny_twin import make_twin
 from proxima.reward.model_reward import ModelReward
 from tests.model.families import DENSE

@@ -8,8 +8,8 @@ import torch
 
 from proxima.data import FieldError
 from proxima.data.trajectory import Trajectory
+from proxima.model.moe import check_mixture, split_chosen
 from proxima.model.policy import Policy
-from proxima.model.routing import check_mixture, split_chosen
 from tests.model.families import FAMILIES, make
 from tests.model.rows import forked, opened, rows
 

@@ -6,11 +6,9 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification
 
 from proxima.data import FieldError
-from proxima.model.load import load
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import adapter_off
+from proxima.model.adapters.lora import Lora, adapter_off
+from proxima.model.load import load, save, save_trained
 from proxima.model.pretrained import LoadedModel
-from proxima.model.save import save, save_trained
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, score_normalization, set_score_normalization
 from tests.model.adapters import move
 from tests.model.rows import MIXED, rows

@@ -10,9 +10,8 @@ from transformers import AutoModelForSequenceClassification
 from proxima.data import FieldError
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.data.trajectory import Trajectory
-from proxima.model.load import load
+from proxima.model.load import load, save
 from proxima.model.policy import Policy
-from proxima.model.save import save
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, make_value_head
 from tests.campaigns import campaign
 from tests.model.families import BROAD, make

@@ -4,10 +4,10 @@ import pytest
 from transformers.utils import chat_template_utils
 
 from proxima.data import UserError
-from proxima.model import template_bounds
-from proxima.model.chat import prompt_tokens
-from proxima.model.template_bounds import BoundedEnvironment, bounded_environment
-from proxima.model.template_variables import unread
+from proxima.model.chat import template_budget
+from proxima.model.chat.encode import prompt_tokens
+from proxima.model.chat.template import unread
+from proxima.model.chat.template_budget import BoundedEnvironment, bounded_environment
 from tests.model.folders import TEMPLATES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
@@ -73,7 +73,7 @@ def test_a_template_within_the_budget_renders_as_in_transformers(template):
 def test_transformers_renders_with_the_budget_wherever_it_is_asked():
     bounded_environment()
     assert isinstance(chat_template_utils._compile_jinja_template("{{ 1 }}").environment, BoundedEnvironment)
-    with pytest.raises(template_bounds.TemplateBudgetError):
+    with pytest.raises(template_budget.TemplateBudgetError):
         tokenizer = tiny_tokenizer()
         tokenizer.apply_chat_template(CHAT, chat_template=TEMPLATES["nested loops"], tokenize=False)
 
@@ -87,7 +87,7 @@ def test_a_template_is_not_computed_to_see_what_it_reads(name):
 
 def test_cpu_time_is_bounded_too(monkeypatch):
     """Whatever a step costs: here the first look finds that the time is over."""
-    monkeypatch.setattr(template_bounds, "SECONDS", -1.0)
+    monkeypatch.setattr(template_budget, "SECONDS", -1.0)
     with pytest.raises(UserError, match="it takes more than -1 s of CPU time"):
         rendered("{% for i in range(1000) %}{{ i }}{% endfor %}")
 
@@ -101,6 +101,6 @@ def test_widths_are_charged(text):
 
 @pytest.mark.parametrize("body", ["{% set y = x[::-1] %}", "{% if 'b' in x %}{% endif %}"])
 def test_cpu_time_is_bounded_in_loops_without_a_step(monkeypatch, body):
-    monkeypatch.setattr(template_bounds, "SECONDS", -1.0)
+    monkeypatch.setattr(template_budget, "SECONDS", -1.0)
     with pytest.raises(UserError, match="it takes more than -1 s of CPU time"):
         rendered(f"{{% set x = 'a' * 9 %}}{{% for i in range(99) %}}{body}{{% endfor %}}")

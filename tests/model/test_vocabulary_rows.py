@@ -10,11 +10,9 @@ from transformers import AutoModelForCausalLM
 from proxima.config.resolution import resolve
 from proxima.config.validate import check
 from proxima.data import FieldError
-from proxima.model.load import load
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach, merge_adapter
+from proxima.model.adapters.lora import Lora, attach, merge_adapter
+from proxima.model.load import load, save
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
-from proxima.model.save import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.model_reward import ModelReward
 from tests.tiny import VOCABULARY, tiny, tiny_tokenizer

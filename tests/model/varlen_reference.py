@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from proxima.model import other_attention
+from proxima.model import attention
 
 
 def varlen_attn(
@@ -32,5 +32,5 @@ def varlen_attn(
 
 def stand_in(monkeypatch):
     """Let `model.attention=varlen` compute by this. The real module, which loads torch's compiler, is not imported."""
-    monkeypatch.setattr(other_attention, "_require_flash", lambda query: None)
+    monkeypatch.setattr(attention, "_require_flash", lambda query: None)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=varlen_attn))

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model
 from tests.prepare.published import write_jsonl, write_parquet
 from tests.tiny import CHAT_TEMPLATE, END, SPECIAL, START

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from proxima.data import FieldError, UserError
 from proxima.data.flow import Prompt
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model, set_score_normalization
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.runner import RewardRunner

@@ -12,7 +12,7 @@ import pytest
 
 from proxima.cli.main import main
 from proxima.data.flow import Prompt
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.http import Http
 from proxima.reward.model_reward import ModelReward

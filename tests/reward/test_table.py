@@ -12,7 +12,7 @@ import pytest
 from proxima.data.episode import Episode
 from proxima.data.flow import Group, Score
 from proxima.laws.reward_laws import readable_answer
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.reward import REWARDS
 from proxima.reward.base import WeightedReward

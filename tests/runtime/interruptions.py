@@ -92,7 +92,7 @@ FORKING = """
 import json, os, signal, sys, threading
 from pathlib import Path
 from proxima.cli.main import main
-from proxima.process import start as starting
+from proxima.process import children as starting
 from tests.runtime.tiny_run import Watcher, go
 from tests.warm import forked_subprocess
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.summary import Summary
 from tests.runtime import tiny_run

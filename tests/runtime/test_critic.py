@@ -11,8 +11,7 @@ from transformers import AutoModelForSequenceClassification
 
 from proxima.config.resolution import resolve
 from proxima.data import FieldError, NotFiniteError, UserError
-from proxima.model.load import load
-from proxima.model.save import save
+from proxima.model.load import load, save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.launch.learning import make_critic
 from proxima.runtime.state.folder import RunFolder

@@ -5,8 +5,7 @@ import os
 import torch
 from safetensors.torch import save_file
 
-from proxima.model.load import load
-from proxima.model.save import save
+from proxima.model.load import load, save
 from proxima.system.atomic_files import atomic_folder
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.data import FieldError
-from proxima.model.chat import prompt_tokens
-from proxima.model.chat_answer import completion_tokens
+from proxima.model.chat.answer import completion_tokens
+from proxima.model.chat.encode import prompt_tokens
 from proxima.task.example_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row

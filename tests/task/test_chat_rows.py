@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, OverLengthError
-from proxima.model.chat import prompt_tokens
+from proxima.model.chat.encode import prompt_tokens
 from proxima.task.example_rows import ChatReader
 from proxima.task.protocol import Row
 from tests.tiny import END, tiny_tokenizer

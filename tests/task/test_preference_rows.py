@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, OverLengthError, UserError
-from proxima.model.chat import prompt_tokens
-from proxima.model.chat_answer import completion_tokens
+from proxima.model.chat.answer import completion_tokens
+from proxima.model.chat.encode import prompt_tokens
 from proxima.task.example_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.local_files import Jsonl
 from tests.prepare.published import write_jsonl

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from proxima.data import UserError
-from proxima.model.chat import encode_part, prompt_tokens, with_stand_ins
+from proxima.model.chat.encode import encode_part, prompt_tokens, with_stand_ins
 from proxima.task.prompts import Cursor, PromptSource, to_prompt
 from proxima.task.protocol import Row
 from proxima.task.template_traps import template_note

@@ -17,12 +17,13 @@ from proxima.core.preference.kto import Kto
 from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError
 from proxima.data.trajectory import Trajectory
-from proxima.model.chat import prompt_tokens
-from proxima.model.images import ImageStore, ImageTokenizer
+from proxima.model.architecture import beside_decoder
+from proxima.model.chat.encode import prompt_tokens
+from proxima.model.images.store import ImageStore, ImageTokenizer
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import beside_decoder, load_tokenizer
+from proxima.model.pretrained import load_tokenizer
 from proxima.runtime.placement.follower import RankModels
 from proxima.training.critic import ValueObjective, ValueStage
 from proxima.training.forward_stage import LogProbStage

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from proxima.model.images import ImageStore
+from proxima.model.architecture import beside_decoder
+from proxima.model.images.store import ImageStore
 from proxima.model.load import load
 from proxima.model.policy import Policy
-from proxima.model.pretrained import beside_decoder
 from proxima.training.optimizer import AdamW, Schedule
 from proxima.training.optimizer_muon import Muon
 from proxima.training.stack import TrainStack

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from proxima.model.save import save
+from proxima.model.load import save
 from proxima.training import optimizer_8bit
 from proxima.training.optimizer import AdamW, WeightwiseOptimizer
 from proxima.training.optimizer_8bit import AdamW8bit

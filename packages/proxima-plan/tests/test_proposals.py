@@ -6,7 +6,7 @@ import pytest
 from proxima.config.resolution import resolve
 from proxima.config.validate import check, to_do
 from proxima.data import UserError
-from proxima.model.parallel.refusals import check_split
+from proxima.model.parallel.shard import check_split
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import PlannedRecipe, plan_recipe
 from proxima_plan.proposals import SHARES, fastest, proposals, words_of

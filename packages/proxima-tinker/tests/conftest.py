@@ -82,7 +82,7 @@ def base(tiny_model: Any) -> Any:
     """A model as the service loads it."""
     import torch
 
-    from proxima.model.adapter_folder import base_in_memory
+    from proxima.model.files import base_in_memory
     from proxima.model.load import load
 
     path = str(tiny_model("llama"))

@@ -16,7 +16,7 @@ from proxima.data.flow import Completion, Prompt
 from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.model.quiet import quiet_transformers
+from proxima.model.pretrained import quiet_transformers
 from proxima.rollout.episodes.played import EpisodePlayer, Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds

@@ -12,10 +12,10 @@ from proxima.data import renamed
 from proxima.data.flow import Completion, Message
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, decoded, stop_at
-from proxima.model.images import ImageStore
+from proxima.model.images.store import ImageStore
 from proxima.model.load import load
-from proxima.model.pretrained import load_config, own_stop_tokens, require_length
-from proxima.model.quiet import quiet_transformers
+from proxima.model.positions import require_length
+from proxima.model.pretrained import load_config, own_stop_tokens, quiet_transformers
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
 from proxima.task.template_traps import stop_note, template_note

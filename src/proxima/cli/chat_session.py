@@ -23,7 +23,7 @@ def converse_with(model: str, inference: Inference) -> None:
     Raises:
         UserError: the model or an option is wrong.
     """
-    from proxima.model.template_clock import fixed_clock
+    from proxima.model.chat.template import fixed_clock
 
     asked = model_asked(model, inference)
     with fixed_clock(asked.data.template_date), open_table(asked) as table:

@@ -18,7 +18,7 @@ def export_run(
     Raises:
         UserError: the run has no such checkpoint or part.
     """
-    from proxima.model.quiet import quiet_transformers
+    from proxima.model.pretrained import quiet_transformers
     from proxima.runtime.state.run_checkpoints import export
 
     with quiet_transformers():

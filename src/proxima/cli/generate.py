@@ -61,7 +61,7 @@ def complete_prompts(
     asked = model_asked(model, inference)
     if shown and asked.played is not None:
         raise UserError("--image can't be shown to a model with tools or an environment", remedy="leave it out")
-    from proxima.model.template_clock import fixed_clock
+    from proxima.model.chat.template import fixed_clock
 
     with fixed_clock(asked.data.template_date), open_table(asked) as table:
         completions, seconds = _completed(asked, table, prompts, samples, inference, shown)

@@ -31,8 +31,7 @@ from proxima.config.sections import (
     train_section,
 )
 from proxima.config.tree import FILL_IN
-from proxima.model.demo_model import download_demo_model
-from proxima.model.demo_path import is_downloadable
+from proxima.model.demo_model import download_demo_model, is_downloadable
 
 Check = Callable[..., Findings]
 PACKAGES = {  # a path → the kind that needs a package, or any; the package and what installs it

@@ -35,8 +35,8 @@ from proxima.environment.call_readers import (
     read_calls,
     tag_start,
 )
-from proxima.model.chat import control_texts
-from proxima.model.template_variables import reads_tools
+from proxima.model.chat.encode import control_texts
+from proxima.model.chat.template import reads_tools
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

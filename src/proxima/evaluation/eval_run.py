@@ -25,11 +25,10 @@ from proxima.evaluation.group_metrics import eval_metrics
 from proxima.evaluation.question_sets import LoadedSuite
 from proxima.evaluation.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluation.votes import answer_extractor
+from proxima.model.chat.template import current_clock
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
-from proxima.model.pretrained import LoadedModel
-from proxima.model.quiet import quiet_transformers
-from proxima.model.template_clock import current_clock
+from proxima.model.pretrained import LoadedModel, quiet_transformers
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.system.atomic_files import atomic_writer, write_atomic

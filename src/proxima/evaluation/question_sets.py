@@ -18,9 +18,8 @@ from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluation.group_metrics import check_ks
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.evaluation.suites import Suite
-from proxima.model.pretrained import UnloadedModel
-from proxima.model.quiet import quiet_transformers
-from proxima.model.template_clock import clock_notes, current_clock
+from proxima.model.chat.template import clock_notes, current_clock
+from proxima.model.pretrained import UnloadedModel, quiet_transformers
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec

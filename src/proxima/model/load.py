@@ -1,5 +1,8 @@
-"""Loads a causal language model from a hub name, a folder, or a GGUF file."""
+"""Loads a causal language model from a hub name, a folder, or a GGUF file, and saves it as a Hugging Face folder, or
+its adapter as one that peft reads.
+"""
 
+import copy
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -8,32 +11,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from proxima.data import FieldError
-from proxima.model.adapter_files import load_merged, start_adapter, with_adapter
-from proxima.model.adapter_folder import base_in_memory, base_of
-from proxima.model.files import is_adapter
-from proxima.model.lora import Lora
+from proxima.model.adapters.files import load_merged, save_adapter, start_adapter, with_adapter
+from proxima.model.adapters.lora import Lora
+from proxima.model.architecture import reader_of, untie_config
+from proxima.model.files import base_in_memory, base_of, is_adapter
 from proxima.model.parallel.mesh import rank_device
-from proxima.model.parallel.refusals import require_splittable
-from proxima.model.parallel.shard import shard_model
-from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.shard import require_splittable, shard_model
+from proxima.model.parallel.sharding import Sharding, plain_type
 from proxima.model.parallel.slices import load_sliced
 from proxima.model.pretrained import (
     LoadedModel,
     load_config,
     load_tokenizer,
     read_pretrained,
-    reader_of,
     refuse_not_finite,
     require_rows,
     resolve_device,
-    untie_config,
 )
 from proxima.model.proof import proof_before_loading
+from proxima.system.atomic_files import ordinary_modes
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
-    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
@@ -118,15 +120,6 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
     return load_weights(reader_of(config), path, **ranks, **more)[0]
 
 
-def bound_product_caches() -> None:
-    """Limit torch's caches of bf16 product code on a CPU to `SHAPES` entries, unless the environment sets a size. An
-    entry takes a megabyte, each packed batch adds a dozen new shapes, and torch would keep 1,024 in each of two caches:
-    gigabytes, and more because the heap between them fragments. The layers of a model have the same shapes, so a pass
-    needs a dozen."""
-    for name in PRODUCT_CACHES:
-        os.environ.setdefault(name, str(SHAPES))  # read at the first product
-
-
 def load_weights(
     reader: Any,
     path: str,
@@ -174,7 +167,16 @@ def load_weights(
     return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
 
 
-def align_weights(model: "nn.Module") -> None:
+def bound_product_caches() -> None:
+    """Limit torch's caches of bf16 product code on a CPU to `SHAPES` entries, unless the environment sets a size. An
+    entry takes a megabyte, each packed batch adds a dozen new shapes, and torch would keep 1,024 in each of two caches:
+    gigabytes, and more because the heap between them fragments. The layers of a model have the same shapes, so a pass
+    needs a dozen."""
+    for name in PRODUCT_CACHES:
+        os.environ.setdefault(name, str(SHAPES))  # read at the first product
+
+
+def align_weights(model: nn.Module) -> None:
     """Copy the parameters to where torch would have allocated them.
 
     Parameters read from safetensors reside in the mapped file, behind a header of arbitrary length, and the kernels of
@@ -184,3 +186,43 @@ def align_weights(model: "nn.Module") -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:
             parameter.data = parameter.data.clone()
+
+
+def save_trained(loaded: LoadedModel, folder: Path) -> Path:
+    """Write the trained weights and the tokenizer, and what makes pixels if prompts show images: the adapter alone if
+    the model has one, else the model."""
+    if loaded.images is not None:
+        loaded.images.processor.save_pretrained(folder)
+    if loaded.base is not None:
+        return save_adapter(loaded, folder)
+    return save(loaded.model, loaded.tokenizer, folder)
+
+
+def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: str | Path) -> Path:
+    """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives
+    the model back, bit for bit.
+
+    Args:
+        folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
+    """
+    dtype = model.config.dtype
+    model.save_pretrained(folder)
+    model.config.dtype = dtype  # save_pretrained leaves its name there
+    save_settings(model, tokenizer, Path(folder))  # also over the config, which names our attention
+    ordinary_modes(Path(folder))
+    return Path(folder)
+
+
+def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:
+    """Write everything that `save` writes except the weights; the model may be sharded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    config.architectures = [plain_type(model).__name__]
+    config.dtype = str(model.dtype).removeprefix("torch.")
+    config._attn_implementation = None
+    untie_config(model, config)
+    config.save_pretrained(folder)
+    if model.can_generate():
+        model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)

@@ -15,17 +15,20 @@ both untruncated, the part of the KL from tokens outside S is missing. So no KL 
 on tokens that are never sampled: which these are is up to `top_p`.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from proxima.data.packed_batch import PackedBatch
 from proxima.kernels.train_pass import LANES
-from proxima.model.blockwise_log_prob import blockwise_log_prob
-from proxima.model.fused_log_prob import fused_log_prob
-from proxima.model.kept_tokens import KeptTokens
-from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.fused import fused_log_prob
+from proxima.model.parallel.tensor import VocabularyPart
+from proxima.model.sampling_mask import KeptTokens
+
+ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
 
 
 class TokenLogProbs(NamedTuple):
@@ -108,3 +111,230 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
 
     entropy, more = (None if own is None else spread(own) for own in log_probs[1:])
     return TokenLogProbs(spread(log_probs.log_prob), entropy, more)
+
+
+class _BlockwiseLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        temperature: Tensor,
+        others: Tensor | None,
+        kept: KeptTokens | None,
+        part: VocabularyPart | None,
+        want_entropy: bool,
+        entropy_gradient: bool,
+        others_gradient: bool,
+        chunk: int,
+        compute: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with torch.autocast(hidden.device.type, enabled=False):
+            h, w = hidden.to(compute), weight.to(compute)
+            b = None if bias is None else bias.to(compute)
+            log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
+            log_prob = torch.empty_like(log_z)
+            kept_z = log_z if kept is None else torch.empty_like(log_z)
+            entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
+            more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
+            near, far = (target, others) if part is None else part.rows_of(target, others)
+            for at in range(0, len(h), chunk):
+                span = slice(at, at + chunk)
+                blocks = (log_z[span], log_prob[span], near[span, None], entropy[span], kept_z[span])
+                for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
+                    block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
+                    top = logits.amax(dim=1)
+                    logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
+                    kept_logits = None if kept is None else kept.of(logits, at + rows.start)
+                    p = logits.exp()
+                    total = p.sum(dim=1)
+                    log_total = total.log()
+                    kept_total = log_total if kept_logits is None else kept_logits.logsumexp(log_total)
+                    block_z.copy_(top + log_total)
+                    block_kept_z.copy_(top + kept_total)  # the same tensor where all tokens could be sampled
+                    block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - kept_total)
+                    if far is not None:
+                        shift = top if part is not None else -log_total
+                        more[span][rows] = logits.gather(1, far[span][rows]) + shift[:, None]
+                    if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
+                        mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
+                        block_entropy.copy_(log_total - mean_logit)
+                    del logits, p
+            if part is not None:
+                own_z = log_z
+                log_z, kept_z, log_prob = part.log_prob(log_z, kept_z, log_prob, target)
+                entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
+                more = more if others is None else part.values_of(others, more) - log_z[:, None]
+        ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
+        read = entropy if entropy_gradient else log_z.new_zeros(0)
+        ids = others if others_gradient else None
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, kept_z)
+        ctx.chunk, ctx.compute, ctx.kept, ctx.part = chunk, compute, kept, part
+        return log_prob, entropy, more
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """d log_prob / d logits = 1[y] − p, also of the others;  d H / d logits = −p (log p + H);  all / temperature.
+
+        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S. With a part of the vocabulary these
+        are this rank's columns; the gradient of `hidden` is summed over the parts."""
+        hidden, weight, bias, target, temperature, log_z, entropy, others, kept_z = ctx.saved_tensors
+        grad_log_prob, grad_entropy, grad_others = grads
+        kept: KeptTokens | None = ctx.kept
+        part: VocabularyPart | None = ctx.part
+        total = grad_log_prob if kept is None else grad_log_prob.masked_fill(kept.given, 0.0)
+        total = total if others is None else total + grad_others.sum(1)
+        grad_target = grad_log_prob
+        if part is not None:
+            grad_target = grad_log_prob.where(part.owned(target), 0.0)
+            grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
+            target, others = part.rows_of(target, others)
+        with torch.autocast(hidden.device.type, enabled=False):
+            h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
+            b = None if bias is None else bias.to(ctx.compute)
+            grad_h = torch.empty_like(hidden)
+            grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not len(h) else None
+            grad_b = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+            for at in range(0, len(h), ctx.chunk):
+                span = slice(at, at + ctx.chunk)
+                d = F.linear(h[span], w, b)  # logits, overwritten block by block with their gradient
+                for rows, log_p in row_blocks(d, temperature[span]):
+                    log_p.sub_(log_z[span][rows, None])
+                    g, g_all = (x[span][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
+                    g_near = g if part is None else grad_target[span][rows, None].to(log_p.dtype)
+                    kept_rows = None if kept is None else kept.of(log_p, at + rows.start)
+                    if entropy.numel():
+                        p = log_p.exp()
+                        of_entropy = log_p.add_(entropy[span][rows, None]).mul_(grad_entropy[span][rows, None])
+                        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
+                        del of_entropy, p
+                    elif kept is not None and kept.whole and others is None:
+                        d_logits = log_p.zero_()
+                    else:
+                        d_logits = log_p.exp_().mul_(-g_all)
+                    if kept_rows is not None:
+                        gap = (log_z - kept_z)[span][rows]
+                        d_logits[kept_rows.row, kept_rows.ids] -= (kept_rows.values + gap[kept_rows.row]).exp() * g[
+                            kept_rows.row, 0
+                        ]
+                    d_logits.scatter_add_(1, target[span][rows, None], g_near)
+                    if others is not None:
+                        d_logits.scatter_add_(1, others[span][rows], grad_others[span][rows].to(d_logits.dtype))
+                    d_logits.div_(temperature[span][rows, None])
+                    if grad_b is not None:
+                        grad_b += d_logits.sum(0).to(grad_b.dtype)
+                    d[rows] = d_logits
+                    del log_p, d_logits
+                grad_h[span] = d @ w
+                if ctx.needs_input_grad[1]:
+                    product = d.T @ h[span]
+                    grad_w = product.to(weight.dtype) if grad_w is None else grad_w.add_(product)
+                    del product
+                del d
+        return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 10
+
+
+blockwise_log_prob: Any = _BlockwiseLogProb.apply
+
+
+class TopTokens(NamedTuple):
+    """The result of `top_k_log_prob`: log-probs of the targets [N], ids and log-probs of the top tokens [N, k],
+    descending."""
+
+    log_prob: Tensor
+    ids: Tensor
+    top: Tensor
+
+
+@torch.no_grad()
+def top_k_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    vocabulary: int | None = None,
+    part: VocabularyPart | None = None,
+    chunk: int = 512,
+) -> TopTokens:
+    """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
+
+    Args:
+        hidden, weight, bias, target [N], temperature [N], part, chunk: as `token_log_prob`.
+        k: tokens, >= 0, at most `vocabulary`.
+        vocabulary: only ids below it are considered; the log-probs are still normalised over all rows of `weight`.
+    """
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w = hidden.to(compute), weight.to(compute)
+        b = None if bias is None else bias.to(compute)
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        log_z, chosen = torch.empty(2, len(hidden), dtype=exact, device=hidden.device)
+        ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        top = torch.full_like(ids, -torch.inf, dtype=exact)
+        first, near = (0, target) if part is None else (part.start, part.local(target))
+        within = len(weight) if vocabulary is None else min(max(0, vocabulary - first), len(weight))
+        own = min(k, within)  # fewer than k only of a part
+        for at in range(0, len(hidden), chunk):
+            span = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
+                largest = logits[:, :within].topk(own, dim=1)
+                ids[span][rows, :own], top[span][rows, :own] = largest.indices + first, largest.values
+                chosen[span][rows] = logits.gather(1, near[span][rows, None]).squeeze(1)
+                log_z[span][rows] = logits.logsumexp(1)
+                del logits
+        if part is not None:
+            log_z, chosen = part.logsumexp(log_z), part.values_of(target, chosen)
+            top, ids = part.largest(top, ids, k)
+    return TopTokens(chosen - log_z, ids, top - log_z[:, None])
+
+
+@torch.no_grad()
+def log_sum_square(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    *,
+    bias: Tensor | None = None,
+    kept: KeptTokens | None = None,
+    part: VocabularyPart | None = None,
+    chunk: int = 512,
+) -> Tensor:
+    """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
+    draws at a position agree; draws are from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
+    costs one more product with the head."""
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+        sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
+        logs = torch.empty_like(sums)
+        kept = kept if part is None or kept is None else part.kept(kept)
+        for at in range(0, len(h), chunk):
+            span = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
+                square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
+                if kept is not None:
+                    kept_logits = kept.of(logits, at + rows.start)
+                    square, log_z = kept_logits.logsumexp(square, scale=2.0), kept_logits.logsumexp(log_z)
+                sums[span][rows], logs[span][rows] = square, log_z
+                del logits
+        if part is not None:
+            sums, logs = part.logsumexp(sums), part.logsumexp(logs)
+        return sums - 2 * logs
+
+
+def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once. The caller
+    deletes each block before it asks for the next."""
+    step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    for at in range(0, len(logits), step):
+        rows = slice(at, at + step)
+        exact = logits[rows].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        yield rows, exact.div_(temperature[rows, None])
+        del exact

@@ -5,14 +5,15 @@ from typing import Any
 
 from torch import nn
 
+from proxima.model.adapters.lora import Lora
+from proxima.model.architecture import beside_decoder
 from proxima.model.files import model_files
-from proxima.model.images import ImageStore
+from proxima.model.images.store import ImageStore
 from proxima.model.load import load
-from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 from proxima.model.positions import fix_positions
-from proxima.model.pretrained import DTYPES, LoadedModel, beside_decoder, resolve_device
+from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
 from proxima.model.scalar_model import ScalarModel, load_scalar_model
 
 

@@ -14,14 +14,13 @@ from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
-from proxima.model.grouped_experts import compute_in_autocast
-from proxima.model.image_inputs import ImageReader
+from proxima.model.images.inputs import ImageReader
+from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_mixture
 from proxima.model.parallel.context import ContextGroup
-from proxima.model.parallel.sharded import is_sharded
+from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
-from proxima.model.routing import RoutingPass, connect_routers, is_mixture
 
 ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of a mixture give
 

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data.packed_batch import PackedBatch
-from proxima.model.distribution_figures import log_sum_square
-from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import TokenLogProbs, sampled_log_prob, token_log_prob
-from proxima.model.lora import weight_of
-from proxima.model.model_parts import parts
+from proxima.model.adapters.lora import weight_of
+from proxima.model.architecture import parts, scalar_head
+from proxima.model.log_prob import TokenLogProbs, log_sum_square, sampled_log_prob, token_log_prob
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.shard import shard_head
-from proxima.model.parallel.sharded import is_sharded
-from proxima.model.parallel.vocabulary import VocabularyPart
+from proxima.model.parallel.sharding import is_sharded
+from proxima.model.parallel.tensor import VocabularyPart
 from proxima.model.pretrained import LoadedModel
-from proxima.model.scalar_head import scalar_head
+from proxima.model.sampling_mask import KeptTokens
 
 
 class Policy(PackedModel):

@@ -1,4 +1,4 @@
-"""Fixes the factors of a model's positions.
+"""The positions of a model: how many its config allows, and their factors, which are fixed once.
 
 With `longrope` (Phi-3.5, Phi-4-mini) and `dynamic` position embeddings transformers chooses the factors by the longest
 position of a forward pass. A token's log-prob would then depend on the neighbours of its sequence in a batch, and in an
@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, UserError
-from proxima.model.parallel.sharded import plain_type
-from proxima.model.pretrained import context_limit, rotary_settings
+from proxima.data import FieldError, UserError, require
+from proxima.model.parallel.sharding import plain_type
 
 FIXED = "positions_fixed_for"  # attribute of a module whose factors are fixed: the longest sequence, in tokens
-
-
 FACTORS = "all sequences get the factors of short ones, above it all get those of long ones, as in vLLM"
 MAX_LENGTH = "model.max_length (generate: --max-length)"
 
@@ -51,6 +48,11 @@ def fix_positions(model: nn.Module, longest: int | None, own_limit: int, field: 
     return fixed
 
 
+def fixed_length(model: nn.Module) -> int | None:
+    """The longest sequence for which the factors were fixed; None if they depend on no length."""
+    return min((getattr(module, FIXED) for module in model.modules() if hasattr(module, FIXED)), default=None)
+
+
 def fixed_length_of(config: Any, max_length: int | None) -> int | None:
     """The `fixed_length` of a model with this config after `fix_positions` for `max_length` tokens, by the config
     alone."""
@@ -73,15 +75,38 @@ def require_known_length(config: Any, longest: int | None, field: str) -> None:
             raise FieldError(field, None, bound)
 
 
+def require_length(config: Any, max_length: int | None) -> None:
+    """Raise FieldError for a `model.max_length` above the model's own limit."""
+    limit = context_limit(config.get_text_config())
+    bound = f"is more than the model's own limit, {limit} tokens (max_position_embeddings in its config.json)"
+    remedy = f"set it to {limit}, or less; a range that is extended stands in config.json"
+    require(max_length is None or max_length <= limit, "model.max_length", max_length, bound, remedy=remedy)
+
+
+def context_limit(config: Any) -> int:
+    """The maximum length in tokens from a model's config, with that to which its rotary positions extend it: a linear
+    factor extends the maximum itself, yarn the original one; 2^20 where the config does not say."""
+    limit = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+    extended = [limit]
+    for each in rotary_settings(config):
+        kind, factor = each.get("rope_type"), each.get("factor") or 1
+        if kind == "linear":
+            extended.append(int(limit * factor))
+        elif kind == "yarn":
+            extended.append(int((each.get("original_max_position_embeddings") or 0) * factor))
+    return max(extended)
+
+
+def rotary_settings(config: Any) -> list[dict[str, Any]]:
+    """The settings of rotary positions in a model's config: some have others for each kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
 def depends_on_length(config: Any) -> bool:
     """True if a config has position factors that are chosen by the longest sequence."""
     rope = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
     return "'longrope'" in rope or "dynamic" in rope
-
-
-def fixed_length(model: nn.Module) -> int | None:
-    """The longest sequence for which the factors were fixed; None if they depend on no length."""
-    return min((getattr(module, FIXED) for module in model.modules() if hasattr(module, FIXED)), default=None)
 
 
 def _chosen_by_length(model: nn.Module) -> Iterator[tuple[Any, str | None]]:

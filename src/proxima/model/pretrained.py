@@ -10,25 +10,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, renamed, require
 from proxima.data.errors import abbreviated
-from proxima.model.adapter_folder import BaseModel, base_of
-from proxima.model.files import is_adapter, local_place
-from proxima.model.folder_checks import check_model_files
-from proxima.model.hub_names import require_found, require_hub_name
-from proxima.model.lora import SCALAR_HEAD, adapter_names, is_adapted
+from proxima.model.adapters.lora import adapter_names
+from proxima.model.architecture import reader_of
+from proxima.model.chat.answer import turn_end
+from proxima.model.chat.template_budget import bounded_environment
+from proxima.model.files import (
+    BaseModel,
+    base_of,
+    check_model_files,
+    is_adapter,
+    local_place,
+    require_found,
+    require_hub_name,
+)
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.template_bounds import bounded_environment
-from proxima.model.turn_end import turn_end
+from proxima.model.positions import context_limit, require_length
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 LONGEST_REASON = 300  # characters, of an error of transformers
-SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 READERS = ("gguf", "accelerate")  # what transformers needs to read a .gguf file
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+RESIZE = "resize the embedding (resize_token_embeddings of transformers) and save the model, or use its own tokenizer"
+PROBE = "Hello, World! 12 + 3\n\t naïve 漢字 🙂"
+MOST_TOKENS = 100  # a character, in the probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +129,35 @@ class UnloadedModel:
         return int(self.config.get_text_config().vocab_size)
 
 
+def read_beside(policy: UnloadedModel, path: str, revision: str | None, field: str, remedy: str) -> UnloadedModel:
+    """Read such a model, before its weights are loaded; `field` is that of its path.
+
+    Raises:
+        FieldError: it can't be read, or its token ids have a different meaning.
+    """
+    with renamed("model.path", field):
+        other = UnloadedModel.read(path, revision)
+    if problem := _vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
+        raise FieldError(field, path, problem, remedy=remedy)
+    return other
+
+
+def _vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """Describe how another model's vocabulary differs from the policy's; None if every token has the same id in
+    both."""
+    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
+    if not different:
+        return None
+    token = min(different, key=lambda token: (min(ours.get(token, 1 << 40), theirs.get(token, 1 << 40)), token))
+    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
+    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
+
+
 def require_rows(path: str, tokenizer: Any, config: Any) -> None:
     """Raise FieldError for a tokenizer with ids that have no row in the model's embedding."""
     rows = getattr(config.get_text_config(), "vocab_size", None)
     if rows and (problem := rowless_ids(tokenizer.get_vocab(), rows)):
         raise FieldError("model.path", path, problem, remedy=RESIZE)
-
-
-RESIZE = "resize the embedding (resize_token_embeddings of transformers) and save the model, or use its own tokenizer"
 
 
 def rowless_ids(vocabulary: Mapping[str, int], rows: int) -> str | None:
@@ -208,34 +238,6 @@ def check_path(path: str) -> None:
         require_hub_name(path)
 
 
-def context_limit(config: Any) -> int:
-    """The maximum length in tokens from a model's config, with that to which its rotary positions extend it: a linear
-    factor extends the maximum itself, yarn the original one; 2^20 where the config does not say."""
-    limit = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
-    extended = [limit]
-    for each in rotary_settings(config):
-        kind, factor = each.get("rope_type"), each.get("factor") or 1
-        if kind == "linear":
-            extended.append(int(limit * factor))
-        elif kind == "yarn":
-            extended.append(int((each.get("original_max_position_embeddings") or 0) * factor))
-    return max(extended)
-
-
-def rotary_settings(config: Any) -> list[dict[str, Any]]:
-    """The settings of rotary positions in a model's config: some have others for each kind of layer."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
-
-
-def require_length(config: Any, max_length: int | None) -> None:
-    """Raise FieldError for a `model.max_length` above the model's own limit."""
-    limit = context_limit(config.get_text_config())
-    bound = f"is more than the model's own limit, {limit} tokens (max_position_embeddings in its config.json)"
-    remedy = f"set it to {limit}, or less; a range that is extended stands in config.json"
-    require(max_length is None or max_length <= limit, "model.max_length", max_length, bound, remedy=remedy)
-
-
 def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | None]:
     """Path and revision of the model whose folder has a file: for an adapter without it, its base's."""
     check_path(path)
@@ -274,45 +276,6 @@ def load_generation_config(path: str, revision: str | None = None) -> "Generatio
         raise unreadable_model(path, "has an unusable generation_config.json", error) from error
 
 
-def reader_of(config: Any) -> Any:
-    """The class of transformers that loads a language model with this config."""
-    import transformers
-
-    if config.model_type in SHOWN_IMAGES:
-        return transformers.AutoModelForImageTextToText
-    return transformers.AutoModelForCausalLM
-
-
-def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
-    """The class of the model that is loaded for a config, as a language model or with a scalar head, and its own
-    config: the part about text, where that has a class of its own.
-
-    Raises:
-        UserError: transformers has none.
-    """
-    from transformers import AutoModelForSequenceClassification
-
-    classes: Any = (AutoModelForSequenceClassification if scalar else reader_of(config))._model_mapping
-    if type(config) not in classes:
-        what = "a sequence classifier" if scalar else "a causal language model"
-        raise UserError(f"a model of type {config.model_type} is not supported: it is not {what} of transformers")
-    kinds = classes[type(config)]
-    if isinstance(kinds, tuple):  # by the name in the config, as `from_pretrained` chooses
-        named = [kind for kind in kinds if kind.__name__ in (config.architectures or ())]
-        kinds = (named or kinds)[0]
-    of_text = getattr(config, "sub_configs", {}).get("text_config")
-    return kinds, config.get_text_config() if kinds.config_class is of_text else config
-
-
-def beside_decoder(model: Any) -> dict[str, Any]:
-    """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
-    if model.config.model_type not in SHOWN_IMAGES:
-        return {}
-    own = model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)
-    inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
-    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
-
-
 def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
     """The model without weights (on the meta device), from its config.
 
@@ -343,10 +306,6 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     return tokenizer
 
 
-PROBE = "Hello, World! 12 + 3\n\t naïve 漢字 🙂"
-MOST_TOKENS = 100  # a character, in the probe
-
-
 def require_encodes(path: str, tokenizer: Any) -> None:
     """Raise FieldError for a tokenizer that fails for an ordinary text, or makes it many times longer."""
     try:
@@ -367,19 +326,6 @@ def panics_are_errors() -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"it panics: {error}") from error
-
-
-def untie_config(model: Any, config: Any = None) -> None:
-    """Let the config (the model's, or a copy of it) say that embedding and output head are two matrices, where they
-    are: after a merged adapter of the head, or in a file that holds both. Whoever reads a config that says tied may
-    drop one of them."""
-    config = model.config if config is None else config
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
-        return
-    for part in (config, config.get_text_config()):
-        if getattr(part, "tie_word_embeddings", False):
-            part.tie_word_embeddings = False
 
 
 def refuse_not_finite(path: str, bad: list[str]) -> None:
@@ -414,3 +360,21 @@ def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
         return FieldError("model.path", path, "needs custom Python code, which proxima does not run", remedy=remedy)
     said = abbreviated(" ".join(str(error).split()), LONGEST_REASON) or type(error).__name__
     return FieldError("model.path", path, f"{what}: {said}")
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence the progress bars and advice of transformers, which would break the progress of a stage."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+    before = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

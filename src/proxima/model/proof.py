@@ -24,11 +24,10 @@ from torch import Tensor, nn
 from proxima.data import FieldError, UserError
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
+from proxima.model.architecture import model_class, parts, scalar_parts
 from proxima.model.attention import ATTENTION, hugging_face_name
-from proxima.model.model_parts import parts, scalar_parts
-from proxima.model.parallel.sharded import plain_type
+from proxima.model.parallel.sharding import plain_type
 from proxima.model.positions import fixed_length, fixed_length_of
-from proxima.model.pretrained import model_class
 from proxima.model.tiny_twin import DROPPED, FIRST_ID, make_twin
 
 TOLERANCE = (

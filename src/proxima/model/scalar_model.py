@@ -16,18 +16,17 @@ from proxima.data.columns import Floats
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.data.trajectory import Trajectory
-from proxima.model.adapter_files import load_merged, with_adapter
+from proxima.model.adapters.files import load_merged, with_adapter
+from proxima.model.adapters.lora import Lora
+from proxima.model.architecture import SCALAR_HEAD as HEAD
+from proxima.model.architecture import scalar_head
 from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
-from proxima.model.lora import SCALAR_HEAD as HEAD
-from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs
-from proxima.model.parallel.refusals import require_splittable
-from proxima.model.parallel.sharded import fill_weight, plain_type
-from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.shard import require_splittable
+from proxima.model.parallel.sharding import Sharding, fill_weight, plain_type
 from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
-from proxima.model.scalar_head import scalar_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -15,7 +15,7 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.model.positions import fix_positions
-from proxima.model.quiet import quiet_transformers
+from proxima.model.pretrained import quiet_transformers
 
 FIRST_ID = 3  # ids below it are special in many vocabularies
 VOCABULARY = 96

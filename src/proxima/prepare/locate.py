@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.model.hub_names import hub_is_reachable
+from proxima.model.files import hub_is_reachable
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import is_data_file
 from proxima.system.user_modules import require_package

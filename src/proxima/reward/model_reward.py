@@ -12,9 +12,9 @@ from proxima.data import FieldError, UserError, renamed, require
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.trajectory import Trajectory
-from proxima.model.chat_answer import read_tokens
-from proxima.model.positions import fix_positions, require_known_length
-from proxima.model.pretrained import DTYPES, check_device, load_tokenizer, require_length, require_rows
+from proxima.model.chat.answer import read_tokens
+from proxima.model.positions import fix_positions, require_known_length, require_length
+from proxima.model.pretrained import DTYPES, check_device, load_tokenizer, require_rows
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, scalar_config, score_normalization
 from proxima.reward.base import WeightedReward

@@ -22,8 +22,8 @@ from proxima.data import FieldError, OverLengthError, UserError, require
 from proxima.data.columns import LARGEST, Bools
 from proxima.data.flow import Message
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
-from proxima.model.chat import Tokenizer, is_begun, prompt_tokens
-from proxima.model.chat_answer import answer_excerpt, answer_tokens, row_excerpt
+from proxima.model.chat.answer import answer_excerpt, answer_tokens, row_excerpt
+from proxima.model.chat.encode import Tokenizer, is_begun, prompt_tokens
 from proxima.task.prompts import row_arguments, row_messages
 from proxima.task.protocol import Row
 from proxima.task.published_chats import as_messages

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import FieldError, UserError, require
-from proxima.model.hub_names import hub_is_reachable
+from proxima.model.files import hub_is_reachable
 from proxima.system.user_modules import require_package
 from proxima.task.column_mapping import ColumnMapping
 from proxima.task.file_formats import SUFFIXES, data_suffix

@@ -16,10 +16,9 @@ from proxima.data.columns import Ints
 from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
 from proxima.data.random import permutation
-from proxima.model.chat import Tokenizer, prompt_tokens, rendered_text, safe_value
-from proxima.model.images import ImageStore, ImageTokenizer
-from proxima.model.message_keys import unwritten_keys
-from proxima.model.template_variables import unread
+from proxima.model.chat.encode import Tokenizer, prompt_tokens, rendered_text, safe_value
+from proxima.model.chat.template import unread, unwritten_keys
+from proxima.model.images.store import ImageStore, ImageTokenizer
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.flow import Message
-from proxima.model.chat import SafeMessage, Tokenizer, control_texts, render_chat
-from proxima.model.turn_end import ANSWER, ASKED, turn_end
+from proxima.model.chat.answer import ANSWER, ASKED, turn_end
+from proxima.model.chat.encode import SafeMessage, Tokenizer, control_texts, render_chat
 from proxima.task.protocol import Rows
 
 READ = 100  # rows, evenly spaced

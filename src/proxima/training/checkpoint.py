@@ -23,8 +23,8 @@ from torch import Tensor
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.model.files import ADAPTER_CONFIG
-from proxima.model.parallel.sharded import fill_weight
-from proxima.model.save import save, save_trained
+from proxima.model.load import save, save_trained
+from proxima.model.parallel.sharding import fill_weight
 from proxima.system.atomic_files import flush_to_disk, ordinary_modes
 from proxima.system.damage import Checksum
 from proxima.system.full_disk import as_disk_full

@@ -21,12 +21,12 @@ from proxima.data.packed_batch import PackedBatch, pack, packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import HostCopies
 from proxima.engine.protocol import Engine, ScoreRequest, close_engine
-from proxima.model.distribution_figures import TopTokens, top_k_log_prob
-from proxima.model.lora_layers import adapter_off
+from proxima.model.adapters.lora import adapter_off
+from proxima.model.log_prob import TopTokens, top_k_log_prob
 from proxima.model.micro_batch import micro_batches
+from proxima.model.moe import split_chosen
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
-from proxima.model.routing import split_chosen
 from proxima.training.ranks import ALONE, Ranks
 
 

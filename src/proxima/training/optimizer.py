@@ -15,7 +15,7 @@ from torch.optim.adamw import adamw
 
 from proxima.data import UserError, require
 from proxima.kernels.adamw import AdamWKernels, Slots, adamw_kernels
-from proxima.model.parallel.sharded import own_slice
+from proxima.model.parallel.sharding import own_slice
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.model.parallel.sharded import own_slice
+from proxima.model.parallel.sharding import own_slice
 from proxima.training.optimizer import ADAM, MOMENTS, Adam, WeightwiseOptimizer
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale

@@ -12,7 +12,7 @@ from torch.optim._muon import DEFAULT_A, DEFAULT_B, DEFAULT_C, DEFAULT_NS_STEPS,
 
 from proxima.data import require
 from proxima.model.parallel.gather import whole_tensor
-from proxima.model.parallel.sharded import fill_weight, own_slice
+from proxima.model.parallel.sharding import fill_weight, own_slice
 from proxima.training.optimizer import ADAM, Adam, WeightwiseOptimizer, sharded_as
 
 COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)

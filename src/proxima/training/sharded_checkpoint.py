@@ -33,11 +33,11 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from proxima.data import NotFiniteError
-from proxima.model.adapter_files import save_adapter
-from proxima.model.lora import trained_names
+from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.lora import trained_names
+from proxima.model.load import save_settings
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.policy import Policy
-from proxima.model.save import save_settings
 from proxima.system.atomic_files import flush_to_disk
 from proxima.system.damage import Checksum
 from proxima.training.checkpoint import (

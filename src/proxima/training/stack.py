@@ -14,10 +14,11 @@ from proxima.data import NotFiniteError
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.data.trajectory import Trajectory
+from proxima.model.architecture import beside_decoder
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import gather_into, plain_copy
-from proxima.model.parallel.sharded import own_slice
-from proxima.model.pretrained import LoadedModel, beside_decoder
+from proxima.model.parallel.sharding import own_slice
+from proxima.model.pretrained import LoadedModel
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.training.messages import Fill, Gather, Release, Stages, Update
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.model.image_folder import read_image, read_names
+from proxima.model.images.folder import read_image, read_names
 
 
 def thumbnails(run: Path, numbers: Sequence[int], side: int = 512) -> list[str]:

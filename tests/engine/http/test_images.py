@@ -18,11 +18,12 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.protocol import Request, Sampling
-from proxima.model.chat import prompt_tokens
-from proxima.model.images import ImageStore
+from proxima.model.architecture import beside_decoder
+from proxima.model.chat.encode import prompt_tokens
+from proxima.model.images.store import ImageStore
 from proxima.model.load import load
 from proxima.model.policy import Policy
-from proxima.model.pretrained import beside_decoder, load_tokenizer
+from proxima.model.pretrained import load_tokenizer
 from tests.campaigns import campaign
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.test_weight_probe import ModelServer, push, syncing

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 
 from proxima.engine.http.answer_values import RouteShape, joined_routes
-from proxima.model.routing import FAMILIES
+from proxima.model.moe import FAMILIES
 from tests.engine.http.fake_vllm import experts_of
 
 SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)

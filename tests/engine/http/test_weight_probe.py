@@ -28,9 +28,8 @@ from proxima.engine.http.weight_probe import (
     trainer_log_prob,
 )
 from proxima.engine.protocol import EngineSetup, WeightUpdate
+from proxima.model.adapters.lora import Lora, attach
 from proxima.model.load import load
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach
 from proxima.model.pretrained import LoadedModel
 from tests.model.adapters import with_adapter
 

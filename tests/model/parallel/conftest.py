@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxima.model.save import save
+from proxima.model.load import save
 from tests.model.families import FAMILIES, make
 from tests.model.parallel.splits import write_models
 from tests.tiny import tiny, tiny_tokenizer

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from proxima.data import FieldError
-from proxima.model.lora import adapter_names, base_layer
+from proxima.model.adapters.lora import adapter_names
+from proxima.model.architecture import base_layer
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel import slices
 from proxima.model.parallel.gather import gather_into, plain_copy, whole_tensor

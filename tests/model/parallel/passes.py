@@ -11,14 +11,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import adapter_off
+from proxima.model.adapters.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
-from proxima.model.parallel.gather import whole_tensor
-from proxima.model.parallel.norm import total_norm
-from proxima.model.parallel.sharded import is_sharded
-from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.gather import total_norm, whole_tensor
+from proxima.model.parallel.sharding import Sharding, is_sharded
 from proxima.model.scalar_model import make_value_head
 from proxima.training.checkpoint import VALUE_HEAD
 from proxima.training.forward_stage import top_tokens

@@ -13,14 +13,12 @@ import torch.distributed as dist
 import transformers as hf
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
-from proxima.model.log_prob import token_log_prob
-from proxima.model.parallel import tensor
+from proxima.model.load import save
+from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.parallel import shard
 from proxima.model.parallel.mesh import meshes_of
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.parallel.tensor import split_tensors
-from proxima.model.parallel.vocabulary import VocabularyPart
-from proxima.model.save import save
+from proxima.model.parallel.tensor import VocabularyPart, split_tensors
 from tests.model.families import DENSE
 from tests.model.parallel.passes import both_of, compare
 from tests.model.test_log_prob import Head, V
@@ -113,5 +111,5 @@ def head_results(head: Head, mesh, how: dict[str, Any]) -> list[torch.Tensor]:
 def whole_biases(rank: int, folder: Path) -> None:
     """As if FSDP could not split the parts of biases evenly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor, "split_tensors", lambda model, mesh, _: split_tensors(model, mesh, 64))
+        patch.setattr(shard, "split_tensors", lambda model, mesh, _: split_tensors(model, mesh, 64))
         compare(*both_of(folder / "qwen2", {"tensor_parallel": 2}), tolerance=TENSOR)

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from proxima.model.parallel.batch_part import part_of
-from proxima.model.parallel.context import _deal
+from proxima.model.parallel.context import _deal, part_of
 from tests.model.parallel.context_passes import masked
 from tests.model.rows import MIXED, forked, opened, policy, rows
 

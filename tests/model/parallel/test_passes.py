@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from proxima.model.lora import Lora
+from proxima.model.adapters.lora import Lora
 from tests.campaigns import campaign
 from tests.model.parallel.context_passes import outputs, scores, short
 from tests.model.parallel.expert_passes import few_chosen, same_loop

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from proxima.model.parallel.pieces import FilePiece
+from proxima.model.parallel.slices import FilePiece
 
 FILE = Path("model.safetensors")
 

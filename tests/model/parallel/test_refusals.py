@@ -6,10 +6,10 @@ import torch.distributed.fsdp
 import transformers as hf
 
 from proxima.data import FieldError, UserError
+from proxima.model.adapters.lora import Lora
 from proxima.model.load import load
-from proxima.model.lora import Lora
 from proxima.model.parallel.context import ContextGroup
-from proxima.model.parallel.refusals import check_split, require_splittable, sharding_beside
+from proxima.model.parallel.shard import check_split, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import load_scalar_model
 from tests.model.families import FAMILIES

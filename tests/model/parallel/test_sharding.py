@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from proxima.data import UserError
-from proxima.model.parallel.norm import clip_gradients, total_norm
+from proxima.model.parallel.gather import clip_gradients, total_norm
 from proxima.model.parallel.sharding import Sharding
 
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from proxima.data import FieldError
+from proxima.model.adapters.lora import Lora
 from proxima.model.load import load
-from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from tests.campaigns import campaign
 from tests.model.parallel.loads import NO_DORA, loads_of, moved_adapters, refused

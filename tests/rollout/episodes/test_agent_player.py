@@ -17,7 +17,7 @@ from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.model.chat import prompt_tokens
+from proxima.model.chat.encode import prompt_tokens
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate

@@ -63,7 +63,7 @@ class DeviceKind:
         source: the source of these numbers.
         rates: the shares of these numbers that a step reaches.
         products: share of `bf16` that wide products reach; 0: that of the rates.
-        fused: layers keep the activations that `model.fused_backbone` keeps.
+        fused: layers keep the activations that `model.fused` keeps.
     """
 
     name: str

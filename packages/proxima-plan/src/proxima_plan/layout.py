@@ -8,7 +8,7 @@ from typing import Any
 from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.placement_section import check_layout, launched_ranks
 from proxima.data import require, within
-from proxima.model.parallel.refusals import check_split
+from proxima.model.parallel.shard import check_split
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
 from proxima_plan.engine_settings import ARGUMENTS, engine_settings

@@ -82,7 +82,7 @@ def trainer_memory(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: Load, *, fused: bool = False
 ) -> tuple[dict[str, int], int]:
     """Return the bytes of a rank by kind, and those of host memory that its offloaded states take. `fused`: the forward
-    is `model.fused_backbone`."""
+    is `model.fused`."""
     update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / layout.shares
     tokens = max(min(load.micro_tokens, math.ceil(update)), load.prompt + load.longest)
     alone = update <= tokens  # the update has no other micro-batch: gradients come as activations go

@@ -12,8 +12,7 @@ from transformers import AutoConfig
 from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.data import UserError
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import adapter_parameters
+from proxima.model.adapters.lora import Lora, adapter_parameters
 from proxima.model.pretrained import load_config, load_shape
 
 ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}

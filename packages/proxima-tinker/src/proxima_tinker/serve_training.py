@@ -38,7 +38,7 @@ def serve_training(
     import torch
 
     from proxima.model.compute_thread import ComputeThread
-    from proxima.model.quiet import quiet_transformers
+    from proxima.model.pretrained import quiet_transformers
     from proxima.reward.http import bearer_token
     from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.runtime.watch.interrupt import signals_restored

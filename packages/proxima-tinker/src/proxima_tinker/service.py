@@ -29,11 +29,10 @@ from torch import Tensor
 
 from proxima.data import UserError, renamed, require
 from proxima.engine.local.local_engine import Local
-from proxima.model.adapter_folder import base_in_memory
-from proxima.model.load import load
-from proxima.model.positions import fix_positions
-from proxima.model.pretrained import DTYPES, LoadedModel, load_config, require_length
-from proxima.model.save import save_trained
+from proxima.model.files import base_in_memory
+from proxima.model.load import load, save_trained
+from proxima.model.positions import fix_positions, require_length
+from proxima.model.pretrained import DTYPES, LoadedModel, load_config
 from proxima.runtime.state.folder import FolderLock
 from proxima.runtime.watch.disk import Disk
 from proxima.system.atomic_files import atomic_folder, write_atomic

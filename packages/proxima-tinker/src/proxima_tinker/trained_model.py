@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import UserError, require
 from proxima.data.trajectory import Trajectory
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach
+from proxima.model.adapters.lora import Lora, attach
 from proxima.model.micro_batch import micro_batches
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel

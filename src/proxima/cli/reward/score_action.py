@@ -76,7 +76,7 @@ def score_file(
     Raises:
         UserError: the file, a reward or a column is wrong.
     """
-    from proxima.model.quiet import quiet_transformers
+    from proxima.model.pretrained import quiet_transformers
 
     if rows < 0:
         raise UserError(f"--rows {rows} must be >= 0; 0 prints all")

@@ -49,7 +49,7 @@ def serve_reward(
         raise UserError(f"reward serve needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
-    from proxima.model.quiet import quiet_transformers
+    from proxima.model.pretrained import quiet_transformers
     from proxima.reward.http import bearer_token
     from proxima.reward.model_reward import ModelReward
     from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret

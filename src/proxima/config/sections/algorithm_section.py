@@ -17,9 +17,9 @@ from proxima.core.reward_kl import RewardKl
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
-from proxima.model.hub_names import is_at_hand
+from proxima.model.files import is_at_hand
+from proxima.model.moe import check_mixture
 from proxima.model.pretrained import load_config
-from proxima.model.routing import check_mixture
 from proxima.reward.base import as_reward
 from proxima.rollout.prompt_limits import DynamicSampling
 

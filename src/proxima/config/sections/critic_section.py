@@ -11,8 +11,7 @@ from proxima.config.sections.train_section import TrainConfig
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
-from proxima.model.pretrained import UnloadedModel
-from proxima.model.second_model import read_beside
+from proxima.model.pretrained import UnloadedModel, read_beside
 
 
 @dataclass(frozen=True, kw_only=True)

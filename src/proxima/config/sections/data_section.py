@@ -11,9 +11,9 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError, require
 from proxima.engine.protocol import Sampling
-from proxima.model.hub_names import did_you_mean
+from proxima.model.chat.template import require_moment
+from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
-from proxima.model.template_clock import require_moment
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings

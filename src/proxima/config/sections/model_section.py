@@ -17,18 +17,15 @@ from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import supports
-from proxima.model.adapter_files import check_start
-from proxima.model.adapter_folder import base_of
-from proxima.model.demo_model import missing_reader
-from proxima.model.demo_path import is_downloadable
+from proxima.model.adapters.files import check_start
+from proxima.model.adapters.lora import Lora, missing_peft, target_layers
+from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
-from proxima.model.files import local_place
-from proxima.model.images import ImageStore
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import missing_peft, target_layers
+from proxima.model.files import base_of, local_place
+from proxima.model.images.store import ImageStore
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.positions import require_known_length
+from proxima.model.positions import require_known_length, require_length
 from proxima.model.pretrained import (
     READERS,
     RESIZE,
@@ -37,7 +34,6 @@ from proxima.model.pretrained import (
     check_path,
     load_config,
     load_shape,
-    require_length,
     rowless_ids,
 )
 from proxima.model.proof import proof_before_loading

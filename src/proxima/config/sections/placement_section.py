@@ -12,10 +12,8 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot
-from proxima.model.adapter_folder import BaseModel, base_of
-from proxima.model.files import is_adapter
-from proxima.model.hub_names import is_at_hand
-from proxima.model.parallel.refusals import POLICY, require_splittable, sharding_beside
+from proxima.model.files import BaseModel, base_of, is_adapter, is_at_hand
+from proxima.model.parallel.shard import POLICY, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 

@@ -10,7 +10,7 @@ from proxima.config.sections.train_section import TrainConfig
 from proxima.core.correction.score_centering import ScoreCentering
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
-from proxima.model.hub_names import is_at_hand
+from proxima.model.files import is_at_hand
 from proxima.model.pretrained import load_config
 
 SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -132,7 +132,7 @@ class RouteShape:
 
     @classmethod
     def of(cls, text: Any) -> "RouteShape":
-        """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.routing`."""
+        """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.moe`."""
         step, plain = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", None) or ()
         layers = int(text.num_hidden_layers)
         return cls(
@@ -149,7 +149,7 @@ class RouteShape:
 
     @property
     def dtype(self) -> type[np.int8] | type[np.int16]:
-        """The same dtype as `proxima.model.routing.id_dtype`."""
+        """The same dtype as `proxima.model.moe.id_dtype`."""
         return np.int8 if self.experts <= 128 else np.int16
 
     def absent(self, rows: int) -> NDArray[Any]:

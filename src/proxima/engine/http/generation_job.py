@@ -21,8 +21,9 @@ from proxima.engine.http.answer_checks import (
 from proxima.engine.http.answer_values import RouteShape, joined_routes
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens, tokens_as_read
 from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt, decoded, stop_at
-from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
-from proxima.model.routing import FAMILIES
+from proxima.model.moe import FAMILIES
+from proxima.model.positions import context_limit
+from proxima.model.pretrained import load_config, load_generation_config, stop_tokens_of
 
 Deliver = Callable[[Completion | BaseException], object]
 

@@ -28,12 +28,11 @@ from proxima.data.image_tokens import PROBE
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
+from proxima.model.adapters.lora import weight_of
+from proxima.model.architecture import base_layer, beside_decoder, parts
 from proxima.model.attention import ATTENTION, hugging_face_name
-from proxima.model.image_inputs import ImageReader
+from proxima.model.images.inputs import ImageReader
 from proxima.model.log_prob import token_log_prob
-from proxima.model.lora import base_layer, weight_of
-from proxima.model.model_parts import parts
-from proxima.model.pretrained import beside_decoder
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
 # and all kinds of contexts are involved.

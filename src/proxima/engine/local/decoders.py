@@ -22,8 +22,8 @@ from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.local.decoder import ROWS, Decoder, Matrix
 from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
-from proxima.model.lora import weight_of
-from proxima.model.model_parts import parts
+from proxima.model.adapters.lora import weight_of
+from proxima.model.architecture import parts
 from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again

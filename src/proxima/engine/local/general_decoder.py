@@ -19,12 +19,12 @@ from proxima.data.columns import Ints
 from proxima.data.image_tokens import image_starts
 from proxima.engine.local.decoder import Attend, CachingDecoder, Decoder, Matrix, in_rows, row_limits
 from proxima.engine.local.kv_cache import KVCache
+from proxima.model.adapters.lora import merge_adapter, plain_weights
+from proxima.model.architecture import parts
 from proxima.model.attention import hugging_face_name
-from proxima.model.image_inputs import ImageReader
-from proxima.model.images import ImageStore
-from proxima.model.lora_layers import merge_adapter, plain_weights
-from proxima.model.model_parts import parts
-from proxima.model.routing import RoutingPass, connect_routers
+from proxima.model.images.inputs import ImageReader
+from proxima.model.images.store import ImageStore
+from proxima.model.moe import RoutingPass, connect_routers
 
 
 class ModelCopy(Decoder):

@@ -32,9 +32,9 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.moe import check_mixture
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
-from proxima.model.routing import check_mixture
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 

@@ -18,7 +18,7 @@ from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights
 from proxima.engine.protocol import WeightUpdate
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.images import ImageStore
+from proxima.model.images.store import ImageStore
 from proxima.model.pretrained import LoadedModel
 
 

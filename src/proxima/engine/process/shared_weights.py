@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data.json_reader import load_json
-from proxima.model.lora_layers import plain_weights
-from proxima.model.pretrained import load_config, load_tokenizer, reader_of, untie_config
+from proxima.model.adapters.lora import plain_weights
+from proxima.model.architecture import reader_of, untie_config
+from proxima.model.pretrained import load_config, load_tokenizer
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum

@@ -1,21 +1,17 @@
 """A model on many ranks: FSDP2 around the plain Hugging Face model, by small functions. The rest of `proxima.model`
 sees the same modules; importing this package does not import torch.distributed.
 
-    sharding    `Sharding`, the settings
-    sharded     `is_sharded(module)`; a weight's part on this rank
-    mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
-    shard       `shard_model`, `shard_head`: the units of FSDP; the forward method through which weights are read
-    experts     `shard_experts`: a layer's experts split over ranks
-    pieces      the location of each weight in the files, also of each expert's
-    tensor      `split_tensors`: matrices, experts and vocabulary over neighbouring ranks
-    vocabulary  `VocabularyPart`: log-probs over a head of which each rank has some rows
-    refusals    `require_splittable`, `check_split`: what can't be split, found before weights are loaded
-    slices      `load_sliced`: each rank reads its own slices
-    context     `ContextGroup`: ranks that split the tokens of a batch
-    batch_part  `part_of`: the tokens of one of these ranks
-    exchange    `exchange`, `add_parts`: collectives with a backward pass
-    gather      `whole_tensor`, `gather_into`, `plain_copy`: whole again, for engines and files
-    norm        `total_norm`, `clip_gradients`
+    sharding  `Sharding`, the settings; `is_sharded(module)`; a weight's part on this rank
+    mesh      `rank_device(device)`; `meshes_of(sharding, device)`, once a process; collectives with a backward pass
+    shard     `shard_model`, `shard_head`: the units of FSDP; the forward method through which weights are read;
+              `require_splittable`, `check_split`: what can't be split, found before weights are loaded
+    experts   `shard_experts`: a layer's experts split over ranks
+    tensor    `split_tensors`: matrices, experts and vocabulary over neighbouring ranks; `VocabularyPart`: log-probs
+              over a head of which each rank has some rows
+    slices    `load_sliced`: each rank reads its own slices; the location of each weight in the files
+    context   `ContextGroup`: ranks that split the tokens of a batch
+    gather    `whole_tensor`, `gather_into`, `plain_copy`: whole again, for engines and files; `total_norm`,
+              `clip_gradients`
 
 A trainer on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
 order):

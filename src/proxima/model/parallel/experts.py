@@ -24,11 +24,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import require
 from proxima.data.errors import nearest_divisor
-from proxima.model.grouped_experts import OtherWeights, stacked_experts
-from proxima.model.parallel.exchange import exchange
-from proxima.model.parallel.mesh import Meshes
-from proxima.model.parallel.sharded import plain_type
-from proxima.model.parallel.sharding import Sharding
+from proxima.model.moe import OtherWeights, stacked_experts
+from proxima.model.parallel.mesh import Meshes, exchange
+from proxima.model.parallel.sharding import Sharding, plain_type
 
 FIELD = "placement.expert_parallel"
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model's config

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from proxima.data import FieldError, require
@@ -98,3 +99,46 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
         parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)
         expert, expert_shards = parts["expert"], parts[axes]
     return Meshes(mesh[axes] if split else mesh, mesh["tensor"] if split else None, context, expert, expert_shards)
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+        ctx.settings = sent, received, group
+        return _all_to_all(rows, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _all_to_all(gradients[0], *ctx.settings), None, None, None
+
+
+def exchange(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+    """Send `rows` [Σ sent, …] to the ranks of the group, `sent` rows to each, and return [Σ received, …], `received`
+    rows from each, in the order of the ranks. Counts may differ, and be 0. Collective, and so is its backward pass."""
+    out: Tensor = _Exchange.apply(rows, received, sent, group)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+    out = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+    return out
+
+
+class _AddParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: Any) -> Tensor:
+        whole = part.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return gradients[0], None
+
+
+def add_parts(part: Tensor, group: Any) -> Tensor:
+    """The sum over the ranks of a group, all of which then compute the same from it: the gradient of a part is that of
+    the sum, counted once. Collective; its backward pass is not."""
+    whole: Tensor = _AddParts.apply(part, group)  # type: ignore[no-untyped-call]
+    return whole

@@ -1,8 +1,11 @@
-"""Loads a model so that every rank reads its own slices of the weights, and no rank ever holds all of them."""
+"""Loads a model so that every rank reads its own slices of the weights, and no rank ever holds all of them; each weight
+is located in the files, also one that transformers stacks from a tensor per expert.
+"""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +17,8 @@ from torch import Tensor, nn
 
 from proxima.data.json_reader import load_json
 from proxima.model.parallel.mesh import rank_device
-from proxima.model.parallel.pieces import FilePiece, pieces_of_weights
 from proxima.model.parallel.shard import shard_model
-from proxima.model.parallel.sharded import own_slice
-from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.sharding import Sharding, fill_weight, local_part, own_slice
 from proxima.model.pretrained import (
     LoadedModel,
     load_config,
@@ -28,6 +29,42 @@ from proxima.model.pretrained import (
 )
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """A tensor of a file: a whole weight, or with `place` = (i, j, n) part j of n equal parts of the rows of expert i
+    in a weight [experts, rows, …]."""
+
+    name: str
+    file: Path
+    place: tuple[int, int, int] | None = None
+
+    def among(self, whole: Tensor) -> int:
+        """The number of pieces of a weight."""
+        return 1 if self.place is None else self.place[2] * len(whole)
+
+    def fits(self, whole: Tensor, shape: list[int]) -> bool:
+        """True if a tensor of this shape can be this piece of a weight."""
+        if self.place is None:
+            return shape == list(whole.shape)
+        expert, _, parts = self.place
+        return expert < len(whole) and [parts * shape[0], *shape[1:]] == list(whole.shape[1:])
+
+    def fill(self, weight: Tensor, piece: Any) -> None:
+        """Copy `piece`, a tensor or a slice of a safetensors file, to its place in a weight, plain or sharded."""
+        if self.place is None:
+            return fill_weight(weight, piece)
+        local, offset = local_part(weight)
+        expert, part, parts = self.place
+        height = weight.shape[1] // parts
+        above, row = part * height, expert - offset[0]
+        start, stop = max(offset[1], above), min(offset[1] + local.shape[1], above + height)
+        if 0 <= row < len(local) and start < stop and local.numel():
+            rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], local.shape[2:], strict=True))
+            with torch.no_grad():
+                local[row, start - offset[1] : stop - offset[1]].copy_(piece[slice(start - above, stop - above), *rest])
+        return None
 
 
 def load_sliced(
@@ -78,10 +115,6 @@ def load_sliced(
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, path=path, sharding=sharding, device=place), missing
 
 
-def _embedding(model: Any) -> Any:
-    return getattr(model.get_input_embeddings(), "weight", None)
-
-
 def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
     """The safetensors file of each weight, of a folder or a hub name; None if they are missing."""
     index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
@@ -108,10 +141,32 @@ def _file(path: str, revision: str | None, name: str) -> Path | None:
         return None
 
 
+def _embedding(model: Any) -> Any:
+    return getattr(model.get_input_embeddings(), "weight", None)
+
+
 def unloaded_model(make: Any) -> Any:
     """The model that `make()` builds, with parameters on the meta device and buffers computed as usual."""
     with torch.random.fork_rng(devices=[]), _parameters_on_meta():
         return make()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Each parameter that this thread registers is put on the meta device; tensors that no file has, such as the
+    frequencies of rotary embeddings, are computed as usual."""
+    plain, thread = nn.Module.register_parameter, threading.get_ident()
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta and threading.get_ident() == thread:  # tied ones stay so
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+        plain(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
 
 
 def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:
@@ -139,24 +194,6 @@ def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> di
     return parameters
 
 
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Each parameter that this thread registers is put on the meta device; tensors that no file has, such as the
-    frequencies of rotary embeddings, are computed as usual."""
-    plain, thread = nn.Module.register_parameter, threading.get_ident()
-
-    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta and threading.get_ident() == thread:  # tied ones stay so
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-        plain(module, name, parameter)
-
-    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = plain  # type: ignore[method-assign]
-
-
 def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """The pieces of each weight and each saved buffer, by its first name in the model, found under any of its names."""
     owner, sources, pieces = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
@@ -167,6 +204,44 @@ def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[File
         if not sources.get(first):
             sources[first] = pieces.get(name.replace(".base_layer.", "."), [])
     return sources
+
+
+def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
+    """The pieces of each weight by its name. Where transformers would stack some, the conversions between the model's
+    names and those in files are stored on the model, as by `from_pretrained`."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    pieces = {name: [FilePiece(name, file)] for name, file in files.items()}
+    mapping = get_model_conversion_mapping(model)
+    stacking = [entry for entry in mapping if isinstance(entry, WeightConverter) and _stacks(entry)]
+    if not stacking:
+        return pieces
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    patterns = {pattern: entry.source_patterns for entry in stacking for pattern in entry.source_patterns}
+    stacked = dict[str, dict[str, list[str]]]()
+    for name in sorted(files, key=dot_natural_key):
+        weight, pattern = rename_source_key(name, renamings, stacking)
+        if pattern is not None:
+            stacked.setdefault(weight, {name: [] for name in patterns[pattern]})[pattern].append(name)
+        elif weight not in pieces:
+            pieces[weight] = [FilePiece(name, files[name])]
+    for weight, parts in stacked.items():
+        pieces[weight] = list(_placed(parts, files))
+    if used := [entry for entry in mapping if entry.was_used()]:
+        model._weight_conversions = used
+    return pieces
+
+
+def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterator[FilePiece]:
+    for part, names in enumerate(parts.values()):
+        yield from (FilePiece(name, files[name], (expert, part, len(parts))) for expert, name in enumerate(names))
+
+
+def _stacks(entry: Any) -> bool:
+    """True if a conversion stacks the experts' matrices and then at most joins them by rows."""
+    operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in entry.operations]
+    return operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])
 
 
 def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

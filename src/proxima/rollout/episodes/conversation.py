@@ -15,9 +15,19 @@ from proxima.data import UserError
 from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Span
 from proxima.data.flow import Message
-from proxima.model import chat
-from proxima.model.chat import Ending, SafeMessage, is_begun
-from proxima.model.template_variables import reads_tools
+from proxima.model.chat.encode import (
+    Ending,
+    SafeMessage,
+    Tokenizer,
+    control_texts,
+    encode_opening,
+    encode_part,
+    is_begun,
+    render_chat,
+    safe_value,
+    with_stand_ins,
+)
+from proxima.model.chat.template import reads_tools
 from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
@@ -25,7 +35,7 @@ Ids = Sequence[int] | Ints
 
 class TurnTemplate:
     """Renders and encodes the chats of a run. Control texts in contents are replaced by stand-ins, so that control
-    tokens come only from the template (`model/chat.py`).
+    tokens come only from the template (`model/chat/encode.py`).
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -34,32 +44,32 @@ class TurnTemplate:
     """
 
     def __init__(
-        self, tokenizer: chat.Tokenizer, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None
+        self, tokenizer: Tokenizer, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.supports_tools = reads_tools(tokenizer)
-        given = {"tools": chat.safe_value(tools, tokenizer)} if tools and self.supports_tools else {}
+        given = {"tools": safe_value(tools, tokenizer)} if tools and self.supports_tools else {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
         self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}
 
-    def message(self, message: Message) -> chat.SafeMessage:
+    def message(self, message: Message) -> SafeMessage:
         """Prepare a message for `render`. A lone surrogate, which no tokenizer encodes, becomes a question mark."""
         content = message["content"].encode(errors="replace").decode()
-        return chat.SafeMessage({**message, "content": content}, self.tokenizer)
+        return SafeMessage({**message, "content": content}, self.tokenizer)
 
-    def render(self, messages: Sequence[chat.SafeMessage], *, ending: chat.Ending = "prompt") -> str:
+    def render(self, messages: Sequence[SafeMessage], *, ending: Ending = "prompt") -> str:
         """Render a chat as text, by default with its generation prompt.
 
         Raises:
             UserError: the template fails, turns a message's own text into a control token, or can't leave the last
                 message `open`.
         """
-        return chat.render_chat(messages, self.tokenizer, self._arguments, ending=ending)
+        return render_chat(messages, self.tokenizer, self._arguments, ending=ending)
 
     def encode_opening(self, text: str) -> list[int]:
         """Encode the text of an opening."""
-        return chat.encode_opening(text, self.tokenizer)
+        return encode_opening(text, self.tokenizer)
 
     def opening(self, messages: Sequence[Message], tokens: Ints) -> int:
         """Compute `Prompt.opening` of an episode: the number of tokens in its first prompt for tools and for the
@@ -78,12 +88,12 @@ class TurnTemplate:
     def encode_after(self, before: str, text: str) -> list[int]:
         """Encode a text that follows another. If a control token ends the first text, it is encoded together with the
         text, since such a token may absorb the space around it."""
-        anchor = next((c for c in chat.control_texts(self.tokenizer) if before.endswith(c)), "")
-        return chat.encode_part(anchor + text, self.tokenizer)[1 if anchor else 0 :]
+        anchor = next((c for c in control_texts(self.tokenizer) if before.endswith(c)), "")
+        return encode_part(anchor + text, self.tokenizer)[1 if anchor else 0 :]
 
     def safe(self, text: str) -> str:
         """Return the text of a content in the form in which `render` shows it."""
-        return chat.with_stand_ins(text, self.tokenizer)
+        return with_stand_ins(text, self.tokenizer)
 
     def decode(self, tokens: Ids, *, after_text: bool = False) -> str:
         """Decode sampled tokens, including control tokens. Invalid bytes become replacement characters.
@@ -99,13 +109,11 @@ class TurnTemplate:
         text, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
         return str(text[len(before) :])
 
-    def without_end(
-        self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
-    ) -> int:
+    def without_end(self, tokens: Ids, history: Sequence[SafeMessage], following: Sequence[SafeMessage]) -> int:
         """Count the tokens of a turn that belong to the message: all, or all but the last if that is the control token
         that the template itself writes after a message in this position."""
         control = self.decode(tokens[-1:])
-        if control not in chat.control_texts(self.tokenizer):
+        if control not in control_texts(self.tokenizer):
             return len(tokens)
         place = (control, *(message.safe["role"] for message in following))
         if place not in self._ends:
@@ -113,7 +121,7 @@ class TurnTemplate:
         return len(tokens) - self._ends[place]
 
     def around(
-        self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage], role: str = "assistant"
+        self, history: Sequence[SafeMessage], following: Sequence[SafeMessage], role: str = "assistant"
     ) -> tuple[str, str]:
         """Return the text that the template writes before and after a message between two parts of a chat."""
         contents = "".join(message.text for message in (*history, *following))

@@ -25,7 +25,7 @@ from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
-from proxima.model.parallel.refusals import sharding_beside
+from proxima.model.parallel.shard import sharding_beside
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_model import make_value_head

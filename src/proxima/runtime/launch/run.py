@@ -15,10 +15,9 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.validate import require_proven
 from proxima.data import UserError
+from proxima.model.chat.template import clock_notes, fixed_clock
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.pretrained import LoadedModel
-from proxima.model.quiet import quiet_transformers
-from proxima.model.template_clock import clock_notes, fixed_clock
+from proxima.model.pretrained import LoadedModel, quiet_transformers
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.training_loop import RunEnded, RunServices

@@ -20,9 +20,8 @@ from proxima.data.flow import Prompt
 from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.evaluation.held_out import HeldOutSet
-from proxima.model.images import ImageStore
-from proxima.model.pretrained import UnloadedModel
-from proxima.model.second_model import read_beside
+from proxima.model.images.store import ImageStore
+from proxima.model.pretrained import UnloadedModel, read_beside
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.generator import greedy
 from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards

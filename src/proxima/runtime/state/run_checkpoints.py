@@ -12,11 +12,9 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.data import UserError
 from proxima.evaluation.headline import Headline
-from proxima.model.adapter_folder import base_of
-from proxima.model.files import is_adapter
-from proxima.model.load import load
+from proxima.model.files import base_of, is_adapter
+from proxima.model.load import load, save
 from proxima.model.pretrained import DTYPES
-from proxima.model.save import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.system.atomic_files import atomic_folder

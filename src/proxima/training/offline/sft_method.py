@@ -16,8 +16,8 @@ from proxima.data.flow import Prompt
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import Trajectory
 from proxima.evaluation.intervals import ratio_of_sums
-from proxima.model.chat import prompt_tokens
-from proxima.model.chat_answer import shown_answer
+from proxima.model.chat.answer import shown_answer
+from proxima.model.chat.encode import prompt_tokens
 from proxima.model.packed_model import TokenOutputs
 from proxima.task.example_rows import ChatReader
 from proxima.task.prompts import EVAL_UID, row_arguments

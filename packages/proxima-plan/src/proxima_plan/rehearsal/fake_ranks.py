@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from proxima.model.parallel import experts
-from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.model.parallel.sharded import is_sharded
+from proxima.model.parallel.gather import clip_gradients, total_norm
+from proxima.model.parallel.sharding import is_sharded
 from proxima.training.ranks import ALONE, Ranks
 
 T = TypeVar("T")

@@ -16,11 +16,9 @@ from proxima.core.distillation import Distillation
 from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.model import model_source, scalar_model
+from proxima.model.adapters.lora import Lora, attach
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach
-from proxima.model.parallel.refusals import require_splittable, sharding_beside
-from proxima.model.parallel.shard import shard_model
+from proxima.model.parallel.shard import require_splittable, shard_model, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import learning

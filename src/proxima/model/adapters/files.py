@@ -20,12 +20,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError, require
-from proxima.model.adapter_folder import BASE, BaseModel, base_in_memory, base_of, read_json
+from proxima.model.adapters.lora import NAME, Lora, attach, merge_adapter, trained_names
+from proxima.model.architecture import SCALAR_HEAD
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
-from proxima.model.files import is_adapter, weight_files
-from proxima.model.lora import NAME, SCALAR_HEAD, Lora, trained_names
-from proxima.model.lora_layers import attach, merge_adapter
-from proxima.model.parallel.sharded import plain_type
+from proxima.model.files import BASE, BaseModel, base_in_memory, base_of, is_adapter, read_json, weight_files
+from proxima.model.parallel.sharding import plain_type
 from proxima.model.pretrained import LoadedModel, check_path, load_config, load_tokenizer, require_rows
 from proxima.system.atomic_files import ordinary_modes
 

@@ -1,7 +1,8 @@
-"""Answers to chats as token ids, for answers that no engine has generated."""
+"""Answers to chats as token ids, for answers that no engine has generated, and how a template ends them."""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, cast
@@ -11,7 +12,10 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import Message
-from proxima.model.chat import Tokenizer, chat_tokens, is_begun
+from proxima.model.chat.encode import SafeMessage, Tokenizer, chat_tokens, is_begun, render_chat
+
+ASKED: Message = {"role": "user", "content": "Hello?"}
+ANSWER: Message = {"role": "assistant", "content": "Hello!"}
 
 
 def completion_tokens(
@@ -69,10 +73,16 @@ def _with_answer(
     return before, tokens[: end + 1], common
 
 
-def row_excerpt(value: Any) -> str:
-    """Return a value of a row, or its beginning, for an error message."""
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def answer_tokens(
+    chat: Sequence[Message], answer: Message, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
+) -> Ints:
+    """Return `completion_tokens` of a row; FieldError, with the answer's `field`, if the answer can't be used."""
+    try:
+        return completion_tokens(chat, answer, tokenizer, arguments)
+    except FieldError:
+        raise
+    except UserError as error:
+        raise FieldError(field, answer_excerpt(answer), f"can't be used: {error.reason}", remedy=error.remedy) from None
 
 
 def shown_answer(message: Message) -> str:
@@ -86,13 +96,36 @@ def answer_excerpt(message: Message) -> str:
     return row_excerpt(shown_answer(message))
 
 
-def answer_tokens(
-    chat: Sequence[Message], answer: Message, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
-) -> Ints:
-    """Return `completion_tokens` of a row; FieldError, with the answer's `field`, if the answer can't be used."""
+def row_excerpt(value: Any) -> str:
+    """Return a value of a row, or its beginning, for an error message."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+@dataclass(frozen=True)
+class TurnEnd:
+    """The end of a turn.
+
+    Args:
+        text: what the template writes after an answer, without space around it; empty: nothing.
+        token: the id of the control token that it begins with; None: it begins with none.
+    """
+
+    text: str
+    token: int | None
+
+
+def turn_end(tokenizer: Any) -> TurnEnd | None:
+    """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or if it can't be
+    told: the template fails for a short chat, or changes its text."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    messages = [SafeMessage(message, tokenizer) for message in (ASKED, ANSWER)]
     try:
-        return completion_tokens(chat, answer, tokenizer, arguments)
-    except FieldError:
-        raise
-    except UserError as error:
-        raise FieldError(field, answer_excerpt(answer), f"can't be used: {error.reason}", remedy=error.remedy) from None
+        _, answer, after = render_chat(messages, tokenizer, {}, ending="complete").rpartition(ANSWER["content"])
+    except UserError:  # said where a row is rendered
+        return None
+    text = after.strip()
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    token = max(((len(t.content), i) for i, t in added if t.content and text.startswith(t.content)), default=None)
+    return TurnEnd(text, None if token is None else int(token[1])) if answer else None

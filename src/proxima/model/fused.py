@@ -1,5 +1,6 @@
-"""The decoder stack of plain Llama, Qwen2 and Qwen3 on a CPU, in bf16 on float32 weights: what Hugging Face's modules
-compute under autocast, with few passes over memory between the products.
+"""A training pass in C++ on a CPU, in bf16 on float32 weights: the decoder stack of plain Llama, Qwen2 and Qwen3, and
+log-probs over the whole vocabulary in one pass over the logits each way. They compute what Hugging Face's modules and
+torch compute under autocast, with few passes over memory between the products.
 
     x += delta;  h = norm(x);  qkv = h W_qkv;  a = attention(turn(qkv));  delta = a W_o
     x += delta;  h = norm(x);  [g, u] = h W_gu;  delta = (silu(g) u) W_down
@@ -18,16 +19,55 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
 from proxima.data.packed_batch import PackedBatch, indices_of
-from proxima.kernels.train_pass import PackedSegments, TrainKernels, Turns, train_kernels
+from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
 
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
+FAMILIES = ("Llama", "Qwen2", "Qwen3")
+COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of this many tokens
+
+
+def is_plain(backbone: nn.Module) -> bool:
+    """True if the kernels of a training pass can run this stack, on a machine that has them."""
+    model: Any = backbone
+    family = next((name for name in FAMILIES if type(model).__name__ == f"{name}Model"), None)
+    if family is None or not type(model).__module__.startswith("transformers.") or not len(model.layers):
+        return False
+    widths = {model.config.hidden_size, model.config.intermediate_size}
+    head_dim = model.layers[0].self_attn.head_dim
+    if any(width % LANES for width in widths) or head_dim % HEAD or model.config.hidden_act != "silu":
+        return False
+    if _hooked(model) or any_module_hook() or not all(_plain_layer(layer, family) for layer in model.layers):
+        return False
+    return bool(model.rotary_emb.inv_freq.numel() * 2 == head_dim)
+
+
+def _plain_layer(layer: Any, family: str) -> bool:
+    """True for a layer that is neither sharded nor adapted, windowed or hooked."""
+    names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
+    for module in layer.modules():
+        kind = type(module)
+        expected = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
+        if not expected or _hooked(module):
+            return False
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
+        return False
+    attention = layer.self_attn
+    dropout = layer.training and attention.attention_dropout > 0
+    biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
+    return not (dropout or biased or getattr(attention, "sliding_window", None))
+
+
+def _hooked(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)
 
 
 def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     """The states that predict the response tokens, [N, D] float32; None if the machine has no kernels. The stack is one
-    that `plain_decoder` recognises."""
+    that `is_plain` recognises."""
     model: Any = backbone
     attention = model.layers[0].self_attn
     kernels = train_kernels(attention.head_dim)
@@ -161,15 +201,15 @@ class _Linear(torch.autograd.Function):
         return grad_x, None, None, None, None, None, *grads
 
 
+_apply_linear: Any = _Linear.apply
+
+
 def _weight_grad(kernels: TrainKernels, grad: Tensor, x: Tensor) -> Tensor:
     """[o, i] float32 = grad' x of [n, o] and [n, i]. A product that reads a transposed matrix takes twice as long as
     one that reads its copy: the smaller one is copied."""
     if grad.shape[1] <= x.shape[1]:
         return (kernels.transposed(grad) @ x).float()
     return kernels.transposed(kernels.transposed(x) @ grad, torch.empty(grad.shape[1], x.shape[1]))
-
-
-_apply_linear: Any = _Linear.apply
 
 
 class _Norm(torch.autograd.Function):
@@ -224,3 +264,86 @@ def _attention(kernels: TrainKernels, qkv: Tensor, *more: Any) -> Tensor:
     apply: Any = _PackedAttention.apply
     out: Tensor = apply(qkv, *more, kernels)
     return out
+
+
+def fused_log_prob(
+    hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, entropy: bool, gradient: bool, chunk: int
+) -> tuple[Tensor, Tensor] | None:
+    """Log-probs and entropies, [N] float32 each, the latter empty unless wanted; None if the machine has no kernels.
+    N > 0, inputs are float32, and the width of `weight` is a multiple of `LANES`.
+
+    Raises:
+        IndexError: a target is not a row of `weight`; kernels would read out of bounds.
+    """
+    kernels = train_kernels()
+    if kernels is None:
+        return None
+    least, most = (int(end) for end in target.aminmax())
+    if least < 0 or most >= len(weight):
+        raise IndexError(f"target {least if least < 0 else most} is not a token of a vocabulary of {len(weight)}")
+    apply: Any = _FusedLogProb.apply
+    columns = target.long().contiguous(), temperature.contiguous()
+    result: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)
+    return result
+
+
+class _FusedLogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, temperature: Tensor, want_entropy: bool,
+        entropy_gradient: bool, chunk: int, kernels: TrainKernels,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        h, w, vocabulary = hidden.bfloat16(), _whole_lanes(weight), len(weight)
+        log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
+        entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
+        ctx.logits = None
+        for at in range(0, len(h), chunk):
+            span = slice(at, at + chunk)
+            results = (log_z[span], log_prob[span], entropy[span] if want_entropy else None)
+            logits = _logits(h[span], w, vocabulary)
+            kernels.log_prob(logits, temperature[span], target[span], *results)
+            if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would compute the same ones
+                ctx.logits = logits
+            del logits
+        ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
+        ctx.chunk, ctx.kernels, ctx.vocabulary = chunk, kernels, vocabulary
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return log_prob, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        """Over blocks of the vocabulary rather than of rows, so that no gradient of the head is added to another."""
+        h, w, target, temperature, log_z, entropy = ctx.saved_tensors
+        kernels: TrainKernels = ctx.kernels
+        grad_h, grad_w = torch.zeros(h.shape), torch.empty(w.shape) if ctx.needs_input_grad[1] else None
+        of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
+        turned, grad = kernels.transposed(h), grad.contiguous()
+        logits, ctx.logits = ctx.logits, None  # overwritten by their gradient: a second pass computes them again
+        block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
+        for first in range(0, len(w), block):
+            block_weight = w[first : first + block]
+            if logits is None:
+                d = _logits(h, block_weight, ctx.vocabulary - first)
+            else:
+                d = logits[:, first : first + block].contiguous()
+            kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
+            grad_h.add_(d @ block_weight)
+            if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
+                kernels.transposed(turned @ d, grad_w[first : first + block])
+        return grad_h, None if grad_w is None else grad_w[: ctx.vocabulary], *(None,) * 6
+
+
+def _whole_lanes(weight: Tensor) -> Tensor:
+    """The head in bf16, with rows of 0 up to a multiple of LANES tokens, as kernels read the logits."""
+    whole = weight.new_empty(-(-len(weight) // LANES) * LANES, weight.shape[1], dtype=torch.bfloat16)
+    whole[: len(weight)], whole[len(weight) :] = weight, 0
+    return whole
+
+
+def _logits(hidden: Tensor, weight: Tensor, vocabulary: int) -> Tensor:
+    """[n, W] of [n, D] and [W, D], -inf for those beyond the vocabulary: they have no probability and no gradient."""
+    logits = F.linear(hidden, weight)
+    logits[:, vocabulary:] = -torch.inf
+    return logits

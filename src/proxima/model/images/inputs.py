@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.data.image_tokens import image_and_patch, image_starts
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.model.attention import Segments
-from proxima.model.images import ImageStore
+from proxima.model.images.store import ImageStore
 
 KEPT = 1 << 16  # most tokens whose features are kept
 

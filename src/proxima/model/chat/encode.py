@@ -13,10 +13,16 @@ from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import MARK, Message
 from proxima.data.image_tokens import image_tokens
-from proxima.model.message_keys import PLAIN, THOUGHT, THOUGHT_NAMES, require_written, thought_name
-from proxima.model.template_clock import NAME as CLOCK
-from proxima.model.template_clock import current_clock
-from proxima.model.template_variables import require_read
+from proxima.model.chat.template import NAME as CLOCK
+from proxima.model.chat.template import (
+    PLAIN,
+    THOUGHT,
+    THOUGHT_NAMES,
+    current_clock,
+    require_read,
+    require_written,
+    thought_name,
+)
 
 # how a chat ends: with the generation prompt; after its last turn; or inside that turn, whose text goes on
 Ending = Literal["prompt", "complete", "open"]

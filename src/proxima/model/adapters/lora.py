@@ -1,27 +1,120 @@
-"""Puts adapters on the layers of a model, and takes them off.
+"""LoRA: small trained matrices alongside the frozen linear layers of a model, through the library peft.
 
 attach          adapters for a loaded model; from here on they alone are trained
 plain_weights   all weights of a model as if it had been trained in full: the input of an engine
 adapter_off     the base, within a `with` block: the reference policy
 merge_adapter   a model with adapters becomes an ordinary one
+
+`files.py` reads and writes adapters. The model stays the Hugging Face model that it was: only its target layers are
+replaced, by peft's, so attention, packing and decoders are not affected.
 """
 
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, require
 from proxima.data.random import ADAPTER_INIT, mix
-from proxima.model.lora import NAME, SCALAR_HEAD, Lora, base_layer, is_adapted, trained_names, weight_of
-from proxima.model.pretrained import beside_decoder, untie_config
+from proxima.model.architecture import SCALAR_HEAD, base_layer, beside_decoder, is_adapted, untie_config
 
+NAME = "default"  # what peft calls the only adapter of a model
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: each target layer computes x (W + s B A)ᵀ, of which A [rank, in] and B [out, rank] alone are
+    trained, in float32. B starts at 0: the policy starts as the base.
+
+    With `dora` the result's rows are also scaled: m (W + s B A) / ‖W + s B A‖, with a trained m [out] and the norm as a
+    constant in the backward pass.
+    There is no dropout: a policy whose log-probs depend on a draw has no ratio to itself.
+
+    Source: arXiv 2106.09685; rsLoRA 2312.03732; DoRA 2402.09353, section 4.3. Differs: peft and TRL train with the
+    dropout of the adapter's config; here it is 0.
+    """
+
+    rank: Annotated[int, "r, rows of A and columns of B"] = 16
+    alpha: Annotated[float, "s is alpha / rank; with rslora alpha / sqrt(rank)"] = 32.0
+    targets: Annotated[
+        Literal["all-linear"] | tuple[str, ...], "last parts of layer names; all-linear: every one but the output head"
+    ] = "all-linear"
+    rslora: Annotated[bool, "s = alpha / sqrt(rank), for large ranks"] = False
+    dora: Annotated[bool, "train the norm of each row apart from its direction"] = False
+    init: Annotated[Literal["uniform", "gaussian"], "draws of A; B is 0"] = "uniform"
+    path: Annotated[str | None, "adapter to start from, made for this model; the reference stays the base"] = None
+
+    def __post_init__(self) -> None:
+        require(1 <= self.rank <= 1 << 16, "rank", self.rank, "must be in [1, 65536]")
+        require(0 < self.alpha < math.inf, "alpha", self.alpha, "must be > 0 and finite")
+        named = isinstance(self.targets, str) or (len(self.targets) > 0 and all(self.targets))
+        require(named, "targets", self.targets, "must name a layer", remedy="all-linear names every one")
+
+
+def attach(model: nn.Module, lora: Lora, seed: int) -> None:
+    """Put new adapters on the target layers of a plain model and freeze everything else except a scalar head. The
+    initial A depends on the seed alone; torch's random state is unchanged.
+
+    Raises:
+        FieldError: a target names no linear layer of this model.
+        UserError: peft is not installed.
+    """
+    if (missing := missing_peft()) is not None:
+        raise UserError("model.lora needs the package peft", remedy=missing)
+    from peft import inject_adapter_in_model
+
+    from proxima.model.adapters.merged_lora import MergedLora  # derives from a class of peft
+
+    config = peft_config(model, lora)
+    if not config.fan_in_fan_out:  # it is one setting for all layers: those of GPT-2, its head too, stay peft's
+        config._register_custom_module({nn.Linear: MergedLora})
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
+        torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
+        inject_adapter_in_model(config, model, NAME)
+    for name in trained_names(model):
+        parameter = model.get_parameter(name).requires_grad_(True)
+        if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
+            parameter.data = parameter.data.float()
+            if "lora_magnitude_vector" in name:
+                layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
+                weight = layer.weight.detach().float()
+                parameter.data = torch.linalg.norm(weight, dim=0 if layer.fan_in_fan_out else 1)
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """The names of the adapter's own parameters; empty without an adapter."""
+    return [name for name, _ in model.named_parameters() if f".{NAME}." in name and ".lora_" in name]
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    """The names of the parameters that a model with an adapter trains: `adapter_names`, and a scalar head."""
+    head = f"{SCALAR_HEAD}.weight"
+    return [*adapter_names(model), *(name for name, _ in model.named_parameters() if name == head)]
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The effective weight of a linear layer, in the layout of the layer's own weight: with the adapter merged in,
+    unless the adapter is off. Differentiable; sums in the wider dtype of base and adapter."""
+    layer: Any = module
+    weight: Tensor = layer.weight  # of an adapted layer, its base's
+    if not is_adapted(module) or layer.disable_adapters:
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):
+        merged: Tensor = weight + layer.get_delta_weight(NAME)
+        if NAME in layer.lora_magnitude_vector:
+            axis = 0 if layer.fan_in_fan_out else 1
+            norm = torch.linalg.norm(merged.detach(), dim=axis)
+            merged = (layer.lora_magnitude_vector[NAME].weight / norm).unsqueeze(axis) * merged
+    return merged
 
 
 def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
@@ -84,37 +177,6 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in layers.values()),
         task_type="SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM",
     )
-
-
-def attach(model: nn.Module, lora: Lora, seed: int) -> None:
-    """Put new adapters on the target layers of a plain model and freeze everything else except a scalar head. The
-    initial A depends on the seed alone; torch's random state is unchanged.
-
-    Raises:
-        FieldError: a target names no linear layer of this model.
-        UserError: peft is not installed.
-    """
-    if (missing := missing_peft()) is not None:
-        raise UserError("model.lora needs the package peft", remedy=missing)
-    from peft import inject_adapter_in_model
-
-    from proxima.model.merged_lora import MergedLora  # derives from a class of peft
-
-    config = peft_config(model, lora)
-    if not config.fan_in_fan_out:  # it is one setting for all layers: those of GPT-2, its head too, stay peft's
-        config._register_custom_module({nn.Linear: MergedLora})
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
-        torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
-        inject_adapter_in_model(config, model, NAME)
-    for name in trained_names(model):
-        parameter = model.get_parameter(name).requires_grad_(True)
-        if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
-            parameter.data = parameter.data.float()
-            if "lora_magnitude_vector" in name:
-                layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
-                weight = layer.weight.detach().float()
-                parameter.data = torch.linalg.norm(weight, dim=0 if layer.fan_in_fan_out else 1)
 
 
 def missing_peft() -> str | None:

@@ -7,7 +7,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxima.model.lora import NAME, weight_of
+from proxima.model.adapters.lora import NAME, weight_of
 
 
 class MergedLora(Linear):

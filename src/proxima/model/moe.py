@@ -1,11 +1,16 @@
-"""Records and replays the experts to which each token of a mixture is sent.
+"""Mixtures of experts (MoE): records and replays the experts to which each token is sent, and lets grouped products
+follow autocast.
 
     decoder stack --routing=RoutingPass--> layer --> attention (takes the pass off) | router (asks it) | experts
 
 The pass is an argument, like the segments of packed attention, and reaches the router inside the layer: so gradient
 checkpointing, which runs the layer again, gets the same pass, with the experts of the first run.
+
+In transformers a module `experts` has stacked matrices: it takes hidden states [T, D] and the router's choices and
+weights [T, K], and computes one grouped product per matrix.
 """
 
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +24,7 @@ from proxima.data.packed_batch import PackedBatch, indices_of
 #: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
 FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are not known
+IN_AUTOCAST = "grouped_mm_in_autocast"
 
 
 def is_mixture(config: Any) -> bool:
@@ -35,9 +41,28 @@ def check_mixture(config: Any, field: str, value: object) -> None:
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
 
 
-def id_dtype(experts: int) -> torch.dtype:
-    """The smallest dtype that holds the expert ids and -1."""
-    return torch.int8 if experts <= SMALL else torch.int16
+def connect_routers(backbone: nn.Module) -> None:
+    """Make the routers of a decoder stack consult the pass that it is called with, `routing=…`; without one nothing
+    changes. Idempotent."""
+    stack: Any = backbone
+    layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
+    if not getattr(stack, "asks_routing", False):
+        for number, layer in enumerate(layers):
+            layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
+            layer.mlp.gate.register_forward_hook(partial(_ask, number))
+        stack.asks_routing = True
+
+
+def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    router.routing = kwargs.pop("routing", None)
+    return args, kwargs
+
+
+def _ask(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    routing, router.routing = getattr(router, "routing", None), None
+    if routing is None:
+        return None
+    return output[0], *routing.route(number, router, *output)
 
 
 class RoutingPass:
@@ -119,16 +144,9 @@ class RoutingPass:
         return {"expert_count": torch.stack(counts, 1), "expert_probability": torch.stack(probabilities, 1) / lengths}
 
 
-def connect_routers(backbone: nn.Module) -> None:
-    """Make the routers of a decoder stack consult the pass that it is called with, `routing=…`; without one nothing
-    changes. Idempotent."""
-    stack: Any = backbone
-    layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
-    if not getattr(stack, "asks_routing", False):
-        for number, layer in enumerate(layers):
-            layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
-            layer.mlp.gate.register_forward_hook(partial(_ask, number))
-        stack.asks_routing = True
+def id_dtype(experts: int) -> torch.dtype:
+    """The smallest dtype that holds the expert ids and -1."""
+    return torch.int8 if experts <= SMALL else torch.int16
 
 
 def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
@@ -137,13 +155,43 @@ def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
     return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[prompts]}
 
 
-def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    router.routing = kwargs.pop("routing", None)
-    return args, kwargs
+def compute_in_autocast(model: nn.Module) -> None:
+    """Make grouped products follow autocast, as linear layers do. Autocast does not cover them: with float32 weights
+    they would be float32, for which a GPU has no kernel, so that it computes expert by expert."""
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+    ALL_EXPERTS_FUNCTIONS.register(IN_AUTOCAST, _grouped_in_autocast)
+    for experts in stacked_experts(model):
+        if experts.config._experts_implementation == "grouped_mm":
+            experts.config._experts_implementation = IN_AUTOCAST
 
 
-def _ask(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-    routing, router.routing = getattr(router, "routing", None), None
-    if routing is None:
-        return None
-    return output[0], *routing.route(number, router, *output)
+def stacked_experts(model: nn.Module) -> Iterator[Any]:
+    """The modules of this interface, whose weights are all [experts, …]."""
+    for module in model.modules():
+        weights = list(module.parameters())
+        if hasattr(module, "_apply_gate") and weights and all(len(p) == module.num_experts for p in weights):
+            yield module
+
+
+class OtherWeights:
+    """A module as its forward method reads it, but with other weights and settings, and without hooks."""
+
+    def __init__(self, module: Any, weights: Mapping[str, Tensor], **settings: Any) -> None:
+        self.module, self.weights = module, weights
+        vars(self).update({**weights, **settings})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)
+
+
+def _grouped_in_autocast(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    from transformers.integrations.moe import grouped_mm_experts_forward
+
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        own = experts.weights if isinstance(experts, OtherWeights) else dict(experts.named_parameters(recurse=False))
+        lowered = {name: weight.to(dtype) for name, weight in own.items()}
+        experts = OtherWeights(experts, lowered)
+    return grouped_mm_experts_forward(experts, hidden, top_k_index, top_k_weights)

@@ -1,0 +1,113 @@
+"""What proxima knows of a Hugging Face model's architecture: its decoder stack, the linear layer on top, what makes
+images into its input, and the class of transformers that has them.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxima.data import UserError
+from proxima.model.parallel.sharding import is_sharded, plain_type
+
+SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
+SCALAR_HEAD = "score"  # of a scalar model: trained in full, alongside the adapters of its decoder
+
+
+def parts(model: nn.Module) -> tuple[Any, Any]:
+    """The decoder stack of a causal language model, and its output head.
+
+    Raises:
+        UserError: it does not say which of its modules these are, or the head is not a linear layer.
+    """
+    untyped: Any = model
+    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
+    head, name = untyped.get_output_embeddings(), plain_type(model).__name__
+    if backbone is untyped:
+        raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
+    if (kind := plain_type(base_layer(head))) is not nn.Linear:
+        raise UserError(f"{name} is not supported: its output head is a {kind.__name__}, not a linear layer")
+    return backbone, head
+
+
+def scalar_parts(model: nn.Module) -> tuple[Any, Any]:
+    """The decoder stack of a scalar model, and its head."""
+    untyped: Any = model
+    return untyped.get_decoder(), getattr(untyped, SCALAR_HEAD)
+
+
+def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """[N] float32 (float64 for a float64 head): hidden [N, D] times the head's weights [1, D]."""
+    values: Tensor = head(hidden) if is_sharded(head) else exact_product(hidden, head.weight)
+    return values
+
+
+def exact_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    """`scalar_head` of whole weights, never in half precision. One product per row, so that no row depends on its
+    neighbours."""
+    exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.to(exact), weight.to(exact))[:, 0]
+
+
+def beside_decoder(model: Any) -> dict[str, Any]:
+    """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
+    if model.config.model_type not in SHOWN_IMAGES:
+        return {}
+    own = model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)
+    inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
+    return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
+
+
+def base_layer(module: nn.Module) -> nn.Module:
+    """The layer itself, without its adapter."""
+    return module.get_base_layer() if is_adapted(module) else module  # type: ignore[operator]
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """True for a layer with an adapter."""
+    return hasattr(module, "lora_A")
+
+
+def untie_config(model: Any, config: Any = None) -> None:
+    """Let the config (the model's, or a copy of it) say that embedding and output head are two matrices, where they
+    are: after a merged adapter of the head, or in a file that holds both. Whoever reads a config that says tied may
+    drop one of them."""
+    config = model.config if config is None else config
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
+        return
+    for part in (config, config.get_text_config()):
+        if getattr(part, "tie_word_embeddings", False):
+            part.tie_word_embeddings = False
+
+
+def reader_of(config: Any) -> Any:
+    """The class of transformers that loads a language model with this config."""
+    import transformers
+
+    if config.model_type in SHOWN_IMAGES:
+        return transformers.AutoModelForImageTextToText
+    return transformers.AutoModelForCausalLM
+
+
+def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
+    """The class of the model that is loaded for a config, as a language model or with a scalar head, and its own
+    config: the part about text, where that has a class of its own.
+
+    Raises:
+        UserError: transformers has none.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    classes: Any = (AutoModelForSequenceClassification if scalar else reader_of(config))._model_mapping
+    if type(config) not in classes:
+        what = "a sequence classifier" if scalar else "a causal language model"
+        raise UserError(f"a model of type {config.model_type} is not supported: it is not {what} of transformers")
+    kinds = classes[type(config)]
+    if isinstance(kinds, tuple):  # by the name in the config, as `from_pretrained` chooses
+        named = [kind for kind in kinds if kind.__name__ in (config.architectures or ())]
+        kinds = (named or kinds)[0]
+    of_text = getattr(config, "sub_configs", {}).get("text_config")
+    return kinds, config.get_text_config() if kinds.config_class is of_text else config
