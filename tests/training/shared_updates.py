@@ -105,7 +105,7 @@ class Stacks:
 
 def stacks_of(rank: int, folder: Path, layout: Layout, **settings: Any) -> tuple[ProcessRanks, Stacks, Stacks]:
     """The ranks, their stacks, and those of one process."""
-    ranks = ProcessRanks(rank, dist.get_world_size(), together=Sharding(**layout).together)
+    ranks = ProcessRanks(rank, dist.get_world_size(), ranks_per_share=Sharding(**layout).together)
     return ranks, Stacks(folder, ranks, layout, **settings), Stacks(folder, None, {}, **settings)
 
 

@@ -109,7 +109,7 @@ def changed_questions(first: EvalResult, second: EvalResult, comparison: PairedC
     metric = comparison.metric
     (sides,) = ((a, b) for name, a, b in shared_suites(first, second) if name == comparison.name)
     pairs = [(question, sides[1][uid]) for uid, question in sides[0].items()]
-    means = [(fmean(known[1]) - fmean(known[0]), pair) for pair in pairs if all(known := _both(pair, metric))]
+    means = [(fmean(values[1]) - fmean(values[0]), pair) for pair in pairs if all(values := _both(pair, metric))]
     ordered = sorted(means, key=lambda item: item[0])
     return ChangedQuestions(
         name=comparison.name,
@@ -263,8 +263,8 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
     Raises: ValueError without questions, or if single answers differ by anything other than -1, 0 or 1.
     """
     if single:
-        whole = all(d in (-1, 0, 1) for d in differences)
-        require(whole, "differences", list(differences), "must be -1, 0 or 1 for single answers")
+        are_signs = all(d in (-1, 0, 1) for d in differences)
+        require(are_signs, "differences", list(differences), "must be -1, 0 or 1 for single answers")
         won, lost, n = differences.count(1), differences.count(-1), len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)

@@ -162,15 +162,17 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     ]
     warned = clock_notes(current_clock(), config.data.template_date)
     loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
-    played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
+    played = {entry.suite.path: entry for entry in loaded if is_played(entry.suite.task)}
     if not played:
         return loaded
-    tasks = {path: part.suite.task for path, part in played.items()}
-    prompts = {path: part.questions.prompts for path, part in played.items()}
+    tasks = {path: entry.suite.task for path, entry in played.items()}
+    prompts = {path: entry.questions.prompts for path, entry in played.items()}
     warned = []
 
     worlds = make_worlds(tasks, prompts, model, Play.of(config), warned)
-    loaded = [replace(part, questions=replace(part.questions, world=worlds.get(part.suite.path))) for part in loaded]
+    loaded = [
+        replace(entry, questions=replace(entry.questions, world=worlds.get(entry.suite.path))) for entry in loaded
+    ]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
 
@@ -181,8 +183,8 @@ def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
     except UserError as error:
         if not suite.remedy:
             raise
-        own = suite.given and not isinstance(error, FieldError)  # a field of the task is none of the caller's
-        remedy = error.remedy if own else suite.remedy
+        names_itself = suite.given and not isinstance(error, FieldError)  # a field of the task is none of the caller's
+        remedy = error.remedy if names_itself else suite.remedy
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
     with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:

@@ -143,8 +143,8 @@ class EvalResult:
         first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
         if "sampling" not in first or "sampling" not in second:
             return ()
-        given = ("sampling", "system", "template_arguments", "template_date")
-        return tuple(key for key in given if (first.get(key) or None) != (second.get(key) or None))
+        settings = ("sampling", "system", "template_arguments", "template_date")
+        return tuple(key for key in settings if (first.get(key) or None) != (second.get(key) or None))
 
 
 def read_result(path: str | Path) -> EvalResult:
@@ -193,10 +193,10 @@ def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
         correct, metrics = tuple(row["correct"] for row in samples), [_metrics(row) for row in samples]
         names = dict.fromkeys(name for sample in metrics for name in sample)
         values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
-        facts = {name: samples[0][name] for name in ("question", "answer")}
-        load_json(facts["answer"])  # which readers show
+        question, answer = samples[0]["question"], samples[0]["answer"]
+        load_json(answer)  # which readers show
         texts = tuple(row["text"] for row in samples)
-        results[uid] = QuestionResult(**facts, correct=correct, metrics=values, texts=texts)
+        results[uid] = QuestionResult(question=question, answer=answer, correct=correct, metrics=values, texts=texts)
     return results
 
 

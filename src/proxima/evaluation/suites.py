@@ -57,8 +57,10 @@ class Suite:
 
     def on_the_hub(self) -> Any:
         """The task spec for the hub, or its cache."""
-        columns = {"question": f"{{{self.question}}}{self.template}", "answer": self.answer, "metadata": ()}
-        return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
+        question = f"{{{self.question}}}{self.template}"
+        return TASKS["dataset"](
+            path=self.hub, subset=self.subset, split=self.split, question=question, answer=self.answer, metadata=()
+        )
 
     def _table(self, file: Path) -> Any:
         kinds = f"{', '.join(SUFFIXES)} file, possibly with .gz"

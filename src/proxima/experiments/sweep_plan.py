@@ -119,17 +119,17 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
 
 def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None, import_code: bool) -> PlannedRun:
     folder = sweep.folder / cell.name / f"seed-{seed}"
-    own = [f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}"]
-    resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None, import_code=import_code)
+    overrides = [f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}"]
+    resolved = resolve(sweep.recipe, overrides, layer=cell.layer, root=None, import_code=import_code)
     if share and resolved.entry("runtime.threads").origin == "default":
-        own.append(f"runtime.threads={share}")
-        resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None, import_code=import_code)
+        overrides.append(f"runtime.threads={share}")
+        resolved = resolve(sweep.recipe, overrides, layer=cell.layer, root=None, import_code=import_code)
     return PlannedRun(
         cell=cell.name,
         seed=seed,
         recipe=sweep.recipe,
         folder=folder,
-        overrides=(*cell.overrides, *own),
+        overrides=(*cell.overrides, *overrides),
         steps=resolved.config.train.steps,
         threads=resolved.config.runtime.threads or None,
         resolved=resolved,

@@ -165,8 +165,14 @@ class _SweepLoop:
         with (run.folder / OUTPUT).open("ab") as output:
             offset = output.seek(0, os.SEEK_END)
             # in its own session: the terminal's Ctrl-C reaches only this process, which forwards it once
-            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            process = subprocess.Popen(list(self.command(run)), env=environment, start_new_session=True, **streams)
+            process = subprocess.Popen(
+                list(self.command(run)),
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
         progress.state = RunState.RUNNING
         self.jobs.append(_RunningJob(progress, process, offset))
         self.changed(progress)

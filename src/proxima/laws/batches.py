@@ -132,8 +132,8 @@ def batch_cases() -> Iterator[BatchCase]:
 def copied(case: BatchCase) -> BatchCase:
     """The case with its own tensors, in a third of the time of `deepcopy`."""
     named = {f.name: getattr(case.batch, f.name) for f in fields(case.batch) if f.name != "log_prob"}
-    own = {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
-    return replace(case, batch=with_new_leaf(case.batch, **own))
+    clones = {name: value.clone() for name, value in named.items() if isinstance(value, Tensor)}
+    return replace(case, batch=with_new_leaf(case.batch, **clones))
 
 
 @cache

@@ -69,11 +69,12 @@ def tiny_model() -> LoadedModel:
         eos_token="<end>",
         pad_token="<end>",
     )
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(
+        vocab_size=len(letters), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
+        model = LlamaForCausalLM(config)
         model.lm_head.weight.mul_(12)  # logits as far apart as a trained model's: flat logits hide temperatures
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, path="tiny")
@@ -144,7 +145,13 @@ def known_capabilities(case: EngineUnderTest) -> Capabilities:
 
 
 def engine_law(
-    name: str, consequence: str, check: Callable[[EngineUnderTest, Engine], Awaitable[None]], **more: Any
+    name: str,
+    consequence: str,
+    check: Callable[[EngineUnderTest, Engine], Awaitable[None]],
+    *,
+    cure: str,
+    applies: Callable[[Any], str | None] = lambda spec: None,
+    root: bool = False,
 ) -> Law:
     """The law that `check(case, engine)` passes; the engine is built for it and closed afterwards."""
 
@@ -155,7 +162,7 @@ def engine_law(
         finally:
             close_engine(engine)
 
-    return Law(name, consequence, lambda case, _: asyncio.run(limited(case)), **more)
+    return Law(name, consequence, lambda case, _: asyncio.run(limited(case)), applies=applies, cure=cure, root=root)
 
 
 def needs_model(case: EngineUnderTest) -> str | None:

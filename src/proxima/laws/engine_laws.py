@@ -62,8 +62,8 @@ async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
     wanted = requests(temperature=temperature)
     made = await completions(engine, wanted)
     pairs = zip(wanted, made, strict=True)
-    asked = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=temperature) for r, c in pairs]
-    scored = await engine.score(asked)
+    scoring = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=temperature) for r, c in pairs]
+    scored = await engine.score(scoring)
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
         require_that(off <= LOG_PROB_TOLERANCE, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")
@@ -137,7 +137,7 @@ async def _seen_in_flight(engine: Engine, most: int) -> bool:
     wanted = requests(4, 4, max_tokens=most)
     made: dict[tuple[int, int, int], Completion] = {}
     seen: dict[tuple[int, int, int], InFlight] = {}
-    asked = {request.key: request for request in wanted}
+    by_key = {request.key: request for request in wanted}
 
     async def collect() -> None:
         async for completion in engine.generate(wanted):
@@ -148,17 +148,19 @@ async def _seen_in_flight(engine: Engine, most: int) -> bool:
     task = asyncio.create_task(collect())
     while not task.done():
         answer = await engine.in_flight()
-        current: dict[tuple[int, int, int], InFlight | Completion] = {part.key: part for part in answer}
+        current: dict[tuple[int, int, int], InFlight | Completion] = {partial.key: partial for partial in answer}
         require_that(len(current) == len(answer), "in_flight() names a completion twice")
         current |= made
         for key, before in seen.items():
             now = current.get(key)
             longer = now is not None and np.array_equal(now.tokens[: len(before.tokens)], before.tokens)
             require_that(longer, f"prompt {key[0]}, sample {key[1]}: tokens that were in flight are in no place now")
-        for part in answer:
-            prompt = asked[part.key].prompt
-            require_that(np.array_equal(part.prompt_tokens, prompt.tokens), "in_flight() has another prompt's tokens")
-            seen[part.key] = part
+        for partial in answer:
+            prompt = by_key[partial.key].prompt
+            require_that(
+                np.array_equal(partial.prompt_tokens, prompt.tokens), "in_flight() has another prompt's tokens"
+            )
+            seen[partial.key] = partial
         await asyncio.sleep(0)
     await task
     for key, before in seen.items():

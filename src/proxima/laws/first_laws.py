@@ -34,9 +34,9 @@ MASKED = "read tensors as b.masked(name), 0 outside the loss mask, and return to
 
 def ordinary_cases() -> Iterator[BatchCase]:
     """Batches without garbage whose tokens are all in the loss, off the behavior policy and on it."""
-    clean: dict[str, Any] = {"out_of_loss": 0.0, "not_sampled": 0.0, "garbage": False}
+    clean_batch = partial(make_batch, seed=5, out_of_loss=0.0, not_sampled=0.0, garbage=False)
     for lengths, spread, proximal in (([1], 0.3, "recompute"), ([3, 2], 0.3, "recompute"), ([2], 0.0, "behavior")):
-        yield BatchCase(make_batch(lengths, seed=5, spread=spread, proximal=proximal, **clean))
+        yield BatchCase(clean_batch(lengths, spread=spread, proximal=proximal))
 
 
 def require_kind(returned: Any, kind: type, how: str) -> None:

@@ -107,8 +107,8 @@ OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # arguments of a `
 
 def advantage_runs(spec: Any, case: Any) -> None:
     """For outcomes that are all valid, the advantage is a tensor [S] or [N] of finite numbers."""
-    given = case.outcomes if isinstance(case, OutcomesCase) else case
-    value, right = spec(given), given.reward.shape
+    outcomes = case.outcomes if isinstance(case, OutcomesCase) else case
+    value, right = spec(outcomes), outcomes.reward.shape
     require_kind(value, Tensor, f"a tensor {list(right)}")
     require_that(value.shape == right, f"shape {list(value.shape)}, expected {list(right)}")
     require_that(bool(value.isfinite().all()), f"an advantage is not finite: {value.tolist()}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -100,9 +101,8 @@ def require_exact_split(
 ) -> None:
     """Raise `Violation` unless the micro-batches with these sequences add up to the whole batch."""
     ready = precompute(b, surrogate=spec, correction=correction)
-    how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
-    whole = policy_loss(b, **how)
-    parts = [policy_loss(ready.batch.take(part), **how) for part in rows]
+    loss_of = partial(policy_loss, surrogate=spec, aggregate=aggregate, correction=correction)
+    whole, parts = loss_of(b), [loss_of(ready.batch.take(part)) for part in rows]
     numerator = torch.stack([part.numerator for part in parts]).sum()
     denominator = torch.stack([part.denominator for part in parts]).sum()
     require_close(numerator, whole.numerator, "numerator, summed over micro-batches")
@@ -144,15 +144,15 @@ def require_slope(b: PolicyBatch, tokens: list[int], spec: Any, correction: Any 
     one-sided differences disagree, at a kink or where a mask switches."""
     if not tokens:
         return
-    how = {"surrogate": spec, "aggregate": TokenSum(), "correction": correction, "check": False}
-    numerator = policy_loss(b, **how).numerator
+    loss_of = partial(policy_loss, surrogate=spec, aggregate=TokenSum(), correction=correction, check=False)
+    numerator = loss_of(b).numerator
     (gradient,), middle = torch.autograd.grad(numerator, b.log_prob), numerator.detach()
     for token in tokens:
         shift = torch.zeros_like(b.log_prob)
         shift[token] = STEP
         with torch.no_grad():
             moved = (with_new_leaf(b, log_prob=b.log_prob.detach() + step) for step in (shift, -shift))
-            up, down = (policy_loss(x, **how).numerator for x in moved)
+            up, down = (loss_of(x).numerator for x in moved)
         right, left = (up - middle) / STEP, (middle - down) / STEP
         slope = (right + left) / 2
         if float((right - left).abs()) <= 1e-3 * (1 + float(slope.abs())):

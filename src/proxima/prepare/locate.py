@@ -104,16 +104,16 @@ def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
         return next((top / name for top in tops for name in names if (top / name).is_dir()), None)
 
     starts = [start for name in subsets if (start := inside(name))]
-    found: BySide = defaultdict(list)
+    sides: BySide = defaultdict(list)
     for start in starts or [folder if subsets else inside(*_DEFAULT_SUBSETS) or folder]:
         for side, paths in split_files(start).items():
-            found[side] += [(path, path.relative_to(folder).as_posix()) for path in paths]
+            sides[side] += [(path, path.relative_to(folder).as_posix()) for path in paths]
     if subsets and not starts:  # configurations that are files: aime2025-I.jsonl
-        named = [pair for of in found.values() for pair in of if any(n.lower() in pair[1].lower() for n in subsets)]
-        found, starts = {"": named}, [path for path, _ in named]
+        named = [pair for of in sides.values() for pair in of if any(n.lower() in pair[1].lower() for n in subsets)]
+        sides, starts = {"": named}, [path for path, _ in named]
     if len(starts) < len(subsets):
         raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
-    return found
+    return sides
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:

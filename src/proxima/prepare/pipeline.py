@@ -92,8 +92,8 @@ def prepare(
         card = build_card(part, source, template, options, held_out, command, sides, overlap, outcome, files)
         write_card(folder, card)
     written = card["outputs"].get("test.parquet")
-    asked = [item.question for item, _ in outcome.kept["test"]]
-    own_test = None if written is None else EvalSet(out.name, asked, written["sha256"])
+    questions = [item.question for item, _ in outcome.kept["test"]]
+    own_test = None if written is None else EvalSet(out.name, questions, written["sha256"])
     return PreparedFolder(out, card, own_test, tuple(_notes(part, source, card)))
 
 
@@ -158,8 +158,8 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
         test_items = [item for item, _ in outcome.kept["test"]] or [item for item, _, test in training if test]
         overlap.add(EvalSet(_OWN_TEST, [item.question for item in test_items]))
     # the number of training questions with an n-gram is known only after all were compared
-    found = [overlap.find(item.question, count=not test) for item, _, test in training]
-    for (item, repeats, test), matches in zip(training, found, strict=True):
+    matches_of_rows = [overlap.find(item.question, count=not test) for item, _, test in training]
+    for (item, repeats, test), matches in zip(training, matches_of_rows, strict=True):
         if evidence := overlap.contaminated(matches, _OWN_TEST if test else None):
             outcome.contaminated.append((item, evidence))
         else:

@@ -1,9 +1,9 @@
-"""From scored groups to training batches: advantage, selection, and the order of the updates. In prompt order."""
+"""From scored groups to training batches: advantage, selection, and the order of the updates. Ordered by prompt uid."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count, takewhile
 from typing import Any
 
@@ -139,8 +139,8 @@ class TrainingBatch:
 class BatchBuilder:
     """Builds the batch of a step: advantage, selection and the assignment to updates.
 
-    With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
-    left out of a step in which the engine does not provide it. `fill` is `Learner.fill`, which runs the forward stages
+    With `reads_behavior`, the loss reads the engine's log-probs μ, and missing ones raise; otherwise they only feed
+    metrics, and are left out of a step in which the engine lacks them. `fill` is `Learner.fill`, which runs the forward stages
     of some columns; an advantage of tokens asks it for its `needs`.
     """
 
@@ -150,7 +150,7 @@ class BatchBuilder:
     reads_behavior: bool = True
     needs_sampling_mask: bool = False  # for all completions: sampling is truncated and μ is the sampled distribution
     replays_routes: bool = False  # the trainer sends tokens to the experts that the engine sent them to
-    updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
+    updates: int = 1  # optimizer steps per epoch; groups are assigned to them in order
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
     rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
@@ -221,9 +221,9 @@ class BatchBuilder:
 
     def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
         """The trajectory of each path of each completion, with an advantage of 0."""
-        of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
+        build = partial(Trajectory.of, advantage=0.0, behavior=self.behavior, routes=self.replays_routes)
         items = [
-            Trajectory.of(path.opening or group.prompt, path, group=number, advantage=0.0, **of_engine)
+            build(path.opening or group.prompt, path, group=number)
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
             for path, number in zip(group.paths, numbers, strict=True)
         ]
@@ -295,8 +295,8 @@ def split_into_updates(
     Args:
         trajectories: those to train, in the order of their groups.
         groups: uids of the groups before any selection.
-        seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
-        updates: optimizer steps per epoch; groups are dealt to them in order.
+        seed, step: from the second epoch on, groups are assigned in an order drawn by (seed, step, epoch).
+        updates: optimizer steps per epoch; groups are assigned to them in order.
         epochs: passes over the trajectories.
 
     Returns: the keys of the trajectories of each optimizer step.
@@ -308,8 +308,8 @@ def split_into_updates(
     for epoch in range(epochs):
         order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist() if epoch else range(len(groups))
         for u in range(updates):
-            dealt = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
-            out.append(tuple(key for i in dealt for key in keys[groups[i]]))
+            members = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
+            out.append(tuple(key for i in members for key in keys[groups[i]]))
     return tuple(update for update in out if update)
 
 

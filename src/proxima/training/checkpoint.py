@@ -288,9 +288,9 @@ def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
     tensors = dict[str, Tensor]()
     with safe_open(place.with_suffix(".safetensors"), framework="pt") as opened:
         for name in opened.keys():  # noqa: SIM118 (it is no mapping)
-            whole = opened.get_tensor(name)
-            tensors[name] = _empty(name, whole.shape, whole.dtype, weights)
-            fill_weight(tensors[name], whole)
+            tensor = opened.get_tensor(name)
+            tensors[name] = _empty(name, tensor.shape, tensor.dtype, weights)
+            fill_weight(tensors[name], tensor)
     return tensors
 
 

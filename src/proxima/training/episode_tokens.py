@@ -170,15 +170,14 @@ class EpisodeTokens:
             needs: of the advantage.
             bootstrap: of each path; an episode has that of its last path, in which its last turn is sampled.
         """
-        ends = self.ends
-        more: dict[str, Any] = {
-            name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}
-        }
-        more |= {name: column for name, column in self._turn_columns().items() if name in needs}
+        columns = {name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}}
+        columns |= {name: column for name, column in self._turn_columns().items() if name in needs}
         if bootstrap is not None:
-            more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
-        facts = {"reward": reward, "loss_mask": self.loss_mask, "cu_seqlens": self.cu_seqlens}
-        return TokenRewards(**facts | more | {"group": torch.tensor(self.group)})
+            columns["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in self.ends[1:]], dtype=reward.dtype)
+        rewards = TokenRewards(
+            reward=reward, loss_mask=self.loss_mask, cu_seqlens=self.cu_seqlens, group=torch.tensor(self.group)
+        )
+        return replace(rewards, **columns)
 
     def _turn_columns(self) -> dict[str, Tensor]:
         """`turn` and `state`, [N] int64, in time."""

@@ -69,13 +69,13 @@ def stage_columns(
     their own, and empty ones for the rest."""
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
-    own = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
-    cuts = micro_batches([(packed[i],) for i in own], budget, share_prompt=share_prompt)
+    own_places = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
+    cuts = micro_batches([(packed[i],) for i in own_places], budget, share_prompt=share_prompt)
     idle = ranks.maximum(len(cuts)) - len(cuts)
-    values = _filled(stage, [[packed[own[i]] for i in cut] for cut in cuts])
+    values = _filled(stage, [[packed[own_places[i]] for i in cut] for cut in cuts])
     for _ in range(idle):  # other ranks have more micro-batches, and wait for this one in each
         stage(stage.pack([min(packed, key=len)]))
-    everywhere = ranks.gather_shares(([order[i] for i in own], values))
+    everywhere = ranks.gather_shares(([order[i] for i in own_places], values))
     out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, filled in everywhere for name in filled}
     for places, filled in everywhere:
         for name, columns in filled.items():

@@ -200,23 +200,23 @@ def without_mismatched(
     Completions that the update skips, because their advantage is 0, are in no metric and are never rejected, as under
     `warn` and `stop`, which measure in the update's own forward pass.
     """
-    seen = [item for item in batch.trajectories if not objective.skippable(item)]
-    if not seen:
+    candidates = [item for item in batch.trajectories if not objective.skippable(item)]
+    if not candidates:
         return batch
     log_probs = {
         item.key: log_prob
         for item, log_prob in zip(batch.trajectories, stack.log_prob(batch.trajectories), strict=True)
     }
-    measured = first_forward(seen, [log_probs[item.key] for item in seen])
-    rejected = [seen[i].key for i in guard.rejects(measured).nonzero().squeeze(1).tolist()]
+    measured = first_forward(candidates, [log_probs[item.key] for item in candidates])
+    rejected = [candidates[i].key for i in guard.rejects(measured).nonzero().squeeze(1).tolist()]
     metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
-    metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
+    metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(candidates)
     proximal = (stage for stage in stages if stage.column == "proximal_log_prob")
     if any(not (isinstance(stage, LogProbStage) and stage.records_routes) for stage in proximal):
         batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    left = drop_mismatched(batch, {key: TokenStatistics.of_forward(log_probs[key]) for key in rejected})
-    return replace(left, metrics={**batch.metrics, **finite})
+    remaining = drop_mismatched(batch, {key: TokenStatistics.of_forward(log_probs[key]) for key in rejected})
+    return replace(remaining, metrics={**batch.metrics, **finite})
 
 
 def drop_mismatched(batch: TrainingBatch, statistics: Mapping[Key, TokenStatistics]) -> TrainingBatch:

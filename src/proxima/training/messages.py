@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks. Each message says what every rank does next; `placement.follower` does it there.
+"""What rank 0 sends the other ranks. Each message says what every rank does next; `placement.follower` does it there.
 
 A message has values only: names of stacks and columns, trajectories with numpy columns, and the specs of a loss.
 """

@@ -166,7 +166,9 @@ class NextPolicy:
         if self.playing is not None:
             parts = self.playing(running)
         waiting = {partial.key: (partial, sampled) for partial, sampled in parts if partial.temperature > 0}
-        paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
+        paths = (
+            (path.opening or prompt, path) for prompt, completion in self.unconsumed() for path in completion.paths
+        )
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []
         for completion, sampled in waiting.values():

@@ -7,6 +7,7 @@ and measures in the same pass over memory; `optimizer_8bit` and `optimizer_muon`
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -55,7 +56,9 @@ class Adam:
                 vector, mesh = parameter.dim() < 2, getattr(parameter, "device_mesh", None)
                 split.setdefault((vector, mesh), []).append(parameter)
         groups = sorted(split.items(), key=lambda group: group[0][0])
-        return [{"params": own, "weight_decay": 0.0 if vector else self.weight_decay} for (vector, _), own in groups]
+        return [
+            {"params": members, "weight_decay": 0.0 if vector else self.weight_decay} for (vector, _), members in groups
+        ]
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights in matrices of layers and
@@ -220,9 +223,10 @@ class OnePassAdamW:
         torch._foreach_add_([self._state(p)["step"] for p in self._parameters()], 1)
         squares = []
         for group in self.optimizer.param_groups:
-            settings = {name: group[name] for name in ("lr", "eps", "weight_decay")}
-            settings["beta1"], settings["beta2"] = group["betas"]
-            squares.append(self.kernels.step([self._slots(p) for p in group["params"]], factor, **settings))
+            beta1, beta2 = group["betas"]
+            step = partial(self.kernels.step, lr=group["lr"], beta1=beta1, beta2=beta2, eps=group["eps"])
+            slots = [self._slots(p) for p in group["params"]]
+            squares.append(step(slots, factor, weight_decay=group["weight_decay"]))
         before, after = (math.sqrt(sum(totals)) for totals in zip(*squares, strict=True))
         self.weight_norms = before, after
 

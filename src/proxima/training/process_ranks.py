@@ -21,16 +21,16 @@ T = TypeVar("T")
 
 class ProcessRanks(Ranks):
     """The ranks of the default process group; `objects` is a group of the same ranks over gloo, for everything except
-    the model's tensors; None: the default group. `writer` is set once the process group exists. Every `together`
+    the model's tensors; None: the default group. `writer` is set once the process group exists. Every `ranks_per_share`
     neighbours compute the same share."""
 
-    def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
-        self.rank, self.size, self.objects, self.together = rank, size, objects, together
+    def __init__(self, rank: int, size: int, objects: Any = None, ranks_per_share: int = 1) -> None:
+        self.rank, self.size, self.objects, self.ranks_per_share = rank, size, objects, ranks_per_share
         self.status = RankStatus(_collectives)
 
     @contextmanager
     def call(self, message: Message) -> Iterator[None]:
-        if self.rank > 0:  # it is in the call that rank 0 has told it to make
+        if self.rank > 0:  # it is in the call that rank 0 has announced
             yield
             return
         self.in_call = True
@@ -90,7 +90,7 @@ class ProcessRanks(Ranks):
 
     def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
         values = self.gather_everywhere(value) if everywhere else self.gather(value)
-        return [moved(each, device) for each in values[:: self.together]]
+        return [moved(each, device) for each in values[:: self.ranks_per_share]]
 
     def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
@@ -103,7 +103,7 @@ class ProcessRanks(Ranks):
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().cpu().clone()
-        if self.rank % self.together:
+        if self.rank % self.ranks_per_share:
             total.zero_()
         with self.status.within("all_reduce"):
             dist.all_reduce(total, group=self.objects)
@@ -120,8 +120,8 @@ class ProcessRanks(Ranks):
             total: Tensor = total_norm(tensors)
         return total
 
-    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
-        clip_gradients(parameters, most, norm)
+    def clip(self, parameters: Iterable[nn.Parameter], maximum: float, norm: Tensor) -> None:
+        clip_gradients(parameters, maximum, norm)
 
 
 def _collectives() -> int:
@@ -140,9 +140,9 @@ def moved(value: T, device: torch.device | str) -> T:
         names = [field.name for field in fields(value) if field.init]
         copy = replace(value, **{name: moved(getattr(value, name), device) for name in names})
     elif isinstance(value, dict):
-        copy = {key: moved(part, device) for key, part in value.items()}
+        copy = {key: moved(item, device) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        copy = type(value)(moved(part, device) for part in value)
+        copy = type(value)(moved(item, device) for item in value)
     return copy  # type: ignore[no-any-return]
 
 

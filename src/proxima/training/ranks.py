@@ -1,6 +1,6 @@
 """Lets the processes of a run share an update and combine their results.
 
-Rank 0 runs the loop, and tells the other ranks what to compute (`messages`); each computes its share of the items. No
+Rank 0 runs the loop, and sends the other ranks what to compute (`messages`); each computes its share of the items. No
 objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
 `proxima.training.process_ranks` has several.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Message:
-    """What rank 0 tells the others, see `messages`; `str` of it names the work in status reports, such as `update of
+    """What rank 0 sends the others, see `messages`; `str` of it names the work in status reports, such as `update of
     policy`."""
 
     @property
@@ -90,7 +90,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
+    ranks_per_share: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
     writer: "ShardedWriter | None" = None  # of checkpoints, where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
@@ -99,12 +99,12 @@ class Ranks:
     @property
     def shares(self) -> int:
         """The number of parts into which an update is split."""
-        return self.size // self.together
+        return self.size // self.ranks_per_share
 
     @property
     def share(self) -> int:
         """The index of this rank's share."""
-        return self.rank // self.together
+        return self.rank // self.ranks_per_share
 
     @property
     def writing(self) -> bool:
@@ -172,9 +172,9 @@ class Ranks:
         """[] the 2-norm of tensors that may be sharded over the ranks; collective."""
         return nn.utils.get_total_norm(tensors)
 
-    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
-        """Scale the gradients, of norm `norm`, down to `most`."""
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+    def clip(self, parameters: Iterable[nn.Parameter], maximum: float, norm: Tensor) -> None:
+        """Scale the gradients, of norm `norm`, down to `maximum`."""
+        nn.utils.clip_grads_with_norm_(parameters, maximum, norm)
 
 
 ALONE = Ranks()
@@ -184,7 +184,7 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
     """Decide which rank computes which items: the indices of the items of each share, in order.
 
     The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
-    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
+    once, stay ranks_per_share as a run; the most expensive run is assigned first, each to the share with the lowest cost so
     far. A share may be empty.
 
     Args:
@@ -198,9 +198,9 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
         else:
             runs.append([i])
     costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
-    load, parts = [0] * shares, [list[int]() for _ in range(shares)]
+    load, assigned = [0] * shares, [list[int]() for _ in range(shares)]
     for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
         share = load.index(min(load))
         load[share] += costs[number]
-        parts[share] += runs[number]
-    return [sorted(part) for part in parts]
+        assigned[share] += runs[number]
+    return [sorted(indices) for indices in assigned]

@@ -203,15 +203,15 @@ class ShardedWriter:
 
     def _give_up(self, job: _Unwritten, error: BaseException) -> None:
         """Remove what was written, and raise the cause of an error; returns if that is the error itself."""
-        cause, own = error, True
+        cause, raised_here = error, True
         if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
             rank = dist.get_rank()
-            own = rank in error.failures
-            cause, _ = error.failures[rank if own else min(error.failures)]
+            raised_here = rank in error.failures
+            cause, _ = error.failures[rank if raised_here else min(error.failures)]
         discard_checkpoint(job.temporary, job.final, cause, remove=dist.get_rank() == 0)
         if cause is error:
             return
-        if own or isinstance(cause, OSError | NotFiniteError):
+        if raised_here or isinstance(cause, OSError | NotFiniteError):
             raise cause from error
         raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
 
@@ -255,7 +255,9 @@ def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | N
         return dict(file_of)
     places = dict[str, str]()
     for file in sorted(set(file_of.values())):
-        state = convert(read_slices(folder / SHARDS, {}, [name for name, own in file_of.items() if own == file]))
+        state = convert(
+            read_slices(folder / SHARDS, {}, [name for name, own_file in file_of.items() if own_file == file])
+        )
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / file, {"format": "pt"})
         places |= dict.fromkeys(state, file)
     return places

@@ -75,7 +75,7 @@ class TrainStack:
             `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
             TRL and verl do. The schedule counts it in both.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update. Rank 0 tells the others of each collective call before it makes
+        ranks: the processes that share each update. Rank 0 announces each collective call to the others before it makes
             it, and they call the same method of their stack of this name.
         name: identifies the stack to the other ranks.
     """

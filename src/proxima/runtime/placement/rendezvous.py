@@ -55,7 +55,7 @@ def met_ranks(config: Any) -> Iterator[Ranks]:
     """`ranks_of` in one of several processes."""
     placement, facts = config.placement, rank_facts(config)
     together = placement.tensor_parallel * placement.context_parallel
-    ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), together=together)
+    ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ranks_per_share=together)
     store = _store(_patience(placement))
     member = _first_rank if ranks.rank == 0 else _other_rank
     with member(store, ranks, facts, placement):

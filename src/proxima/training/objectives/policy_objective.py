@@ -214,12 +214,20 @@ def first_forward(
     behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
     if len(behavior) < len(trajectories):
         raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
-    columns = {"log_prob": log_probs, "behavior_log_prob": behavior}
-    joined = {name: to_device(torch.from_numpy(np.concatenate(values)), device) for name, values in columns.items()}
+    log_prob, behavior_log_prob = (
+        to_device(torch.from_numpy(np.concatenate(values)), device) for values in (log_probs, behavior)
+    )
     mask, cu = (to_device(column, device) for column in loss_masks(trajectories))
     lengths, sampled = tuple(len(item.tokens) for item in trajectories), torch.ones_like(mask)
     counts = HostCounts(lengths, lengths, tuple(map(loss_tokens, trajectories)), cu, sampled, mask)
-    return PolicyBatch(**joined, loss_mask=mask, cu_seqlens=cu, sampled=sampled, host_counts=counts)
+    return PolicyBatch(
+        log_prob=log_prob,
+        behavior_log_prob=behavior_log_prob,
+        loss_mask=mask,
+        cu_seqlens=cu,
+        sampled=sampled,
+        host_counts=counts,
+    )
 
 
 def loglinear_proximal(batch: PackedBatch, log_prob: Tensor, current_version: int) -> Tensor:
@@ -237,14 +245,14 @@ def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int
         _required(batch, name) for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
     )
     _require_past(batch, current_version)
-    found = segment_wise_log_prob(behavior, proximal, cached, version, current_version, check=False)
-    lacking = batch.loss_mask & found.isnan()
+    log_prob = segment_wise_log_prob(behavior, proximal, cached, version, current_version, check=False)
+    lacking = batch.loss_mask & log_prob.isnan()
     if missing == "decoupled":
-        return torch.where(lacking, proximal, found)
+        return torch.where(lacking, proximal, log_prob)
     if missing == "drop_token":
-        return found
+        return log_prob
     dropped = segment_count(lacking, batch.cu_seqlens) > 0
-    return torch.where(dropped[segment_index(batch.cu_seqlens, len(found))], torch.nan, found)
+    return torch.where(dropped[segment_index(batch.cu_seqlens, len(log_prob))], torch.nan, log_prob)
 
 
 def _require_past(batch: PackedBatch, current_version: int) -> None:

@@ -116,14 +116,14 @@ class PreferenceObjective(Objective[PreferencePair]):
         return (item.chosen, item.rejected)
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
-        whole = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
-        leaves = whole.chosen.detach().requires_grad_(), whole.rejected.detach().requires_grad_()
-        whole = replace(whole, chosen=leaves[0], rejected=leaves[1])
+        pairs = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
+        leaves = pairs.chosen.detach().requires_grad_(), pairs.rejected.detach().requires_grad_()
+        pairs = replace(pairs, chosen=leaves[0], rejected=leaves[1])
         terms: dict[int, tuple[Tensor, ...]] = {}
         for i, term in enumerate(self.terms):
             if term.whole_batch:
                 with torch.enable_grad():
-                    loss = term(whole)
+                    loss = term(pairs)
                     slopes = torch.autograd.grad(loss.sum(), leaves)
                 terms[i] = (loss.detach(), *slopes)
         return PairGradients(terms, {})

@@ -142,20 +142,25 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
     out: list[Item] = []
     labeled = [item for item in items if isinstance(item, LabeledCompletion)]
     for i, item in enumerate(labeled):
-        own = item.completion
+        completion = item.completion
         others = (labeled[(i + step) % len(labeled)].completion for step in range(1, len(labeled)))
         fits = (
             other
             for other in others
-            if not np.array_equal(other.prompt_tokens, own.prompt_tokens)
-            and len(own.prompt_tokens) + len(other.tokens) <= context
+            if not np.array_equal(other.prompt_tokens, completion.prompt_tokens)
+            and len(completion.prompt_tokens) + len(other.tokens) <= context
         )
         other = next(fits, None)
         if other is None:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        out.append(replace(item, mismatched=replace(other, prompt_tokens=own.prompt_tokens, group=own.group, sample=1)))
+        out.append(
+            replace(
+                item,
+                mismatched=replace(other, prompt_tokens=completion.prompt_tokens, group=completion.group, sample=1),
+            )
+        )
     return out
 
 

@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
+def fake_ranks(count: int, ranks_per_share: int = 1) -> Iterator[Ranks]:
     """Yield the ranks, with a torch process group of them inside the context; a count of 1 needs no group. Every
-    `together` neighbours compute the same share.
+    `ranks_per_share` neighbours compute the same share.
 
     Raises:
         RuntimeError: this process has a process group already.
@@ -31,7 +31,7 @@ def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
     original, experts.host_counts = experts.host_counts, _even_counts
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
-        yield _FakeRanks(count, together)
+        yield _FakeRanks(count, ranks_per_share)
     finally:
         dist.destroy_process_group()
         experts.host_counts = original
@@ -48,8 +48,8 @@ class _FakeRanks(Ranks):
 
     norm = staticmethod(total_norm)
 
-    def __init__(self, count: int, together: int = 1) -> None:
-        self.size, self.together = count, together
+    def __init__(self, count: int, ranks_per_share: int = 1) -> None:
+        self.size, self.ranks_per_share = count, ranks_per_share
 
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
