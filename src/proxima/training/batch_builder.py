@@ -140,8 +140,8 @@ class BatchBuilder:
     """Builds the batch of a step: advantage, selection and the assignment to updates.
 
     With `reads_behavior`, the loss reads the engine's log-probs μ, and missing ones raise; otherwise they only feed
-    metrics, and are left out of a step in which the engine lacks them. `fill` is `Learner.fill`, which runs the forward stages
-    of some columns; an advantage of tokens asks it for its `needs`.
+    metrics, and are left out of a step in which the engine lacks them. `fill` is `Learner.fill`, which runs the forward
+    stages of some columns; an advantage of tokens asks it for its `needs`.
     """
 
     advantage: Any

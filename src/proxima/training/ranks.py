@@ -184,7 +184,7 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
     """Decide which rank computes which items: the indices of the items of each share, in order.
 
     The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
-    once, stay ranks_per_share as a run; the most expensive run is assigned first, each to the share with the lowest cost so
+    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
     far. A share may be empty.
 
     Args:
