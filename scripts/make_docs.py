@@ -3,6 +3,7 @@
     docs/reference.md, recipes/schema.json       from the schema and the tables
     docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
     metric tables of docs/*.md                   from src/proxima/view/microscope/metrics.yaml
+    columns of tokens in docs/run_folder.md      from src/proxima/data/columns.py
     docs/learning_curve.svg                      from the demo's run
     docs/first_screen.svg                        from the learning curve, see first_screen.py
 
@@ -31,6 +32,8 @@ METRICS = {  # page: the groups of metrics.yaml in its table; run_folder.md has 
 MADE = "<!-- `make docs` makes this table from src/proxima/view/microscope/metrics.yaml -->"
 
 MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correction/health.py -->"
+
+MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
 HEAD = """\
 # Reference
@@ -155,6 +158,22 @@ def with_ideal_ranges(text: str) -> str:
     return re.sub(rf"{MADE_OF_RANGES}\n(\|.*\n)+", lambda _: made, text)
 
 
+def with_columns(text: str) -> str:
+    """Return the text of docs/run_folder.md with its table of the stored columns of tokens made anew."""
+    from proxima.data.columns import TOKEN_COLUMNS
+    from proxima.runtime.state.completion_columns import in_file
+
+    rows = []
+    for column in TOKEN_COLUMNS.values():
+        if column.stored:
+            kind = "int8 or int16" if column.dtype == "id" else column.dtype
+            meaning = f"{column.unit}, {column.meaning}" if column.unit else column.meaning
+            names = "`, `".join(in_file([column.name]))
+            rows.append([f"`{names}`", f"{kind} [{column.axes.replace(' ', ', ')}]", column.by, meaning])
+    made = f"{MADE_OF_COLUMNS}\n{table(['column', 'type', 'filled by', 'meaning'], rows)}\n"
+    return re.sub(rf"{MADE_OF_COLUMNS}\n(\|.*\n)+", lambda _: made, text)
+
+
 def pages() -> dict[Path, str]:
     """Return the text of every generated page, and of those with a generated table."""
     import method_pages
@@ -164,6 +183,8 @@ def pages() -> dict[Path, str]:
     tables = {REFERENCE.parent / page: with_metrics(page) for page in METRICS}
     mismatch = REFERENCE.parent / "mismatch.md"
     tables[mismatch] = with_ideal_ranges(tables[mismatch])
+    folder = REFERENCE.parent / "run_folder.md"
+    tables[folder] = with_columns(tables[folder])
     schema = {REPOSITORY / "recipes" / "schema.json": schema_text()}
     return {REFERENCE: reference(), **schema, **tables, **method_pages.pages()}
 

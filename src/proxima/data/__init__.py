@@ -2,10 +2,9 @@
 
     flow           Prompt, Completion, Score, Group: host side, as the engine and the rewards see them
     trajectory     one completion on its way to the trainer; pairs of them, one preferred; labeled ones
-    columns        the numpy columns that these hold, one value per token
+    columns        the columns of a token, declared once: dtype, axes, who fills them, whether they are stored
     episode        the messages of an episode as spans of its tokens
     sampling_mask  the ragged column: the tokens that could be sampled
-    routed_experts the experts of a mixture that each token was sent to
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     transfer       asynchronous copies between host and device   field_checks   checks at construction
@@ -17,8 +16,8 @@
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
 construction. Nothing is padded. Classes are imported on first use, so that torch and numpy load only when needed.
 Imports: torch, numpy, stdlib. Imported by every other room.
-To add a field: give it a default of None, an annotation (`Floats`, or "dtype axes" of a tensor) and a line in the
-class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
+To add a column of a token: a line in `columns`, and a field in the classes that carry it, None by default. Packing,
+cutting, checks, Parquet, the viewer and the docs follow.
 """
 
 from proxima.data.errors import (

@@ -1,13 +1,19 @@
-"""Per-token columns: numpy arrays of one dtype and length, built from any sequence and compared exactly."""
+"""The columns of a token, declared once, and the base of the host objects that hold them.
 
-from dataclasses import fields
+`TOKEN_COLUMNS` says of each column what it is, who fills it, and whether a run stores it. `Completion`, `Trajectory`,
+`PackedBatch` and `PolicyBatch` still write their fields down, so that a reader and the type checker see them; a test
+compares them with the table. Everything that walks over columns (checks, packing, cutting, Parquet, the viewer's list,
+the table in the docs) takes them from here.
+
+To add a column: a line here, a field in the classes that carry it, and its value where it arises.
+"""
+
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from proxima.data.routed_experts import check_expert_ids
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
@@ -16,6 +22,132 @@ ExpertIds = NDArray[np.int8] | NDArray[np.int16]
 LARGEST = float(np.finfo(np.float32).max)  # in a column of floats
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenColumn:
+    """One column of a token.
+
+    Args:
+        dtype: of the host's array; `id` is int8 or int16, the smaller one that suffices.
+        axes: T tokens of the response, P of the prompt; `*`: a set of any size for each token, a `SamplingMask`.
+        by: who fills it: `episode`, the player of episodes; `batch`, the builder of the training batch, and the
+            next-policy cache; `forward`, a forward pass of the trainer, the first one of a step if it is stored.
+        meaning: one sentence. Parquet files quote it: other words make other bytes.
+        unit: of the values; empty: none.
+        stored: in the Parquet of every run, or only of those in which it occurs; empty: not stored.
+        required: every completion has it.
+        shown: the viewer has it as a column of its own.
+    """
+
+    name: str
+    dtype: Literal["int32", "float32", "bool", "id"]
+    axes: str = "T"
+    by: Literal["task", "engine", "episode", "batch", "advantage", "forward", "correction", "teacher", "critic"]
+    meaning: str
+    unit: str = ""
+    stored: Literal["", "always", "where it occurs"] = ""
+    required: bool = False
+    shown: bool = False
+
+    @property
+    def ragged(self) -> bool:
+        """A token has a set of values."""
+        return self.axes.endswith("*")
+
+    @property
+    def of_prompt(self) -> bool:
+        """It is of the tokens of the prompt, not of the response."""
+        return self.axes.startswith("P")
+
+    @property
+    def plain(self) -> bool:
+        """It is an array that JSON can hold: no set for each token, no expert ids."""
+        return not self.ragged and self.dtype != "id"
+
+    @property
+    def absent(self) -> int:
+        """The value at tokens for which the engine has none."""
+        return -1 if self.dtype == "id" else 0
+
+    @property
+    def tensor(self) -> str:
+        """The annotation of its tensor in a packed batch: expert ids are of all tokens that are fed."""
+        tensor_axes = self.axes.replace("T", "L" if self.dtype == "id" else "N", 1)
+        return f"{self.dtype.rstrip('0123456789')} {tensor_axes}"
+
+
+# fmt: off
+TOKEN_COLUMNS: dict[str, TokenColumn] = {column.name: column for column in (
+    TokenColumn(name="prompt_tokens", dtype="int32", axes="P", by="task", stored="always", required=True,
+                meaning="ids after the chat template"),
+    TokenColumn(name="tokens", dtype="int32", by="engine", stored="always", required=True,
+                meaning="ids, the stop token included"),
+    TokenColumn(name="sampled_log_prob", dtype="float32", by="engine", unit="nats", stored="always", required=True,
+                shown=True, meaning="under the distribution really sampled"),
+    TokenColumn(name="untruncated_log_prob", dtype="float32", by="engine", unit="nats", stored="always", required=True,
+                shown=True, meaning="at the temperature alone; null if sampled_log_prob is that"),
+    TokenColumn(name="policy_version", dtype="int32", by="engine", stored="always", required=True, shown=True,
+                meaning="the version of the weights that sampled the token"),
+    TokenColumn(name="top_k", dtype="int32", axes="T K", by="engine", stored="always",
+                meaning="[T, K] flattened, the K most probable tokens, where the engine reports them"),
+    TokenColumn(name="top_k_log_prob", dtype="float32", axes="T K", by="engine", unit="nats", stored="always",
+                meaning="[T, K] flattened, of these, at the temperature alone"),
+    TokenColumn(name="sampling_mask", dtype="int32", axes="T *", by="engine", stored="always",
+                meaning="ids that could be sampled, those of token 0 first; null: not asked for"),
+    TokenColumn(name="routed_experts", dtype="id", axes="T M K", by="engine", stored="where it occurs",
+                meaning="[T, layers, per token] int8 or int16, experts of each token; null: not asked for"),
+    TokenColumn(name="prompt_routed_experts", dtype="id", axes="P M K", by="engine", stored="where it occurs",
+                meaning="[P, layers, per token], of each token of the prompt"),
+    TokenColumn(name="sampled", dtype="bool", by="episode", stored="where it occurs", shown=True,
+                meaning="false: the model did not write the token"),
+    TokenColumn(name="behavior_log_prob", dtype="float32", by="batch", unit="nats", stored="always", shown=True,
+                meaning="the one of the two that the algorithm chose; null if dropped"),
+    TokenColumn(name="next_log_prob", dtype="float32", by="batch", unit="nats", stored="always", shown=True,
+                meaning="under the version after the sampling one, of proximal=next; NaN: none"),
+    TokenColumn(name="behavior_top_k_log_prob", dtype="float32", axes="T K", by="batch", unit="nats",
+                meaning="of the tokens `top_k`, as the engine reported them"),
+    TokenColumn(name="loss_mask", dtype="bool", by="batch", meaning="the token enters the loss"),
+    TokenColumn(name="log_prob", dtype="float32", by="forward", unit="nats", stored="always", shown=True,
+                meaning="the trainer's first forward; null where it made none"),
+    TokenColumn(name="keep", dtype="bool", by="forward", stored="always", shown=True,
+                meaning="the token stayed in the trust region at the first update"),
+    TokenColumn(name="entropy", dtype="float32", by="forward", unit="nats", stored="always", shown=True,
+                meaning="of the policy at the position, first forward"),
+    TokenColumn(name="proximal_log_prob", dtype="float32", by="forward", unit="nats", stored="always",
+                meaning="of a separate forward pass; null where it follows from the others"),
+    TokenColumn(name="selected", dtype="bool", by="forward", stored="always",
+                meaning="what clip_cov, kl_cov or m2po selected over the whole batch; else null"),
+    TokenColumn(name="top_k_divergence", dtype="float32", by="forward", stored="always",
+                meaning="of the surrogate, from μ, where it measures by top-k; else null"),
+    TokenColumn(name="reference_log_prob", dtype="float32", by="forward", unit="nats",
+                meaning="of the frozen reference policy"),
+    TokenColumn(name="score_variance", dtype="float32", by="forward", meaning="1 − 2 π_t + Σ_v π_v²"),
+    TokenColumn(name="advantage", dtype="float32", by="advantage", unit="reward units", meaning="of the token"),
+    TokenColumn(name="reward", dtype="float32", by="advantage", unit="reward units", meaning="of the token"),
+    TokenColumn(name="token_advantage", dtype="float32", by="advantage", stored="always",
+                meaning="null where all tokens have the completion's"),
+    TokenColumn(name="token_reward", dtype="float32", by="advantage", stored="always",
+                meaning="reward units; null where the last loss token alone has one, the score"),
+    TokenColumn(name="value", dtype="float32", by="critic", unit="reward units", meaning="the critic's estimate"),
+    TokenColumn(name="returns", dtype="float32", by="advantage", unit="reward units",
+                meaning="the target of the value"),
+    TokenColumn(name="weight", dtype="float32", by="correction", meaning="of the correction over the optimizer batch"),
+    TokenColumn(name="token", dtype="int32", by="batch", meaning="`tokens`, as the loss reads them"),
+    TokenColumn(name="teacher_log_prob", dtype="float32", by="teacher", unit="nats", meaning="of the token"),
+    TokenColumn(name="bucket_token", dtype="int32", axes="T J", by="teacher",
+                meaning="the tokens that have their own bucket in the divergence from the teacher"),
+    TokenColumn(name="teacher_bucket_log_prob", dtype="float32", axes="T J", by="teacher", unit="nats",
+                meaning="of the tokens `bucket_token`"),
+    TokenColumn(name="bucket_log_prob", dtype="float32", axes="T J", by="forward", unit="nats",
+                meaning="of the tokens `bucket_token`, of the current policy"),
+)}
+# fmt: on
+
+
+def filled_by(*fillers: str) -> list[TokenColumn]:
+    """The columns of the response that one of these fills, in the order of the table."""
+    return [column for column in TOKEN_COLUMNS.values() if column.by in fillers and not column.of_prompt]
 
 
 def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
@@ -40,8 +172,7 @@ class Columns:
     with NaN equal to NaN.
     """
 
-    other_length: ClassVar[tuple[str, ...]] = ()  # columns that do not have one entry per token
-    not_json: ClassVar[tuple[str, ...]] = ()  # columns left out of the JSON
+    not_json: ClassVar[tuple[str, ...]] = ()  # fields left out of the JSON, as are columns that are not `plain`
 
     def __post_init__(self) -> None:
         """Convert the columns and check their lengths; ValueError names the class, the column and the mismatch."""
@@ -56,15 +187,20 @@ class Columns:
                 column = np.broadcast_to(column, length)
             if name == "tokens":
                 length = len(column)
-            elif name not in self.other_length and len(column) != length:
+            elif not (name in TOKEN_COLUMNS and TOKEN_COLUMNS[name].of_prompt) and len(column) != length:
                 raise ValueError(f"{cls.__name__}.{name}: {len(column)} values for {length} tokens.")
             object.__setattr__(self, name, column)
 
-    def check_experts(self, **rows: int | None) -> None:
-        """Raise ValueError unless each expert column that is not None has the given number of rows (None: any)."""
-        for name, count in rows.items():
-            if (ids := getattr(self, name)) is not None:
-                check_expert_ids(ids, count, f"{type(self).__name__}.{name}")
+    def check_shapes(self, *, tokens: int, prompt_tokens: int | None, sampled: Bools | None) -> None:
+        """Check the columns that are not `plain`, for this many tokens (None: any); ValueError as above."""
+        for column in TOKEN_COLUMNS.values():
+            if column.plain or (values := vars(self).get(column.name)) is None:
+                continue
+            if column.ragged:
+                values.check(vars(self)["tokens"], sampled)
+            else:
+                rows = prompt_tokens if column.of_prompt else tokens
+                check_expert_ids(values, rows, f"{type(self).__name__}.{column.name}")
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -74,17 +210,26 @@ class Columns:
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, columns as lists; the fields in `not_json` are None."""
+        """The fields by name, columns as lists; those in `not_json`, and columns that are not `plain`, are None."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        kept = ((name, None if name in self.not_json else value) for name, value in values)
+        omitted = {column.name for column in TOKEN_COLUMNS.values() if not column.plain} | set(self.not_json)
+        kept = ((name, None if name in omitted else value) for name, value in values)
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in kept}
 
 
 @cache
 def column_dtypes(cls: type[Any]) -> dict[str, np.dtype[Any]]:
     """The columns of a class by name, in the order of its fields. A quoted annotation is not of a column."""
-    hints = {f.name: [f.type, *getattr(f.type, "__args__", ())] for f in fields(cls)}
+    hints = {f.name: [f.type, *get_args(f.type)] for f in fields(cls)}
     return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
+
+
+def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
+    """Raise ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: any number of rows."""
+    kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
+    if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
+        count = "rows" if rows is None else rows
+        raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints, filled_by
 from proxima.data.episode import Episode
 from proxima.data.errors import UserError
 from proxima.data.sampling_mask import SamplingMask
@@ -91,9 +91,7 @@ class Completion(Columns):
             request (in a `Group`, that of the group), which is what the first turn saw.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = (
-        "sampling_mask", "routed_experts", "prompt_routed_experts", "episode", "earlier", "opening"
-    )  # fmt: skip
+    not_json: ClassVar[tuple[str, ...]] = ("episode", "earlier", "opening")
 
     prompt_uid: int
     sample: int
@@ -120,12 +118,10 @@ class Completion(Columns):
         object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # JSON gives a list or None
         try:
             super().__post_init__()
-            for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
-                if getattr(self, name) is None:
-                    raise ValueError(f"Completion.{name}: missing for {len(self.tokens)} tokens.")
-            if self.sampling_mask is not None:
-                self.sampling_mask.check(self.tokens, self.sampled)
-            self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=None)
+            for column in filled_by("engine"):
+                if column.required and getattr(self, column.name) is None:
+                    raise ValueError(f"Completion.{column.name}: missing for {len(self.tokens)} tokens.")
+            self.check_shapes(tokens=len(self.tokens), prompt_tokens=None, sampled=self.sampled)
         except ValueError as error:
             place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error

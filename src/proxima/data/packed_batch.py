@@ -18,19 +18,19 @@ its own place in the loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.data.columns import column_dtypes
+from proxima.data.columns import TOKEN_COLUMNS, TokenColumn
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
-from proxima.data.routed_experts import packed_experts
-from proxima.data.sampling_mask import packed_masks
+from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
 
@@ -200,9 +200,13 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         "group": group,
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
-    columns |= _optional(trajectories)
-    if routes:
-        columns |= packed_experts(trajectories, opens, opened, shared)
+    for column in _carried():
+        if column.ragged:
+            columns |= _packed_sets(column, trajectories)
+        elif column.dtype != "id":
+            columns |= _packed(column, trajectories)
+        elif routes:
+            columns |= _fed(column, trajectories, opens, opened, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])
@@ -248,24 +252,66 @@ def _shared(
     return opens, opened, shared
 
 
-def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """The columns that a trajectory may lack, joined; a mask that is None is all True."""
-    out: dict[str, NDArray[Any]] = {}
-    for name, dtype in column_dtypes(Trajectory).items():
-        if name in ("prompt_tokens", "tokens", "advantage"):
-            continue
-        values = [getattr(item, name) for item in trajectories]
-        if name in ("loss_mask", "sampled"):
-            pairs = zip(values, trajectories, strict=True)
-            values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in pairs]
-        present = [value is not None for value in values]
-        if any(present) and not all(present):
-            raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")
-        if all(present) and (values or dtype.kind == "b"):
-            out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
-    if any(item.sampling_mask is not None for item in trajectories):
-        out |= packed_masks(trajectories)
-    return out
+@cache
+def _carried() -> list[TokenColumn]:
+    """The columns that a trajectory may lack and that a packed batch has, too."""
+    shared = {f.name for f in fields(Trajectory)} & {f.name for f in fields(PackedBatch)} - {"tokens", "advantage"}
+    return [column for column in TOKEN_COLUMNS.values() if column.name in shared]
+
+
+def _packed(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """A column joined along axis N, if the trajectories have it; a mask that is None is all True."""
+    values = [getattr(item, column.name) for item in trajectories]
+    if column.dtype == "bool":
+        pairs = zip(values, trajectories, strict=True)
+        values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in pairs]
+    present = [value is not None for value in values]
+    if any(present) and not all(present):
+        _refuse_missing(column, present.index(False))
+    if not all(present) or (not values and column.dtype != "bool"):
+        return {}
+    return {column.name: _joined(values, np.int64 if column.dtype == "int32" else np.dtype(column.dtype))}
+
+
+def _packed_sets(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """The joined sets of the trajectories, of which only one without tokens may lack its own, and their edges."""
+    sets = [getattr(item, column.name) for item in trajectories]
+    if all(part is None for part in sets):
+        return {}
+    for number, (part, item) in enumerate(zip(sets, trajectories, strict=True)):
+        if part is None and len(item.tokens):
+            _refuse_missing(column, number)
+    joined = SamplingMask.joined([part for part in sets if part is not None])
+    return {column.name: joined.ids.astype(np.int64), f"{column.name}_cu": joined.offsets}
+
+
+def _refuse_missing(column: TokenColumn, number: int) -> NoReturn:
+    raise ValueError(f"pack: {column.name} is missing from trajectory {number} and present in others.")
+
+
+def _fed(
+    column: TokenColumn,
+    trajectories: Sequence[Trajectory],
+    opens: NDArray[np.bool_],
+    opened: NDArray[np.int64],
+    shared: NDArray[np.int64],
+) -> dict[str, NDArray[Any]]:
+    """A column of every token that is fed, axis L, with `absent` for trajectories that lack it. Trajectories marked in
+    `opens` [S] lay out their prompt without its first `opened` [S] tokens; all lay out their response without its first
+    `shared` [S]. A response token is fed where the next one is predicted."""
+    responses = [getattr(item, column.name) for item in trajectories]
+    known = [values for values in responses if values is not None]
+    if not known:
+        return {}
+    dtype = np.result_type(*known)
+    pieces: list[NDArray[Any]] = []
+    for item, response, lays_prompt, begin, start in zip(trajectories, responses, opens, opened, shared, strict=True):
+        prompt, size = getattr(item, f"prompt_{column.name}"), len(item.prompt_tokens)
+        parts = [(None if prompt is None else prompt[begin:], size - begin)] if lays_prompt else []
+        parts += [(None if response is None else response[start + 1 :], len(item.tokens[start:-1]))]
+        for values, count in parts:
+            pieces.append(np.full((count, *known[0].shape[1:]), column.absent, dtype) if values is None else values)
+    return {column.name: np.concatenate(pieces)}
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:

@@ -96,13 +96,3 @@ class SamplingMask:
             t = int(wrong.argmax())
             what = f"is not in its set of {counts[t]}" if counts[t] else "has an empty set"
             raise ValueError(f"sampling_mask: token {t}, id {tokens[t]}, {what}: it could not have been sampled.")
-
-
-def packed_masks(trajectories: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """The `sampling_mask` columns of `pack`: the joined masks of the trajectories, of which only one without tokens may
-    lack its own."""
-    for i, item in enumerate(trajectories):
-        if item.sampling_mask is None and len(item.tokens):
-            raise ValueError(f"pack: sampling_mask is missing from trajectory {i} and present in others.")
-    joined = SamplingMask.joined([mask for item in trajectories if (mask := item.sampling_mask) is not None])
-    return {"sampling_mask": joined.ids.astype(np.int64), "sampling_mask_cu": joined.offsets}

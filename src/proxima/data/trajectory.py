@@ -3,7 +3,6 @@ of them, and those with a label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -43,8 +42,6 @@ class Trajectory(Columns):
             the distribution over these tokens only, see `proxima.model.log_prob`; None: over the whole vocabulary.
     """
 
-    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
-
     uid: int = -1
     sample: int = 0
     turn: int = 0
@@ -82,9 +79,8 @@ class Trajectory(Columns):
         if not self.temperature > 0:
             reason = "a greedy completion has no log-probs to train on"
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
-        if self.sampling_mask is not None:
-            self.sampling_mask.check(self.tokens, self.sampled)
-        self.check_experts(routed_experts=len(self.tokens), prompt_routed_experts=len(self.prompt_tokens))
+        counts = {"tokens": len(self.tokens), "prompt_tokens": len(self.prompt_tokens)}
+        self.check_shapes(**counts, sampled=self.sampled)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)

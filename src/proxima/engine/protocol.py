@@ -115,8 +115,6 @@ class ScoreRequest(Columns):
         temperature: the logits are divided by it; 0 counts as 1, as for a greedy completion.
     """
 
-    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
-
     prompt_tokens: Ints
     tokens: Ints
     temperature: float = 1.0
@@ -138,8 +136,6 @@ class InFlight(Columns):
         policy_version: [T] int32, the version of the weights that sampled each token.
         temperature: of its request.
     """
-
-    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
 
     key: Key
     prompt_tokens: Ints

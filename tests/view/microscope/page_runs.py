@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from proxima.core import SURROGATES
+from proxima.data.columns import filled_by
 from proxima.data.episode import Episode, Span, ToolCall
 from proxima.data.flow import Completion, Score
-from proxima.runtime.state.completion_columns import PER_TOKEN
 from proxima.runtime.watch.timeline import TRAINER, Timeline
 from proxima.training.batch_builder import CompletionRecord
 from proxima.view.microscope.notes import write_note
@@ -153,7 +153,8 @@ def forked(completion):
     spans, ids = completion.episode.spans[:3], completion.tokens.copy()
     n, same = sum(span.tokens for span in spans), spans[0].tokens + 3
     ids[same:] = (ids[same:] + 1) % len(WORDS)
-    columns = {name: getattr(completion, name) for name in PER_TOKEN if name != "tokens"}
+    names = [column.name for column in filled_by("engine") if column.plain and column.name != "tokens"]
+    columns = {name: getattr(completion, name) for name in names}
     other = replace(
         completion,
         tokens=ids[:n],

@@ -155,8 +155,6 @@ class Chunk(Columns):
             tokens, starting with the first of the prompt.
     """
 
-    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
-
     tokens: Ints
     log_prob: Floats
     finish_reason: FinishReason | None = None

@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima.data.columns import Floats, Ints
+from proxima.data.columns import Floats, Ints, filled_by
 from proxima.data.sampling_mask import SamplingMask
 
 Lines = NDArray[np.int64]
 
 
 class TokenTable:
-    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and any
-    others that are appended: `top_k` and `top_k_log_prob` [lines, capacity, top_k], `routed_experts` [lines, capacity,
-    M, K].
+    """The columns that every engine fills, [lines, capacity], and any others that are appended, [lines, capacity, …].
 
     A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`. `sets` has,
     by line and token, the tokens that could have been sampled, if they are appended.
@@ -29,10 +27,7 @@ class TokenTable:
         self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
         self.uniform: Floats = np.empty((lines, 0), np.float32)
         self.columns: dict[str, NDArray[Any]] = {
-            "tokens": np.empty((lines, 0), np.int32),
-            "sampled_log_prob": np.empty((lines, 0), np.float32),
-            "untruncated_log_prob": np.empty((lines, 0), np.float32),
-            "policy_version": np.empty((lines, 0), np.int32),
+            column.name: np.empty((lines, 0), column.dtype) for column in filled_by("engine") if column.required
         }
         self._free = list(range(lines))
 

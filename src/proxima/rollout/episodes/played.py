@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima.data.columns import Bools, Ints
+from proxima.data.columns import Bools, Ints, filled_by
 from proxima.data.episode import Cut, Episode, EpisodeLife, Span, ToolCall
 from proxima.data.flow import Completion, Message, Prompt
 from proxima.data.sampling_mask import SamplingMask
@@ -22,8 +22,6 @@ COLLATERAL = 16  # further retries, beyond `retries`, for failures that other ep
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
 Deliver = Callable[[Completion | BaseException], None]
 Told = Callable[[EpisodeLife], None]
-PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
-NOT_SAMPLED = {"routed_experts": -1}  # values of columns at tokens that the model didn't write; else 0
 
 
 @dataclass(eq=False)
@@ -154,18 +152,20 @@ class Played:
         of the turn before them."""
         turns = [turn.completion for turn in self.turns]
         numbers = _sampled_places(path)
-        places = [(turns[number], start, end) for number, start, end in numbers]
+        sampled, places = [turns[number] for number, _, _ in numbers], [place[1:] for place in numbers]
         first, length = turns[0], len(path.tokens)
         columns: dict[str, Any] = {}
-        for name in PER_TOKEN:
-            values = [getattr(completion, name) for completion, _, _ in places]
-            if all(value is not None for value in values):
-                columns[name] = _placed(values, [place[1:] for place in places], length, NOT_SAMPLED.get(name, 0))
+        for column in filled_by("engine"):
+            values = [getattr(completion, column.name) for completion in sampled]
+            if column.name != "tokens" and all(value is not None for value in values):
+                columns[column.name] = (
+                    _placed_sets(values, places, length)
+                    if column.ragged
+                    else _placed(values, places, length, column.absent)
+                )
         if first.untruncated_log_prob is first.sampled_log_prob:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
         columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
-        if all(completion.sampling_mask is not None for completion, _, _ in places):
-            columns["sampling_mask"] = _masks(places, length)
         routes = first.prompt_routed_experts
         if path.opening is not None and routes is not None:  # the engine saw another opening
             routes = np.full((len(path.opening), *routes.shape[1:]), -1, routes.dtype)
@@ -176,7 +176,7 @@ class Played:
             "turn": numbers[0][0],
             "tokens": path.tokens,
             "sampled": path.sampled,
-            "text": places[-1][0].text,
+            "text": sampled[-1].text,
             "temperature": first.temperature,
             "prompt_routed_experts": routes,
         }
@@ -200,9 +200,11 @@ def _begins(tokens: Ints, seen: Ints) -> bool:
     return len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)])
 
 
-def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:
-    """Build a column, [length, …], with the values at their places and `other` elsewhere."""
-    column = np.full((length, *values[0].shape[1:]), other, values[0].dtype)
+def _placed(
+    values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, absent: int
+) -> NDArray[Any]:
+    """Build a column, [length, …], with the values at their places and `absent` elsewhere."""
+    column = np.full((length, *values[0].shape[1:]), absent, values[0].dtype)
     for value, (start, end) in zip(values, places, strict=True):
         column[start:end] = value
     return column
@@ -214,11 +216,11 @@ def _versions(versions: NDArray[Any], sampled: NDArray[Any]) -> NDArray[Any]:
     return versions[np.where(before < 0, int(sampled.argmax()), before)]
 
 
-def _masks(places: Sequence[tuple[Completion, int, int]], length: int) -> SamplingMask:
-    parts, at = [], 0
-    for completion, start, end in places:
-        assert completion.sampling_mask is not None
-        parts += [_empty_sets(start - at), completion.sampling_mask]
+def _placed_sets(values: Sequence[SamplingMask], places: Sequence[tuple[int, int]], length: int) -> SamplingMask:
+    """Build a column with the sets of the values at their places, and empty ones elsewhere."""
+    parts, at = list[SamplingMask](), 0
+    for sets, (start, end) in zip(values, places, strict=True):
+        parts += [_empty_sets(start - at), sets]
         at = end
     return SamplingMask.joined([*parts, _empty_sets(length - at)])
 

@@ -1,10 +1,11 @@
-"""Storage of completions: the definition of each column, and writing rows with numpy columns to Parquet.
+"""Storage of completions: the definition of each column, and writing rows with numpy columns to Parquet. The columns of
+tokens are those of `data.columns` that are `stored`.
 
 A file takes the columns that it needs, by name. Arrays are written as offsets and one flat array of values, without a
 Python object per token.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,15 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from proxima.data.columns import TOKEN_COLUMNS, TokenColumn
 from proxima.data.flow import Completion, Score
 from proxima.data.json_reader import load_json
 from proxima.system.jsonl import dumps, utf8
 
 ROW_GROUP = 128  # rows converted at once
 JSON_COLUMNS = ("messages", "answer", "metadata", "parts")
-MASK_COLUMNS = ("sampling_mask", "sampling_mask_counts")  # ids of all tokens, and how many each token has
-PER_TOKEN = ("tokens", "sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob")
-ABOUT = ("sample", "turn", "text", "finish_reason", "temperature")  # the other fields of a completion
+ABOUT = ("sample", "turn", "text", "finish_reason", "temperature")  # the fields of a completion that are not of tokens
 
 
 def list_of(values: pa.DataType) -> pa.ListType:
@@ -28,16 +28,50 @@ def list_of(values: pa.DataType) -> pa.ListType:
     return pa.list_(pa.field("element", values, nullable=False))
 
 
+Described = dict[str, tuple[pa.DataType, str]]  # columns of a file by name, with what their metadata say
 _INT, _FLOAT, _TEXT = pa.int32(), pa.float64(), pa.string()
-_INTS, _FLOATS, _BOOLS = list_of(pa.int32()), list_of(pa.float32()), list_of(pa.bool_())
-REQUIRED: dict[str, tuple[pa.DataType, str]] = {
+_INTS = list_of(pa.int32())
+_LISTS = {"int32": _INTS, "float32": list_of(pa.float32()), "bool": list_of(pa.bool_())}
+_WITHOUT_DOC = ("prompt_tokens", "tokens", "policy_version")  # in the metadata of files
+
+
+def counts_of(name: str) -> str:
+    """The column with the number of values of each token, of a ragged column."""
+    return f"{name}_counts"
+
+
+def in_file(names: Iterable[str]) -> Iterator[str]:
+    """The columns of a file for these, of which a ragged one has two."""
+    for name in names:
+        yield name
+        if name in TOKEN_COLUMNS and TOKEN_COLUMNS[name].ragged:
+            yield counts_of(name)
+
+
+def _stored(columns: Iterable[TokenColumn]) -> Described:
+    """Columns of tokens as a file has them: sets as flat ids and their counts, expert ids as bytes."""
+    described: Described = {}
+    for column in columns:
+        doc = f"{column.unit}, {column.meaning}" if column.unit else column.meaning
+        kind = pa.binary() if column.dtype == "id" else _LISTS[column.dtype]
+        described[column.name] = (kind, "" if column.name in _WITHOUT_DOC else doc)
+        if column.ragged:
+            described[counts_of(column.name)] = (_INTS, "[T], how many of these each token has")
+    return described
+
+
+STORED = [column for column in TOKEN_COLUMNS.values() if column.stored]
+OF_TOKENS = _stored(column for column in STORED if column.stored == "always")
+RARE = _stored(column for column in STORED if column.stored == "where it occurs")
+EXPERT_IDS = tuple(column.name for column in STORED if column.dtype == "id")
+
+OTHERS: Described = {
     # of the step, the prompt and the group
     "step": (_INT, ""),
     "prompt_uid": (pa.int64(), ""),
     "uid": (pa.int64(), "prompt_uid"),
     "question": (_TEXT, ""),
     "messages": (_TEXT, "JSON"),
-    "prompt_tokens": (_INTS, ""),
     "answer": (_TEXT, "JSON: what the reward compared with"),
     "metadata": (_TEXT, "JSON"),
     "chat": (pa.bool_(), ""),
@@ -45,9 +79,6 @@ REQUIRED: dict[str, tuple[pa.DataType, str]] = {
     "sample": (_INT, ""),
     "turn": (_INT, ""),
     "text": (_TEXT, ""),
-    "tokens": (_INTS, ""),
-    "sampled_log_prob": (_FLOATS, "nats, under the distribution really sampled"),
-    "policy_version": (_INTS, ""),
     "finish_reason": (_TEXT, ""),
     "temperature": (_FLOAT, ""),
     # of its score and its outcome
@@ -57,61 +88,44 @@ REQUIRED: dict[str, tuple[pa.DataType, str]] = {
     "outcome": (_TEXT, "trained, skipped_zero_advantage, critic_only, dropped_<reason>, invalid"),
     "used": (pa.bool_(), "false: the group was dropped before the step's advantages"),
 }
-OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
+NULLABLE: Described = {
     "baseline": (_FLOAT, "reward of the prompt's greedy completion, where the advantage needs it"),
-    "untruncated_log_prob": (_FLOATS, "nats, at the temperature alone; null if sampled_log_prob is that"),
-    "top_k": (_INTS, "[T, K] flattened, the K most probable tokens, where the engine reports them"),
-    "top_k_log_prob": (_FLOATS, "nats, [T, K] flattened, of these, at the temperature alone"),
     "k": (_INT, "K of these"),
-    "sampling_mask": (_INTS, "ids that could be sampled, those of token 0 first; null: not asked for"),
-    "sampling_mask_counts": (_INTS, "[T], how many of these each token has"),
     "correct": (pa.bool_(), "null where no reward knows, or the score is invalid"),
     "reward": (_FLOAT, "weighted sum; null where the score is invalid"),
     "error": (_TEXT, "why the score is invalid"),
-    "behavior_log_prob": (_FLOATS, "nats, the one of the two that the algorithm chose; null if dropped"),
-    "next_log_prob": (_FLOATS, "nats, under the version after the sampling one, of proximal=next; NaN: none"),
-    "log_prob": (_FLOATS, "nats, the trainer's first forward; null where it made none"),
-    "keep": (_BOOLS, "the token stayed in the trust region at the first update"),
     "updates_before": (_INT, "updates of this step before that forward pass; 0: the weights of its beginning"),
-    "entropy": (_FLOATS, "nats, of the policy at the position, first forward"),
-    "proximal_log_prob": (_FLOATS, "nats, of a separate forward pass; null where it follows from the others"),
-    "selected": (_BOOLS, "what clip_cov, kl_cov or m2po selected over the whole batch; else null"),
-    "top_k_divergence": (_FLOATS, "of the surrogate, from μ, where it measures by top-k; else null"),
     "advantage": (_FLOAT, "reward units, of the completion"),
-    "token_advantage": (_FLOATS, "null where all tokens have the completion's"),
-    "token_reward": (_FLOATS, "reward units; null where the last loss token alone has one, the score"),
 }
-
-
 # of the few runs that have such completions: their files have these columns too
-ROUTES: dict[str, tuple[pa.DataType, str]] = {
-    "routed_experts": (pa.binary(), "[T, layers, per token] int8 or int16, experts of each token; null: not asked for"),
-    "prompt_routed_experts": (pa.binary(), "[P, layers, per token], of each token of the prompt"),
+ROUTES: Described = {name: RARE[name] for name in EXPERT_IDS} | {
     "routed_layers": (_INT, "mixtures of experts of the model"),
     "routed_per_token": (_INT, "experts of each token in each"),
 }
-EPISODES: dict[str, tuple[pa.DataType, str]] = {
-    "sampled": (_BOOLS, "false: the model did not write the token"),
+EPISODES: Described = {name: described for name, described in RARE.items() if name not in ROUTES} | {
     "opening": (_INTS, "the prompt of a path that has its own"),
     "episode": (_TEXT, "JSON: the messages, and how it ended"),
 }
-IMAGES: dict[str, tuple[pa.DataType, str]] = {"images": (_INTS, "numbers of those that the question shows")}
+IMAGES: Described = {"images": (_INTS, "numbers of those that the question shows")}
 
 
+# a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
+NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} - {"untruncated_log_prob"}
 # every column as it is written, for those who read files that may be damaged
 FIELDS = {
-    name: pa.field(name, kind, name not in REQUIRED)
-    for name, (kind, _) in (REQUIRED | OPTIONAL | ROUTES | EPISODES | IMAGES).items()
+    name: pa.field(name, kind, name not in NEVER_NULL)
+    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | IMAGES).items()
 }
 
 
 def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> pa.Schema:
     """The schema of a file with these columns, of which with `nullable` any may be null; `version` is the name and the
     number of its format."""
-    described, fields = REQUIRED | OPTIONAL, []
+    described, fields = OTHERS | NULLABLE | OF_TOKENS, []
     for name in columns:
         kind, doc = described[name]
-        fields.append(pa.field(name, kind, nullable or name in OPTIONAL, metadata={"doc": doc} if doc else None))
+        may_be_null = nullable or FIELDS[name].nullable
+        fields.append(pa.field(name, kind, may_be_null, metadata={"doc": doc} if doc else None))
     return pa.schema(fields, metadata={"proxima": version})
 
 
@@ -125,15 +139,16 @@ def torn_file(error: Exception) -> str:
 
 def completion_row(completion: Completion) -> dict[str, Any]:
     """The columns of a completion."""
-    mask = completion.sampling_mask
-    lists = (None, None) if mask is None else (mask.ids, mask.counts)
-    columns = vars(completion) | {"text": utf8(completion.text)} | dict(zip(MASK_COLUMNS, lists, strict=True))
-    columns["episode"] = None if completion.episode is None else completion.episode.to_json()
-    columns["opening"] = None if completion.opening is None else completion.opening.tokens
-    return columns | _route_columns(completion)
+    row = vars(completion) | {"text": utf8(completion.text)} | _expert_ids(completion)
+    for column in STORED:
+        if column.ragged and (sets := row.get(column.name)) is not None:
+            row |= {column.name: sets.ids, counts_of(column.name): sets.counts}
+    row["episode"] = None if completion.episode is None else completion.episode.to_json()
+    row["opening"] = None if completion.opening is None else completion.opening.tokens
+    return row
 
 
-def _route_columns(completion: Completion) -> dict[str, Any]:
+def _expert_ids(completion: Completion) -> dict[str, Any]:
     routes, of_prompt = completion.routed_experts, completion.prompt_routed_experts
     if routes is None or not len(routes):  # without a token nothing is trained
         return dict.fromkeys(ROUTES)
@@ -156,10 +171,10 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
-    further: dict[str, tuple[pa.DataType, str]] = {}
-    if "policy_version" in schema.names and any(row.get("routed_experts") is not None for row in rows):
-        further |= ROUTES
-    for name, columns in (("episode", EPISODES), ("images", IMAGES)):
+    further: Described = {}
+    for name, columns in ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("images", IMAGES)):
+        if columns is ROUTES and "policy_version" not in schema.names:
+            continue
         further |= columns if any(row.get(name) is not None for row in rows) else {}
     for name, (kind, doc) in further.items():
         schema = schema.append(pa.field(name, kind, metadata={"doc": doc}))

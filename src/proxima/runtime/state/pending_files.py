@@ -9,21 +9,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from proxima.data.columns import filled_by
 from proxima.data.flow import Group, Prompt
-from proxima.runtime.state.completion_columns import (
-    MASK_COLUMNS,
-    PER_TOKEN,
-    completion_row,
-    schema,
-    score_row,
-    write_rows,
-)
+from proxima.runtime.state.completion_columns import OF_TOKENS, completion_row, in_file, schema, score_row, write_rows
 from proxima.runtime.state.stored_completions import array_rows, stored_group
 from proxima.system.jsonl import dumps
 from proxima.training.next_policy import NextLogProbs
 
 OF_PROMPT = ("messages", "prompt_tokens", "answer", "metadata", "chat")  # with the baseline in a group's first row
-OF_COMPLETION = ("sample", "turn", "text", *PER_TOKEN, "k", *MASK_COLUMNS, "finish_reason", "temperature")
+_ENGINE = [column for column in filled_by("engine") if column.name in OF_TOKENS]
+OF_TOKEN = (
+    *(column.name for column in _ENGINE if not column.ragged),
+    "k",
+    *in_file(column.name for column in _ENGINE if column.ragged),
+)
+OF_COMPLETION = ("sample", "turn", "text", *OF_TOKEN, "finish_reason", "temperature")
 OF_SCORE = ("value", "valid", "parts", "error", "correct")
 GROUPS = schema("groups 4", ("uid", *OF_PROMPT, "baseline", *OF_COMPLETION, *OF_SCORE), nullable=True)
 NEXT = schema("next policy 1", ("uid", "sample", "turn", "tokens", "policy_version", "log_prob"), nullable=True)

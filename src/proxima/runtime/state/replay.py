@@ -17,7 +17,7 @@ from proxima.engine.http.answer_values import RouteShape
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.runtime.state.completion_columns import ROUTES
+from proxima.runtime.state.completion_columns import EXPERT_IDS, ROUTES
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
@@ -132,7 +132,7 @@ class StoredRollouts:
         shape, file = RouteShape.of(text_config), self.folder.rollout_file(1)
         if not set(ROUTES) <= set(pq.read_schema(file).names):
             return
-        rows = [row for row in read_table(file, ["tokens", *ROUTES]).to_pylist() if row["routed_experts"]]
+        rows = [row for row in read_table(file, ["tokens", *ROUTES]).to_pylist() if row[EXPERT_IDS[0]]]
         ids = [ids for row in rows for ids in stored_routes(row).values()]
         shapes = {(*routes.shape[1:], int(routes.max(initial=-1))) for routes in ids}
         for layers, each, last in shapes:

@@ -15,12 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from proxima.data import UserError
+from proxima.data.columns import filled_by
 from proxima.data.flow import Completion, Group, Key, Prompt, Score
 from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
     FIELDS,
-    MASK_COLUMNS,
+    OF_TOKENS,
     completion_row,
+    in_file,
     parsed,
     schema,
     score_row,
@@ -34,20 +36,18 @@ from proxima.training.batch_builder import CompletionRecord
 
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
-OF_ENGINE = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "temperature", "top_k", "top_k_log_prob")
-OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")  # one value a token, or null, as of the next ones
-OF_FORWARD = (
-    "log_prob",
-    "keep",
-    "entropy",
-    "proximal_log_prob",
-    "selected",
-    "top_k_divergence",
-)  # of the trainer's first forward
+_ENGINE = [column for column in filled_by("engine") if column.name in OF_TOKENS and column.name != "tokens"]
+OF_ENGINE = (
+    *(column.name for column in _ENGINE if column.required),
+    "temperature",
+    *(column.name for column in _ENGINE if not column.required),
+)
+OF_TRAJECTORY = tuple(column.name for column in filled_by("batch") if column.stored)  # one value a token, or null
+OF_FORWARD = tuple(column.name for column in filled_by("forward") if column.stored)  # as those
 OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
-OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
+OF_ADVANTAGE = ("advantage", *(column.name for column in filled_by("advantage") if column.stored))
 OF_COMPLETION = ("outcome", "used", "updates_before")
-TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, *OF_COMPLETION, *OF_RECORD, *OF_ADVANTAGE)
+TRAINING = ("prompt_tokens", "baseline", *in_file(OF_ENGINE), *OF_COMPLETION, *OF_RECORD, *OF_ADVANTAGE)
 DELETE = (
     "delete it to read the others. A resume generates it again if its step is after the last checkpoint; else its "
     "completions are lost, which training does not need"
@@ -133,8 +133,8 @@ def _images(prompt: Prompt) -> list[int] | None:
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """The columns of a completion that only the rollouts have."""
-    per_token = {name: getattr(record.trajectory, name, None) for name in OF_TRAJECTORY}
-    per_token |= {name: getattr(record.statistics, name, None) for name in OF_FORWARD}
+    sources = (record.trajectory, OF_TRAJECTORY), (record.statistics, OF_FORWARD)
+    per_token = {name: None if source is None else getattr(source, name) for source, names in sources for name in names}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {group.prompt.uid}, sample {completion.sample}"
@@ -146,7 +146,7 @@ def _training(group: Group, completion: Completion, record: CompletionRecord) ->
         "baseline": group.baseline,
         "outcome": record.outcome,
         "used": record.used,
-        "updates_before": getattr(record.statistics, "updates_before", None),
+        "updates_before": None if record.statistics is None else record.statistics.updates_before,
         **{name: getattr(record, name) for name in OF_ADVANTAGE},
         **per_token,
     }

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.sampling_mask import SamplingMask
-from proxima.runtime.state.completion_columns import ABOUT, MASK_COLUMNS, PER_TOKEN, parsed
+from proxima.runtime.state.completion_columns import ABOUT, EXPERT_IDS, STORED, counts_of, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
 from proxima.system.damage import reading
 
@@ -42,9 +42,9 @@ def array_rows(table: pa.Table) -> list[dict[str, Any]]:
 def stored_routes(row: Mapping[str, Any]) -> dict[str, Any]:
     """The experts of a row's tokens, by the name of the column; None where it has none."""
     each = (row["routed_layers"], row["routed_per_token"])
-    size = len(row["routed_experts"]) // (len(row["tokens"]) * each[0] * each[1])
-    given = {name: row[name] for name in ("routed_experts", "prompt_routed_experts") if row[name] is not None}
-    return {name: np.frombuffer(ids, f"int{8 * size}").reshape(-1, *each) for name, ids in given.items()}
+    size = len(row[EXPERT_IDS[0]]) // (len(row["tokens"]) * each[0] * each[1])
+    stored = {name: row[name] for name in EXPERT_IDS if row[name] is not None}
+    return {name: np.frombuffer(ids, f"int{8 * size}").reshape(-1, *each) for name, ids in stored.items()}
 
 
 def stored_group(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> Group:
@@ -58,19 +58,24 @@ def stored_group(prompt: Prompt, rows: Sequence[Mapping[str, Any]]) -> Group:
 
 
 def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
-    columns = {name: row[name] for name in (*ABOUT, *PER_TOKEN)}
-    for name in ("top_k", "top_k_log_prob"):
-        if row[name] is not None:
-            columns[name] = row[name].reshape(len(row["tokens"]), row["k"])
-    ids, counts = (row[name] for name in MASK_COLUMNS)
-    mask = None if ids is None else SamplingMask.of_counts(ids, counts)
-    if row.get("routed_experts") is not None:
+    columns = {name: row[name] for name in ABOUT}
+    for column in STORED:
+        values = row[column.name] if column.required else row.get(column.name)
+        if column.by not in ("engine", "episode") or values is None:
+            continue
+        if column.ragged:
+            columns[column.name] = SamplingMask.of_counts(values, row[counts_of(column.name)])
+        elif column.axes == "T K":
+            columns[column.name] = values.reshape(len(row["tokens"]), row["k"])
+        elif column.dtype != "id":
+            columns[column.name] = values
+    if row.get(EXPERT_IDS[0]) is not None:
         columns |= stored_routes(row)
     if row.get("episode") is not None:
-        columns |= {"sampled": row["sampled"], "episode": Episode.from_json(row["episode"])}
+        columns["episode"] = Episode.from_json(row["episode"])
         if row["opening"] is not None:
             columns["opening"] = Prompt(uid=uid, messages=(), tokens=row["opening"])
-    return Completion(prompt_uid=uid, **columns, sampling_mask=mask)
+    return Completion(prompt_uid=uid, **columns)
 
 
 def _score(row: Mapping[str, Any]) -> Score:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import UserError
+from proxima.data.columns import TOKEN_COLUMNS
 from proxima.data.flow import Key
 from proxima.data.image_tokens import shown_images
 from proxima.data.json_reader import load_json
@@ -33,21 +34,12 @@ FACTS = (
     "correct",
     "used",
 )
-COLUMNS: dict[str, tuple[str, str]] = {  # name: unit and description
-    "log_prob": ("nats", "the current policy π, in the trainer's first forward of the step"),
-    "behavior_log_prob": ("nats", "the behavior policy μ, which sampled the token, as the algorithm takes it"),
-    "sampled_log_prob": ("nats", "under the distribution really sampled, temperature and truncation applied"),
-    "untruncated_log_prob": ("nats", "the same at the temperature alone"),
-    "next_log_prob": ("nats", "under the version after the sampling one, of proximal=next"),
-    "entropy": ("nats", "of the policy at the position, first forward"),
-    "policy_version": ("", "the version of the weights that sampled the token"),
-    "keep": ("", "the token stayed in the trust region at the first update"),
+COLUMNS = {column.name: (column.unit, column.meaning) for column in TOKEN_COLUMNS.values() if column.shown} | {
     "advantage": ("reward units", "of the token"),
-    "sampled": ("", "the model wrote the token, and it is trained in this path"),
     "log_ratio": ("nats", "log π - log μ"),
     "mismatch": ("nats", "|log π - log μ| of trainer and engine under the same weights, those of the step's beginning"),
     "divergence": ("probability", "|π - μ|"),
-}
+}  # name: unit and description
 DERIVED = {
     "proximal_log_prob": ("nats", "the proximal policy, the centre of the trust region"),
     "reference_log_prob": ("nats", "the model that the run began with, recomputed"),
