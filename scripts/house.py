@@ -4,6 +4,8 @@
                    dataclasses are values and may have more)
     names          a class, a public function and a module name mean one thing in the whole package
     circles        no module imports itself through others
+    imports        imports of our own stand at the top of a file, except at the seams of `ALLOWED_LATE_IMPORTS`; blocks
+                   `if TYPE_CHECKING`, which hide imports too, are few
     unreachable    every definition is reached by a run, a command or the public API
     rooms          the `__init__` of a room holds its table; it defines no function or class
 
@@ -28,6 +30,7 @@ PACKAGES = (
     *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
 )
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
+LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 40, 25  # in src
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
 PUBLIC_ROOMS = tuple(
@@ -36,6 +39,8 @@ PUBLIC_ROOMS = tuple(
 )
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
+    "engine": "the command, and an engine that is a server",
+    "reward": "the command, and a file that `proxima init` writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
     "reasoning_gym": "the task and the reward of one package",
@@ -78,6 +83,47 @@ ALLOWED_UNREACHABLE |= dict.fromkeys(
     ),
     _HOOKS,
 )
+
+_COMMAND = "a command's module has its options, which `--help` and a mistyped option read without what does the work"
+_SHELL = "only some command lines need it"
+#: imports of our own inside functions of src, "importing module: imported module", each with the seam that allows it
+ALLOWED_LATE_IMPORTS = dict.fromkeys(
+    (
+        "proxima.cli.check: proxima.laws.spec_check",
+        "proxima.cli.check: proxima.runtime.state.folder_check",
+        "proxima.cli.compare: proxima.view.comparison_files",
+        "proxima.cli.data: proxima.api.episode_chat",
+        "proxima.cli.data: proxima.prepare",
+        "proxima.cli.data: proxima.prepare.dataset_card",
+        "proxima.cli.doctor: proxima.kernels.compiled",
+        "proxima.cli.engine: proxima.cli.serving",
+        "proxima.cli.engine: proxima.engine.http.detect",
+        "proxima.cli.engine: proxima.engine.serve",
+        "proxima.cli.eval: proxima.api.evaluation",
+        "proxima.cli.eval: proxima.view",
+        "proxima.cli.explain: proxima.cli.explanation",
+        "proxima.cli.export: proxima.runtime.state.run_checkpoints",
+        "proxima.cli.generate: proxima.cli",
+        "proxima.cli.plot: proxima.view",
+        "proxima.cli.plot: proxima.view.threshold_plot",
+        "proxima.cli.reward: proxima.cli.scoring",
+        "proxima.cli.reward: proxima.cli.serving",
+        "proxima.cli.submit: proxima.config",
+        "proxima.cli.sweep: proxima.view.sweep_progress",
+        "proxima.cli.train: proxima.api.training",
+        "proxima.cli.view: proxima.view.microscope",
+    ),
+    _COMMAND,
+)
+ALLOWED_LATE_IMPORTS |= {
+    "proxima.cli.commands: proxima.config.families": f"{_SHELL}: a word that argparse leaves over",
+    "proxima.cli.main: proxima.cli.exit_codes": f"{_SHELL}: one that fails",
+    "proxima.cli.main: proxima.cli.help_page": f"{_SHELL}: one without a command",
+    "proxima.cli.main: proxima.runtime.placement.launcher": f"{_SHELL}: a task of Slurm",
+    "proxima.api.saved: proxima.api.metrics_frame": "derives from a class of pandas",
+    "proxima.model.adapters.lora: proxima.model.adapters.merged_lora": "derives from a class of peft",
+    "proxima.runtime.placement.rendezvous: proxima.training.sharded_checkpoint": "derives from one of torch",
+}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -223,6 +269,52 @@ def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
             yield room, " ⇄ ".join(name.removeprefix("proxima.") for name in sorted(circle))
 
 
+# imports
+
+
+def late_imports(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Yield imports of our own inside functions of src that no seam allows, seams that have none, and too many of
+    either or of blocks `if TYPE_CHECKING`."""
+    own = [module for module in modules if module.name.partition(".")[0] == "proxima"]
+    late = {
+        f"{module.name}: {imported}": (module, line)
+        for module in own
+        for imported, line in imported_in_functions(module)
+    }
+    count = sum(1 for module in own for _ in imported_in_functions(module))
+    for name, (module, line) in late.items():
+        if name not in ALLOWED_LATE_IMPORTS:
+            imported = name.partition(": ")[2]
+            yield module.room, f"{short(module)}:{line}: imports {imported} inside a function; import it at the top"
+    for name in sorted(ALLOWED_LATE_IMPORTS.keys() - late.keys()):
+        yield room_of(name.partition(":")[0]), f"ALLOWED_LATE_IMPORTS names {name}, which is no more"
+    if count > LATE_IMPORTS:
+        yield "proxima", f"{count} imports of our own inside functions, at most {LATE_IMPORTS}"
+    blocks = sum(
+        isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for module in own
+        for node in module.nodes
+    )
+    if blocks > TYPE_CHECKING_BLOCKS:
+        yield "proxima", f"{blocks} blocks `if TYPE_CHECKING`, at most {TYPE_CHECKING_BLOCKS}"
+
+
+def imported_in_functions(module: Module) -> list[tuple[str, int]]:
+    """The modules of ours that statements inside functions import, each with its line."""
+    inside = {
+        id(node): node
+        for function in module.nodes
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    collected = []
+    for node in inside.values():
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        collected += [(name, node.lineno) for name in names if name.partition(".")[0] == "proxima"]
+    return collected
+
+
 # unreachable
 
 
@@ -351,6 +443,7 @@ RULES = {
     "sizes": oversized,
     "names": ambiguous_names,
     "circles": circles,
+    "imports": late_imports,
     "unreachable": unreachable,
     "rooms": logic_in_rooms,
 }

@@ -48,8 +48,8 @@ A slot takes `{kind: NAME, field: value}` or, with the defaults, `NAME`; `packag
 
 def reference() -> str:
     """Return the text of docs/reference.md."""
-    from proxima.cli.list import catalogue
     from proxima.config.families import OFFLINE
+    from proxima.config.json_schema import catalogue
     from proxima.config.schema import RunConfig
 
     parts = [HEAD, "## Fields\n"]

@@ -53,8 +53,36 @@ def no_collector():
 
 
 def test_the_package_breaks_no_rule():
-    """Sizes, names with one meaning, circles, code that nothing reaches."""
+    """Sizes, names with one meaning, circles, imports at the top, code that nothing reaches."""
     assert {rule: problems for rule, problems in house.violations().items() if problems} == {}
+
+
+def module_of(text: str) -> house.Module:
+    path = ROOT / "src" / "proxima" / "task" / "made_up.py"
+    return house.Module("proxima.task.made_up", path, text, ast.parse(text))
+
+
+def test_an_import_inside_a_function_needs_a_seam(monkeypatch):
+    monkeypatch.setattr(house, "ALLOWED_LATE_IMPORTS", {})
+    late = module_of(
+        "import os\nfrom proxima import data\n\n\ndef f():\n    import torch\n    from proxima.core import loss\n"
+    )
+    line = "task/made_up.py:7: imports proxima.core inside a function; import it at the top"
+    assert list(house.late_imports([late])) == [("task", line)]
+    monkeypatch.setattr(house, "ALLOWED_LATE_IMPORTS", {"proxima.task.made_up: proxima.core": "a reason"})
+    assert list(house.late_imports([late])) == []
+    ((room, unused),) = house.late_imports([module_of("import os\n")])
+    assert room == "task" and "proxima.task.made_up: proxima.core" in unused
+    monkeypatch.setattr(house, "LATE_IMPORTS", 0)
+    assert ("proxima", "1 imports of our own inside functions, at most 0") in house.late_imports([late])
+
+
+def test_blocks_for_types_are_counted(monkeypatch):
+    monkeypatch.setattr(house, "ALLOWED_LATE_IMPORTS", {})
+    monkeypatch.setattr(house, "TYPE_CHECKING_BLOCKS", 1)
+    one = module_of("from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import torch\n")
+    assert list(house.late_imports([one])) == []
+    assert list(house.late_imports([one, one])) == [("proxima", "2 blocks `if TYPE_CHECKING`, at most 1")]
 
 
 def test_every_slow_test_exists():

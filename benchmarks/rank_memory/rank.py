@@ -88,7 +88,7 @@ def main() -> None:
     from proxima.model import log_prob
     from proxima.runtime.launch.learning import make_objective, make_stack
     from proxima.runtime.placement.follower import RankModels
-    from proxima.runtime.placement.launcher import ranks_of
+    from proxima.runtime.placement.rendezvous import ranks_of
     from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
     from proxima_plan.rehearsal.rehearsal import shape_of
 

@@ -7,9 +7,9 @@ import shutil
 import pyarrow.parquet as parquet
 import pytest
 
-from proxima.cli.eval import _shown
 from proxima.data.flow import Group, Score
 from proxima.evaluation.results import completions_table, read_result
+from proxima.view.eval_tables import graded_lines
 from tests.evaluation.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
 from tests.prepare.published import gsm8k_folder, write_parquet
@@ -294,5 +294,5 @@ def test_broken_data_is_said_with_the_remedy(refusal, here, tiny_model, gsm8k):
 def test_a_shown_answer_names_what_was_expected_only_where_the_row_has_it():
     yes = {"completions": (completion("yes"),), "scores": (Score(value=0.5),)}
     groups = [Group(prompt=prompt(answer), **yes) for answer in (None, "7")]
-    without, with_answer = _shown(groups)
+    without, with_answer = graded_lines(groups)
     assert without.endswith("→  yes") and with_answer.endswith("→  yes  (7)")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.cli.list import catalogue
 from proxima.config.describe import kinds_of
+from proxima.config.json_schema import catalogue
 from proxima.config.presets import ALGORITHMS
 from proxima.core.surrogate import SURROGATES
 from proxima.data.kinds import Slot
@@ -88,7 +88,7 @@ def test_list_of_a_kind_shows_it_in_each_slot_that_has_it(done, proxima):
 
 
 def test_list_fits_a_hundred_columns(proxima, slots, monkeypatch):
-    monkeypatch.setattr("proxima.cli.list.catalogue", lambda: slots)
+    monkeypatch.setattr("proxima.config.json_schema.catalogue", lambda: slots)
     for words in [(), ("recipes",), *((slot,) for slot in slots)]:
         code, out, _ = proxima("list", *words)
         assert code == 0 and max(map(len, out.splitlines())) <= 100, words

@@ -15,8 +15,7 @@ import torch
 
 from proxima import __version__
 from proxima.cli import exit_codes
-from proxima.cli.command_module import load_command
-from proxima.cli.commands import COMMANDS, GROUPS
+from proxima.cli.commands import COMMANDS, GROUPS, load_command
 from proxima.cli.help_page import WITH_ACTIONS
 from proxima.cli.main import exit_code, main
 from proxima.config.families import OFFLINE

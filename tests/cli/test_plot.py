@@ -2,8 +2,8 @@
 
 import sys
 
-from proxima.cli.plot import parse_surrogate
 from proxima.core import Dppo, PpoClip
+from proxima.view.surrogate_plot import parse_surrogate
 
 
 def test_several_kinds_in_one_figure(proxima, here):

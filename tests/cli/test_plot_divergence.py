@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxima.cli.plot import threshold_lines, with_values
+from proxima.cli.plot import with_values
 from proxima.core import Cppo, Dppo
 from proxima.experiments.divergences import (
     Calibration,
@@ -16,6 +16,7 @@ from proxima.experiments.divergences import (
     measurable,
     read_trained,
 )
+from proxima.view.divergence_plot import threshold_lines
 from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
-from proxima.cli.list import catalogue
+from proxima.config.json_schema import catalogue
 
 EVIL = """
 import pathlib

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from proxima.cli.explain import facts_of, header_of, text_of, values_table
+from proxima.cli.explanation import facts_of, header_of, text_of, values_table
 from proxima.config.estimate import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve

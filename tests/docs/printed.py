@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxima.cli.command_module import load_command
-from proxima.cli.commands import COMMANDS
+from proxima.cli.commands import COMMANDS, load_command
 from proxima.cli.help_page import EPILOG, WITH_ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]

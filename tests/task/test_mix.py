@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from proxima.cli.explain import text_of
+from proxima.cli.explanation import text_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump

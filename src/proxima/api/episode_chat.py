@@ -2,27 +2,33 @@
 training, with the same template, instructions and limits."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import closing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from proxima.api.local_answers import ShownEngine
+from proxima.config.resolution import Recipe
 from proxima.config.schema import PlayedConfig
-from proxima.data import FieldError, UserError
-from proxima.data.episode import Cut, Episode
+from proxima.config.validate import load_recipe
+from proxima.data import FieldError, UserError, require
+from proxima.data.episode import Cut, Episode, ToolCall
 from proxima.data.flow import Completion, Prompt
+from proxima.data.image_tokens import patch_text
 from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.tool_calls import write_call
 from proxima.model.pretrained import quiet_transformers
 from proxima.rollout.episodes.played import EpisodePlayer, Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
+from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
+SENTENCE = "It is 7."  # the last of the scripted turns
 GREETING = "Hello."  # placeholder for a person's message when the environment is tried
 
 
@@ -245,3 +251,89 @@ def episodes_of(player: EpisodePlayer, requests: Sequence[Request]) -> list[Comp
         return [completion async for completion in player.generate(requests)]
 
     return sorted(asyncio.run(played()), key=lambda completion: (completion.prompt_uid, completion.sample))
+
+
+def scripted_episode(
+    recipe: Recipe, overrides: Sequence[str], turns: Sequence[str], row: int
+) -> tuple[list[list[dict[str, Any]]], list[str], str]:
+    """Play an episode of a recipe's task in its environment, with these turns of the model. Loads no weights.
+
+    Args:
+        turns: empty: a call of the first tool, then a sentence.
+        row: the prompt, by its row in the training data.
+
+    Returns: the parts of each path, with their tokens; notes on the data; why the episode failed, empty if it did not.
+    """
+    resolved = load_recipe(recipe, overrides)
+    if resolved.config.replayed is not None:
+        raise UserError("a replay plays no episode", remedy="leave rollouts out")
+    with resolved.locating():
+        data = load_run_data(resolved.config)
+    with closing(data):
+        if data.world is None:
+            remedy = "set task.environment or task.tools; of a run, proxima view shows every answer token by token"
+            raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
+        if isinstance(data.world, AgentWorld):
+            remedy = "play one with proxima train, and look at it with proxima view"
+            raise UserError("an agent from outside makes its own messages", remedy=remedy)
+        prompt = _prompt_of_row(data.source, row)
+        engine: Any = ScriptedEngine(data.world, tuple(turns))  # it only generates
+        request = Request(prompt=prompt, sample=0, sampling=resolved.config.sampling)
+        (completion,) = episodes_of(data.world.player(engine), [request])
+    failure = completion.episode.failure if completion.episode else ""
+    paths = [_path(engine.tokenizer, path.opening or prompt, path) for path in completion.paths]
+    return paths, data.notes, failure
+
+
+def _prompt_of_row(source: Any, row: int) -> Prompt:
+    rows = len(source.rows)
+    require(0 <= row < rows, "--row", row, f"must be in [0, {rows - 1}]")
+    prompt: Prompt | None = source.prompt(row, uid=row)
+    if prompt is None:
+        raise FieldError("--row", row, "is too long for the model; take another")
+    return prompt
+
+
+@dataclass
+class ScriptedEngine:
+    """An engine that answers with the given turns in order, and then repeats the last one."""
+
+    world: World
+    turns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.tokenizer: Any = self.world.template.tokenizer
+        self.turns = self.turns or (*_call(self.world), SENTENCE)
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Yield each request's turn as the tokenizer encodes it, ended by the end-of-text token unless cut off."""
+        for request in requests:
+            text = self.turns[min(request.turn, len(self.turns) - 1)]
+            tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            tokens = [*tokens, self.tokenizer.eos_token_id][: request.sampling.max_tokens]
+            ended = "stop" if tokens[-1] == self.tokenizer.eos_token_id else "length"
+            yield Completion.of_text(request.prompt.uid, request.sample, text, tokens, ended)  # type: ignore[arg-type]
+
+
+def _call(world: World) -> Iterator[str]:
+    """A call of the first tool, with a number for each argument."""
+    if world.rules.tool_format is not None:
+        name, parameters = next(iter(world.rules.tools.items()))
+        call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))
+        yield write_call(call, world.rules.tool_format, world.rules.tools)
+
+
+def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:
+    """The parts of a path, each with its tokens."""
+    parts = [{"kind": "prompt", "of": "", "tokens": prompt.tokens.tolist()}]
+    start, ids = 0, completion.tokens.tolist()
+    for span in completion.episode.spans if completion.episode else ():
+        kind = "sampled" if span.sampled else "earlier" if span.role == "assistant" else "observed"
+        about = f"turn {span.turn}" if span.role == "assistant" else f"{span.role}, after turn {span.turn}"
+        parts.append({"kind": kind, "of": about, "tokens": ids[start : start + span.tokens]})
+        start += span.tokens
+    return [{**part, "texts": [_text(tokenizer, token) for token in part["tokens"]]} for part in parts]
+
+
+def _text(tokenizer: Any, token: int) -> str:
+    return patch_text(token) if token < 0 else str(tokenizer.decode([token]))

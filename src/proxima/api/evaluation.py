@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -84,68 +85,90 @@ def evaluate(
     Raises:
         UserError: something is wrong with model, data, recipe or folder.
     """
-    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
-    options: dict[str, Any] = {"limit": limit, "samples": samples}
-    options |= {f"sampling.{name}": value for name, value in sampling.items()}
+    options = EvalOptions(
+        task=[task] if isinstance(task, str) else list(task),
+        data=None if data is None else Path(data).expanduser(),
+        json_column=(json_columns,) if isinstance(json_columns, str) else tuple(json_columns),
+        limit=limit,
+        samples=samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_tokens=max_tokens,
+        seed=seed,
+        checkpoint=str(checkpoint),
+        k=tuple(sorted(set(k))),
+        out=None if out is None else Path(out).expanduser(),
+        overwrite=overwrite,
+    )
     with overrides_named():
-        outcome = run_evaluation(
-            expand_user(str(model)),
-            None if recipe is None else plain(expand_user(recipe)),
-            [*override_texts(overrides), *([] if seed is None else [f"seed={for_any_reader(seed)}"])],
-            options=options,
-            tasks=[task] if isinstance(task, str) else list(task),
-            data=None if data is None else Path(data).expanduser(),
-            json_columns=(json_columns,) if isinstance(json_columns, str) else tuple(json_columns),
-            checkpoint=str(checkpoint),
-            ks=tuple(sorted(set(k))),
-            folder=None if out is None else Path(out).expanduser(),
-            overwrite=overwrite,
-            stream=None if quiet else sys.stdout,
-        )
+        recipe = None if recipe is None else plain(expand_user(recipe))
+        texts = override_texts(overrides)
+        outcome = run_evaluation(expand_user(str(model)), recipe, texts, options, stream=None if quiet else sys.stdout)
     if not quiet:
         print(results_table(outcome.result, outcome.seconds, sys.stdout))
     return SavedEvaluation(outcome.folder)
 
 
-def run_evaluation(
-    model: str,
-    recipe: Recipe | None,
-    overrides: Sequence[str],
-    *,
-    options: Mapping[str, Any],
-    tasks: Sequence[str] = (),
-    data: Path | None = None,
-    json_columns: Sequence[str] = (),
-    checkpoint: str = "last",
-    ks: Sequence[int] = (),
-    folder: Path | None = None,
-    overwrite: bool = False,
-    stream: TextIO | None = None,
-) -> EvalOutcome:
-    """Run `proxima eval` or `evaluate`.
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """What `evaluate` and `proxima eval` may be told beside model and recipe; None: the default.
 
     Args:
-        options: values of `eval` for every set of questions, by their path below it, such as `sampling.top_p`; None:
-            not given.
-        stream: shows the progress.
+        task, data, json_column: the named sets, and where and how to read them; none: the recipe's questions.
+        limit, samples, temperature, top_p, max_tokens: of every set of questions.
+        k: of pass@k and maj@k; empty: powers of two up to `samples`.
+        metric: what is reported.
+        out: the folder to write.
     """
-    given = model
-    if not tasks and (data is not None or json_columns):
-        option = "data" if data is not None else "json_columns"
-        raise UserError(f"{option} is for named sets", remedy="name them with task, or set eval.task in a recipe")
-    model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
-    options = {key: value for key, value in options.items() if value is not None}
-    resolved = _resolve_evaluation(model, recipe, overrides, options, named=bool(tasks))
 
-    folder = folder or _evaluation_folder(given)
-    check_folder(folder, overwrite=overwrite)
+    task: Sequence[str] = ()
+    data: Path | None = None
+    json_column: Sequence[str] = ()
+    limit: int | None = None
+    samples: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    checkpoint: str = "last"
+    k: Sequence[int] = ()
+    metric: str | None = None
+    out: Path | None = None
+    overwrite: bool = False
+
+    @property
+    def of_every_set(self) -> dict[str, Any]:
+        """The values that are given for every set of questions, by their path below `eval`."""
+        values = {"limit": self.limit, "samples": self.samples}
+        values |= {f"sampling.{name}": getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
+        return {key: value for key, value in values.items() if value is not None}
+
+    @property
+    def overrides(self) -> list[str]:
+        """The values that are given for the whole evaluation, as texts."""
+        seed = [] if self.seed is None else [f"seed={for_any_reader(self.seed)}"]
+        return seed + ([] if self.metric is None else [f"eval.metric={self.metric}"])
+
+
+def run_evaluation(
+    model: str, recipe: Recipe | None, overrides: Sequence[str], options: EvalOptions, stream: TextIO | None = None
+) -> EvalOutcome:
+    """Run `proxima eval` or `evaluate`; `stream` shows the progress."""
+    named = bool(options.task)
+    if not named and (options.data is not None or options.json_column):
+        option = "data" if options.data is not None else "json_columns"
+        raise UserError(f"{option} is for named sets", remedy="name them with task, or set eval.task in a recipe")
+    path, recipe = _model_and_recipe(model, recipe, options.checkpoint, named=named)
+    resolved = _resolve_evaluation(path, recipe, [*overrides, *options.overrides], options.of_every_set, named=named)
+    folder = options.out or _evaluation_folder(model)
+    check_folder(folder, overwrite=options.overwrite)
     config = resolved.config
     with resolved.locating(), fixed_clock(config.data.template_date):
-        named = _named_suites(resolved, parse_tasks(tasks), data, json_columns) if tasks else None
-        suites = load_suites(config, named or recipe_suites(config.eval, config.reward), ks)
+        questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)
+        suites = load_suites(config, questions, options.k)
         view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
         try:
-            return run_eval(config, suites, ks=ks, folder=folder, observer=view)
+            return run_eval(config, suites, ks=options.k, folder=folder, observer=view)
         finally:
             for suite in suites:
                 if (world := suite.questions.world) is not None:
@@ -201,17 +224,25 @@ def _resolve_evaluation(
     return load_recipe(recipe or {}, [*fixed, *overrides, *words], root=EvaluateConfig) if words else resolved
 
 
-def _named_suites(
-    resolved: Resolved[EvaluateConfig], tasks: Mapping[str, Path | None], data: Path | None, json_columns: Sequence[str]
-) -> list[EvalSuite]:
+def _named_suites(resolved: Resolved[EvaluateConfig], options: EvalOptions) -> list[EvalSuite]:
     """The tasks of named sets, sampled as the overrides say; a recipe's own evaluation settings don't apply."""
     said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
     samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
-    how: Any = {"data": data, "samples": samples, "limit": limit, "sampling": sampling, "json_columns": json_columns}
-    return [named_suite(suite(name), given=path, **how) for name, path in tasks.items()]
+    return [
+        named_suite(
+            suite(name),
+            given=path,
+            data=options.data,
+            samples=samples,
+            limit=limit,
+            sampling=sampling,
+            json_columns=options.json_column,
+        )
+        for name, path in parse_tasks(options.task).items()
+    ]
 
 
 def _evaluation_folder(model: str) -> Path:

@@ -1,20 +1,168 @@
-"""`proxima generate --chat`: answer the messages of standard input, one after the other."""
+"""Answers the prompts of `proxima generate`, or the messages of a chat."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.model_asked import Inference, ModelAsked, model_asked, open_table, warn
-from proxima.data import UserError
+from proxima.api.episode_chat import EpisodeChat, Table, make_table, play_episodes
+from proxima.api.local_answers import ChatSession, generate, local_engine
+from proxima.cli.parameters import Inference, print_json
+from proxima.config.problems import one_problem
+from proxima.config.recipe_reader import read_yaml
+from proxima.config.resolution import resolve
+from proxima.config.schema import PlayedConfig, PromptConfig
+from proxima.config.sections.data_section import DataConfig
+from proxima.config.sections.model_section import model_problem, refuse_checkpoint
+from proxima.config.validate import fetch_demo_model
+from proxima.data import FieldError, UserError
+from proxima.data.flow import Completion
+from proxima.engine.local.local_engine import LocalEngine
+from proxima.engine.protocol import Sampling
+from proxima.model.chat.template import fixed_clock
+from proxima.rollout.episodes.played import PlayedTurn
+from proxima.runtime.state.run_checkpoints import find_checkpoint
+from proxima.runtime.watch.clock import Clock
+from proxima.task.image_files import open_image
+from proxima.view.episode_lines import answer_lines, episode_lines, labelled
+from proxima.view.formatting import printable, visible, write_safely
 
 if TYPE_CHECKING:
-    from proxima.api.episode_chat import Table
-    from proxima.rollout.episodes.played import PlayedTurn
+    from PIL.Image import Image
 
 NEW = "/new"
-MOST = 512  # new tokens
+MOST, MOST_IN_CHAT = 256, 512  # new tokens
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """The model that answers the user's prompts.
+
+    Args:
+        path: the path of the weights; for a run, of its checkpoint.
+        data: system prompt and template arguments: those given, else the run's own.
+        max_length: tokens of prompt and completion together; None: the model's own limit.
+        played: the config of the episodes, if there are tools or an environment; None: the model answers once.
+    """
+
+    path: str
+    data: DataConfig
+    max_length: int | None = None
+    played: PlayedConfig | None = None
+    locating: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def complete(
+    model: str, prompt: Sequence[str], inference: Inference, *, samples: int, images: Sequence[str], as_json: bool
+) -> int:
+    """Print the completions of prompts; with tools or an environment, play whole episodes. Returns 1 if an episode
+    failed.
+
+    Raises:
+        UserError: the model, a prompt or an option is wrong.
+    """
+    prompts = _prompts(prompt)
+    shown = [open_image(file) for file in images]
+    chosen = chosen_model(model, inference)
+    if shown and chosen.played is not None:
+        raise UserError("--image can't be shown to a model with tools or an environment", remedy="leave it out")
+    with fixed_clock(chosen.data.template_date), open_table(chosen) as table:
+        completions, seconds = _completed(chosen, table, prompts, samples, inference, shown)
+    tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
+    rate = tokens / seconds if seconds else 0.0
+    if as_json:
+        facts = {"model": chosen.path, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
+        print_json({**facts, "completions": [_as_json(prompts[c.prompt_uid], c) for c in _paths(completions)]})
+    else:
+        print("\n".join(_text(prompts, completions)))
+        print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)
+    return 1 if any(c.episode is not None and c.episode.failure for c in completions) else 0
+
+
+def _completed(
+    chosen: ChosenModel,
+    table: Table | None,
+    prompts: Sequence[str],
+    samples: int,
+    inference: Inference,
+    images: "Sequence[Image]",
+) -> tuple[list[Completion], float]:
+    """Generate the answers, or whole episodes; return them and the seconds that they took."""
+    sampling, data, clock = sampling_of(inference, MOST, chosen.played), chosen.data, Clock()
+    tokenizer, engine = _engine_of(chosen, inference, sampling, images=bool(images))
+    began = clock.now()
+    if table is not None:
+        completions = play_episodes(table, engine, prompts, sampling=sampling, samples=samples, seed=inference.seed)
+        return completions, clock.now() - began
+    completions = generate(
+        tokenizer,
+        engine,
+        prompts,
+        sampling=sampling,
+        samples=samples,
+        system=data.system,
+        template_arguments=data.template_arguments,
+        seed=inference.seed,
+        images=images,
+    )
+    return completions, clock.now() - began
+
+
+def _engine_of(
+    chosen: ChosenModel, inference: Inference, sampling: Sampling, *, images: bool = False
+) -> tuple[Any, LocalEngine]:
+    """The tokenizer and the engine of the model."""
+    return local_engine(
+        chosen.path,
+        inference.dtype,
+        inference.device,
+        warn,
+        max_length=chosen.max_length,
+        images=images,
+        stop=sampling.stop,
+    )
+
+
+def _paths(completions: Sequence[Completion]) -> list[Completion]:
+    return [path for completion in completions for path in completion.paths]
+
+
+def _prompts(words: Sequence[str]) -> list[str]:
+    if list(words) != ["-"]:
+        return list(words)
+    lines = [line.rstrip("\n") for line in sys.stdin]
+    if not lines:
+        raise UserError("prompt=- reads prompts from standard input, one a line; the input was empty")
+    return lines
+
+
+def _text(prompts: Sequence[str], completions: Sequence[Completion]) -> list[str]:
+    """The lines to print: the text alone for one completion, else each text with its prompt; or whole episodes."""
+    if any(completion.episode is not None for completion in completions):
+        episodes = ("\n".join(episode_lines(prompts[c.prompt_uid], c)) for c in completions)
+        return "\n\n".join(episodes).split("\n")
+    if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text unchanged
+        return [visible(completions[0].text) if sys.stdout.isatty() else completions[0].text]
+    return [f"{printable(prompts[c.prompt_uid])}  →  {printable(c.text)}" for c in completions]
+
+
+def _as_json(prompt: str, completion: Completion) -> dict[str, Any]:
+    scalars = ("sample", "text", "finish_reason", "temperature")
+    columns = ("tokens", "sampled_log_prob", "untruncated_log_prob")
+    facts = {name: getattr(completion, name) for name in scalars}
+    facts |= {name: getattr(completion, name).tolist() for name in columns}
+    if completion.episode is not None and completion.sampled is not None:  # a path of it
+        facts |= {
+            "turn": completion.turn,
+            "sampled": completion.sampled.tolist(),
+            "episode": asdict(completion.episode),
+        }
+    return {"prompt": prompt, **facts}
 
 
 def converse_with(model: str, inference: Inference) -> None:
@@ -23,21 +171,16 @@ def converse_with(model: str, inference: Inference) -> None:
     Raises:
         UserError: the model or an option is wrong.
     """
-    from proxima.model.chat.template import fixed_clock
-
-    asked = model_asked(model, inference)
-    with fixed_clock(asked.data.template_date), open_table(asked) as table:
-        return _talk(asked, inference) if table is None else EpisodeTalk(asked, table, inference).run()
+    chosen = chosen_model(model, inference)
+    with fixed_clock(chosen.data.template_date), open_table(chosen) as table:
+        return _talk(chosen, inference) if table is None else EpisodeTalk(chosen, table, inference).run()
 
 
-def _talk(asked: ModelAsked, inference: Inference) -> None:
+def _talk(chosen: ChosenModel, inference: Inference) -> None:
     """A chat without tools."""
-    from proxima.api.local_answers import ChatSession, local_engine
-
-    sampling, data = inference.sampling(MOST), asked.data
-    place: Any = {"max_length": asked.max_length, "stop": sampling.stop}
+    sampling, data = sampling_of(inference, MOST_IN_CHAT), chosen.data
     conversation = ChatSession(
-        *local_engine(asked.path, inference.dtype, inference.device, warn, **place),
+        *_engine_of(chosen, inference, sampling),
         sampling,
         seed=inference.seed,
         system=data.system,
@@ -49,12 +192,11 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
         print(flush=True)
         return "" if whole else f"cut off at --max-tokens {sampling.max_tokens}"
 
-    _converse(asked.path, conversation.messages.clear, answer)
+    _converse(chosen.path, conversation.messages.clear, answer)
 
 
 def _converse(title: str, new: Callable[[], None], answer: Callable[[str], str]) -> None:
     """Answer line by line. Each callable prints its own output, and returns a note to print, or an empty one."""
-    from proxima.view.formatting import visible
 
     def attempt(act: Callable[[], str | None]) -> None:
         try:
@@ -74,22 +216,16 @@ def _converse(title: str, new: Callable[[], None], answer: Callable[[str], str])
 
 
 def _show(piece: str) -> None:
-    from proxima.view.formatting import visible, write_safely
-
     write_safely(sys.stdout, visible(piece))
 
 
 class EpisodeTalk:
     """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
-    def __init__(self, asked: ModelAsked, table: "Table", inference: Inference) -> None:
-        from proxima.api.episode_chat import EpisodeChat
-        from proxima.api.local_answers import local_engine
-
-        self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
-        self.sampling = inference.sampling(MOST, asked.played)
-        place: Any = {"max_length": asked.max_length, "stop": self.sampling.stop}
-        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, **place)
+    def __init__(self, chosen: ChosenModel, table: Table, inference: Inference) -> None:
+        self.title, self.settings, self.tools = chosen.path, table.world.rules.settings, table.world.rules.tools
+        self.sampling = sampling_of(inference, MOST_IN_CHAT, chosen.played)
+        _, engine = _engine_of(chosen, inference, self.sampling)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -113,16 +249,12 @@ class EpisodeTalk:
     # ---- events of the chat ------------------------------------------------------------------------------------------
 
     def opening(self, text: str) -> None:
-        from proxima.view.episode_lines import labelled
-
         self._print([labelled("user", text)])
 
     def piece(self, text: str) -> None:
         _show(text)
 
-    def turn(self, turn: "PlayedTurn") -> None:
-        from proxima.view.episode_lines import answer_lines
-
+    def turn(self, turn: PlayedTurn) -> None:
         print(flush=True)
         self.length = len(turn.completion.tokens)
         self._print(answer_lines(turn.calls, [(message["role"], message["content"]) for message, _ in turn.answers]))
@@ -144,3 +276,89 @@ def _line(asked: bool) -> str | None:
         if asked:
             print()
         return None
+
+
+def warn(note: str) -> None:
+    print(f"warning: {note}", file=sys.stderr)
+
+
+def chosen_model(model: str, inference: Inference) -> ChosenModel:
+    """Find the model that the command line names.
+
+    Raises:
+        UserError: the model does not exist, or an option is wrong.
+    """
+    given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
+    if inference.system is not None:
+        given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
+    world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
+    world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
+    recipe: Any = {}
+    plays, longest = bool(world), inference.max_length
+    if longest is not None and longest < 2:
+        raise FieldError("--max-length", longest, "must be >= 2")
+    if (Path(model) / "config.yaml").is_file():
+        recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
+        stored = read_yaml(Path(model) / "config.yaml").to_python()
+        plays = plays or _plays(stored)
+        longest = longest or (stored.get("model") or {}).get("max_length")
+    else:
+        if remedy := model_problem(model):
+            raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
+        refuse_checkpoint(model, inference.checkpoint)
+        fetch_demo_model(model)
+        path = model
+        # rows are read only by an environment of the command line, which needs only their numbers
+        world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
+    if not plays:
+        return ChosenModel(path, resolve(recipe, given, root=PromptConfig).config.data, longest)
+    place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
+    resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
+    return ChosenModel(path, resolved.config.data, longest, resolved.config, resolved.locating)
+
+
+def _plays(config: Mapping[str, Any]) -> bool:
+    """True if the task of a run's config has an environment or tools."""
+    task = config.get("task")
+    return isinstance(task, dict) and bool(task.get("environment") or task.get("tools"))
+
+
+@contextmanager
+def open_table(chosen: ChosenModel) -> Iterator[Table | None]:
+    """The player of the episodes of a model with tools or an environment, created before its weights load; otherwise
+    None."""
+    if chosen.played is None:
+        yield None
+        return
+    with chosen.locating():
+        table = make_table(chosen.played)
+    if table is None:
+        warn("the run's agent plays by itself and has no part here")
+        yield None
+        return
+    with closing(table.world):
+        for note in table.notes:
+            warn(note)
+        table.require_question()
+        yield table
+
+
+def sampling_of(inference: Inference, max_tokens: int, played: PlayedConfig | None = None) -> Sampling:
+    """The sampling options; defaults: `max_tokens` or, if episodes are played, the run's limit and stop texts.
+
+    Raises:
+        FieldError: names the option as the user wrote it.
+    """
+    usual = Sampling(max_tokens=max_tokens) if played is None else played.sampling
+    try:
+        return Sampling(
+            temperature=inference.temperature,
+            top_k=inference.top_k,
+            top_p=inference.top_p,
+            min_p=inference.min_p,
+            max_tokens=usual.max_tokens if inference.max_tokens is None else inference.max_tokens,
+            stop=tuple(inference.stop or usual.stop),
+        )
+    except FieldError as error:
+        error.field = f"--{error.field.replace('_', '-')}"
+        raise

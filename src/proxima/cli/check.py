@@ -8,33 +8,16 @@ the run is damaged.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import print_json
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, print_json
 from proxima.data import UserError
-from proxima.data.kinds import Slot
 from proxima.runtime.state.folder import RunFolder, existing_run
+from proxima.view.formatting import visible
 
 if TYPE_CHECKING:
     from proxima.laws.law import LawResult
-
-
-@dataclass(frozen=True)
-class CheckConfig:
-    """The slots whose kinds have laws, one spec each."""
-
-    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
-    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
-    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
-    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
-    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
-    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
-    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
-    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
-    engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
-
 
 KIND = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
 MODEL = (
@@ -62,12 +45,11 @@ def check_target(
         if override or slot or model:
             raise UserError(f"{kind} is a run, which has no fields to set", remedy="give it alone")
         return check_run(kind, as_json=as_json)
-    if kind in CheckConfig.__dataclass_fields__ and override and "=" not in override[0]:
-        slot, kind, override = kind, override[0], override[1:]  # `check surrogate cppo`
-    slot = slot or slot_of_kind(kind)
-    spec = spec_from_words(slot, kind, override)
-    facts = {"slot": slot, "kind": kind, "fields": asdict(spec)}
-    return print_results(f"{slot} {kind}", facts, results_of(slot, spec, model), as_json)
+    from proxima.laws.spec_check import check_kind
+
+    checked = check_kind(slot, kind, override, model)
+    facts = {"slot": checked.slot, "kind": checked.kind, "fields": asdict(checked.spec)}
+    return print_results(f"{checked.slot} {checked.kind}", facts, checked.results, as_json)
 
 
 def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"], as_json: bool) -> int:
@@ -91,7 +73,6 @@ def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"],
 def check_run(folder: str, *, as_json: bool) -> int:
     """Check the files of a run and print a line for each kind of file. Returns 1 if one is damaged."""
     from proxima.runtime.state.folder_check import check_run_files
-    from proxima.view.formatting import visible
 
     findings = check_run_files(existing_run(folder))
     damaged = [finding for finding in findings if finding.status == "damaged"]
@@ -106,19 +87,6 @@ def check_run(folder: str, *, as_json: bool) -> int:
     return int(bool(damaged))
 
 
-def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
-    """Build the spec of a kind from `field=value` texts.
-
-    Raises: ConfigError for an unknown slot, kind or field, or a value that the field can't take.
-    """
-    from proxima.config.resolution import resolve
-
-    path = "reward.0" if slot == "reward" else slot
-    words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
-    specs = getattr(resolve({}, words, root=CheckConfig).config, slot)
-    return specs[0] if slot == "reward" else specs
-
-
 def show(result: "LawResult") -> None:
     """Print a result: `passed   masked_nan`, `FAILED   scale (kl): …`; for a variant, only a failure."""
     name = f"{result.law.name} ({result.variant})" if result.variant else result.law.name
@@ -127,56 +95,6 @@ def show(result: "LawResult") -> None:
         print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}{cure}", flush=True)
     elif not result.variant:
         print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)
-
-
-def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
-    """Check the laws of a spec and yield the results."""
-    from proxima.laws.engine_laws import check_engine
-    from proxima.laws.reward_laws import check_reward
-    from proxima.laws.spec_check import check_spec
-
-    if slot == "reward":
-        return check_reward(spec)
-    if slot == "engine":
-        return check_engine(spec, model)
-    return check_spec(slot, spec)
-
-
-def slot_of_kind(kind: str) -> str:
-    """The slot whose table has the kind, or whose protocol a class subclasses."""
-    from proxima.config.describe import class_at, fields_of, table_of
-    from proxima.data.errors import nearest
-
-    tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
-    if ":" not in kind:
-        slots = [slot for slot, table in tables.items() if kind in table]
-        if len(slots) == 1:
-            return slots[0]
-        if slots:
-            raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
-        kinds = [name for table in tables.values() for name in table]
-        near, known = nearest(kind, kinds), "give a kind of `proxima list`, package.module:Class, or a run folder"
-        raise UserError(f"{kind!r} is neither a kind nor a run", remedy=f"did you mean {near!r}?" if near else known)
-    try:
-        cls = class_at(kind)
-    except Exception as error:  # importing runs arbitrary code
-        message = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{kind} can't be imported: {message}", remedy="write package.module:Class") from None
-    return slot_of_class(cls, kind)
-
-
-def slot_of_class(cls: type, kind: str) -> str:
-    """The slot of a class outside the tables."""
-    from proxima.laws.spec_check import SLOTS
-
-    for slot, (protocol, _) in SLOTS.items():
-        if protocol in cls.__mro__:
-            return slot
-    for method, slot in (("score", "reward"), ("build", "engine")):
-        if callable(getattr(cls, method, None)):
-            return slot
-    names = ", ".join(f"{protocol.__module__}.{protocol.__name__}" for protocol, _ in SLOTS.values())
-    raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")
 
 
 COMMAND = check_target

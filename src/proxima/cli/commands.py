@@ -1,12 +1,44 @@
-"""The commands, and how the words of a command line become the call of one."""
+"""The commands; how the module of one is imported, and the words of a command line become its call."""
 
 import argparse
+import difflib
+import importlib
+import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from proxima.cli.command_module import load_command
-from proxima.cli.parameters import add_command, bound, option_strings
-from proxima.data.errors import UserError
+from proxima.cli.parameters import Command, add_command, bound, option_strings
+from proxima.data.errors import UserError, suggestion
+from proxima.system.user_files import FILE
+
+GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def load_command(name: str, place: str) -> tuple[Command, str]:
+    """Load a command and its description for `--help`: `COMMAND` and the docstring of its module.
+
+    Args:
+        place: a module of proxima, `proxima.cli.explain`, or the distribution that provides the command,
+            `proxima-peers`.
+
+    Raises:
+        UserError: the distribution is not installed.
+    """
+    if not place.startswith("proxima."):
+        from importlib.metadata import entry_points
+
+        found = next(iter(entry_points(group=GROUP, name=name)), None)
+        if found is None:
+            folder = CHECKOUT / "packages" / place
+            source = f"--editable {folder}" if folder.is_dir() else place
+            raise UserError(f"proxima {name} needs the package {place}; pip install {source}")
+        place = found.module
+    module = importlib.import_module(place)
+    text = module.__doc__ or ""
+    return module.COMMAND, text if "\n" in text else textwrap.fill(text, 120)
+
 
 # other distributions: other frameworks' files, forecasts, training as a service
 PEERS, PLAN, TINKER = "proxima-peers", "proxima-plan", "proxima-tinker"
@@ -32,12 +64,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "evaluate": {
         "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
         "check": ("proxima.cli.check", "check a kind against its laws, or a run's files"),
-        "reward": ("proxima.cli.reward.reward_command", "score texts with rewards, or serve a reward model"),
+        "reward": ("proxima.cli.reward", "score texts with rewards, or serve a reward model"),
     },
     "share": {
         "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
-        "data": ("proxima.cli.data.data_command", "prepare and inspect data sets"),
-        "engine": ("proxima.cli.engine.engine_command", "install, start and probe engines that are servers"),
+        "data": ("proxima.cli.data", "prepare and inspect data sets"),
+        "engine": ("proxima.cli.engine", "install, start and probe engines that are servers"),
         "peers": (PEERS, "convert other frameworks' options, verify their numbers"),
     },
     "plan": {"plan": (PLAN, "forecast memory and time, here or on other devices")},
@@ -57,8 +89,6 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            from proxima.data.errors import suggestion  # a command without mistakes needs none
-
             raise argparse.ArgumentError(
                 action, f"invalid choice: {value!r}; {suggestion(str(value), map(str, action.choices))}"
             )
@@ -77,7 +107,29 @@ def call_of(name: str, words: Sequence[str]) -> Callable[[], int | None]:
     add_command(parser, command)
     arguments, rest = parser.parse_known_args(words, argparse.Namespace(command=name))
     if rest:
-        from proxima.cli.leftover_words import place_rest
-
         place_rest(arguments, rest, option_strings(parser))
     return bound(command, arguments)
+
+
+def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:
+    """Add the words that argparse left over to `override`; UserError for any other word. argparse takes positionals in
+    one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`, `generate MODEL --samples 2 hi` leaves `hi`.
+    `--algorithm=grpo`, as in other tools, means `algorithm=grpo`."""
+    from proxima.config.families import is_recipe_field  # reads YAML, which a command may not need
+
+    for word in rest:
+        if isinstance(getattr(arguments, "prompt", None), list | tuple) and not word.startswith("-"):
+            arguments.prompt = [*arguments.prompt, word]
+            continue
+        field, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("-") and not (hasattr(arguments, "override") and is_recipe_field(field)):
+            near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"see proxima {arguments.command} --help"
+            raise UserError(f"unknown argument {word!r}; {hint}")
+        if word.startswith(FILE) and hasattr(arguments, "override"):
+            arguments.override = [*arguments.override, word]
+            continue
+        if not equals or not hasattr(arguments, "override"):
+            remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
+            raise UserError(f"unknown argument {word!r}; {remedy}")
+        arguments.override = [*arguments.override, f"{field}={value}"]

@@ -5,7 +5,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from proxima.cli.output import AsJson, print_json
+from proxima.cli.parameters import AsJson, print_json
+from proxima.system.machine import gemm_rate, memory_bytes, package_version, usable_cores
+from proxima.version import __version__
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
 OPTIONAL = {
@@ -30,8 +32,6 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from proxima.kernels.compiled import kernels_in_words
-    from proxima.system.machine import gemm_rate, memory_bytes, package_version, usable_cores
-    from proxima.version import __version__
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]

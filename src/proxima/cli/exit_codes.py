@@ -11,6 +11,7 @@ from pathlib import Path
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.system.full_disk import is_disk_full
 from proxima.version import __version__
+from proxima.view.formatting import visible
 
 INTERRUPTED = 130
 SAME_ERROR = 30.0  # seconds in which rank 0 reports what all ranks have found, and the launcher ends the others
@@ -60,9 +61,7 @@ def _path_error(error: Exception) -> str | None:
 
 
 def _refuse(text: str, code: int = 2) -> int:
-    from proxima.view.formatting import visible  # names in it may be untrusted, and a terminal obeys escape sequences
-
-    for line in text.splitlines():
+    for line in text.splitlines():  # names in it may be untrusted, and a terminal obeys escape sequences
         print(f"error: {_rank_name()}{visible(line)}", file=sys.stderr)
     return code
 

@@ -18,11 +18,9 @@ def export_run(
     Raises:
         UserError: the run has no such checkpoint or part.
     """
-    from proxima.model.pretrained import quiet_transformers
     from proxima.runtime.state.run_checkpoints import export
 
-    with quiet_transformers():
-        folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
+    folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
     print(f"wrote {folder}")
 
 

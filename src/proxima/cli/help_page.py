@@ -5,8 +5,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from proxima.cli.command_module import load_command
-from proxima.cli.commands import COMMANDS, GROUPS, CommandFormatter, Parser, call_of
+from proxima.cli.commands import COMMANDS, GROUPS, CommandFormatter, Parser, call_of, load_command
 from proxima.config.families import FAMILIES
 from proxima.data.errors import UserError
 from proxima.version import __version__

@@ -3,7 +3,6 @@ or recipes, to list those that come with proxima; or schema, to print the JSON s
 for editors:
 # yaml-language-server: $schema=schema.json"""
 
-import dataclasses
 import re
 import sys
 import textwrap
@@ -11,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.cli.output import AsJson, print_json, terminal_width, truncated
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, AsJson, print_json, terminal_width, truncated
+from proxima.config import json_schema
+from proxima.config.describe import first_sentence
+from proxima.config.scalars import in_one_line
 from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.user_files import FILE, shipped_layouts, shipped_recipes
 
@@ -27,10 +28,8 @@ def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: A
     if slot == "recipes":
         return list_recipes(as_json=as_json)
     if slot == "schema":
-        from proxima.config.json_schema import schema_text
-
-        return print(schema_text(), end="")
-    slots = catalogue()
+        return print(json_schema.schema_text(), end="")
+    slots = json_schema.catalogue()
     if slot is not None:
         slots = _named(slot.rpartition(".")[2], slots)
     if as_json:
@@ -76,60 +75,9 @@ def list_recipes(*, as_json: bool = False) -> None:
 
 
 def _first_sentence(file: Path) -> str:
-    from proxima.config.describe import first_sentence
-
     text = file.read_text(encoding="utf-8", errors="replace")
     lines = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
     return first_sentence(" ".join(line for line in lines if line and not line.startswith("yaml-language-server")))
-
-
-def catalogue() -> dict[str, dict[str, Any]]:
-    """slot → {paths, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, from the schema and the
-    tables."""
-    from proxima.config.describe import all_fields, fields_of, kinds_of
-    from proxima.config.families import FAMILIES
-
-    slots: dict[str, dict[str, Any]] = {}
-    infos: dict[str, Any] = {}
-    for family in FAMILIES.values():
-        for path, info in all_fields(family.root):
-            if info.slot or info.presets:
-                infos.setdefault(path, info)
-    names = {path.rpartition(".")[2] for path in infos}
-    for path, info in [*infos.items()]:
-        for cls in kinds_of(info.slot).values() if info.slot else ():
-            inner = {f"{path}.{field.name}": field for field in fields_of(cls) if field.slot and not field.slot.many}
-            infos |= {below: field for below, field in inner.items() if field.name not in names}
-    for path, info in infos.items():
-        name = path.rpartition(".")[2]
-        paths = [*slots.get(name, {}).get("paths", []), path]
-        slots[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
-    return slots
-
-
-def _kinds(info: Any) -> dict[str, Any]:
-    from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
-    from proxima.config.presets import NOTES
-    from proxima.config.scalars import in_one_line, to_json
-
-    if info.presets is not None:
-        presets = sorted(table_of(info.presets).items())
-        notes = {name: f"{note}. " for name, note in NOTES.items()}
-        return {name: {"summary": notes.get(name, "") + in_one_line(preset), "fields": {}} for name, preset in presets}
-    kinds = {}
-    for kind, cls in sorted(kinds_of(info.slot).items()):
-        fields: dict[str, dict[str, Any]] = {}
-        for field in fields_of(cls):
-            required = field.default is dataclasses.MISSING
-            value = (field.slot and field.slot.default) or field.default
-            default = {"required": True} if required else {"default": to_json(value)}
-            fields[field.name] = {**default, "help": field.help}
-        valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
-        summary = f"Needs `critic`. {summary_of(cls)}" if valued else summary_of(cls)
-        kinds[kind] = {"summary": summary, "fields": fields}
-    for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
-        kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
-    return kinds
 
 
 def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
@@ -144,8 +92,6 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
 
 
 def _values(fields: dict[str, Any]) -> dict[str, str]:
-    from proxima.config.scalars import in_one_line
-
     return {n: "required" if "required" in fact else in_one_line(fact["default"]) for n, fact in fields.items()}
 
 

@@ -4,10 +4,10 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proxima.cli.commands import COMMANDS, call_of
+from proxima.cli.commands import COMMANDS, call_of, load_command
 from proxima.data.errors import UserError
 from proxima.system.openmp import limit_spinning
 
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train_rank(**arguments: Any) -> int:
     """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
     limit_spinning()
-    from proxima.cli.train import train_recipe
-
-    return exit_code(lambda: train_recipe(**arguments))
+    train, _ = load_command("train", COMMANDS["train"][0])
+    assert not isinstance(train, Mapping)
+    return exit_code(lambda: train(**arguments))
 
 
 def _call(words: Sequence[str]) -> Callable[[], int | None]:
@@ -38,7 +38,7 @@ def _call(words: Sequence[str]) -> Callable[[], int | None]:
         raise UserError("an argument has a NUL character", remedy="leave it out")
     if words and words[0] in COMMANDS:
         return call_of(words[0], words[1:])
-    from proxima.cli.help_page import answer
+    from proxima.cli.help_page import answer  # reads the families of recipes, which a command may not need
 
     return answer(words)
 
@@ -54,7 +54,7 @@ def exit_code(run: Callable[[], int | None]) -> int:
     try:
         return int(run() or 0)
     except (Exception, KeyboardInterrupt) as error:
-        from proxima.cli.exit_codes import report_error
+        from proxima.cli.exit_codes import report_error  # a command without errors needs it not
 
         return report_error(error)
 

@@ -10,11 +10,17 @@ type is a dataclass expands to the arguments that the fields of that class decla
 
 import argparse
 import inspect
+import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from proxima.data.errors import require
+from proxima.system.user_files import find_recipe, shipped_recipes
 
 
 @dataclass(frozen=True)
@@ -142,3 +148,97 @@ def _number(read: Callable[[str], Any], text: str) -> Any:
         return read(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} must be a {'whole number' if read is int else 'number'}") from None
+
+
+RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
+OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: a recipe over it"
+IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
+
+
+def named_recipe(word: str) -> str:
+    """Return the word; print a note on standard error if a file in this folder hides proxima's recipe of that name."""
+    file, shipped = find_recipe(word), shipped_recipes().get(word)
+    if shipped is not None and file != shipped and not file.samefile(shipped):
+        print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
+    return word
+
+
+# Parameters that several commands share, or a command and the module of its work.
+Recipe = Annotated[str, Argument(RECIPE, read=named_recipe)]
+Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*")]
+ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
+FORMAT = "for programs and documents: csv has the numbers unrounded, md is a table for a README; default: text"
+Format = Literal["text", "json", "csv", "md"]
+TableFormat = Annotated[Literal["text", "json", "csv", "md"], Argument(FORMAT)]
+AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
+
+
+def chosen_format(form: Format, as_json: bool) -> Format:
+    """The format of a table; `--json` is `--format json`."""
+    require(not as_json or form in ("text", "json"), "--format", form, "excludes --json", remedy="give one of them")
+    return "json" if as_json else form
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
+    print()
+
+
+def truncated(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def terminal_width(stream: Any) -> int | None:
+    """Columns of a terminal; None for a file or a pipe."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+CHATS = ("messages", "conversations")  # which may end with the completion
+PROMPT, COMPLETION = ("prompt", "question", *CHATS), ("completion", "text", "response")  # the first one present
+ANSWER = "what rewards compare with; default: answer, if present"
+JSON_COLUMN = "column whose texts are JSON, such as a list of right answers; repeatable"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumns:
+    """The columns of a file of texts; None: the first of the default names that the file has."""
+
+    prompt: Annotated[str | None, Argument(f"default: {', else '.join(PROMPT)}", "COLUMN")] = None
+    completion: Annotated[str | None, Argument(f"default: {', else '.join(COMPLETION)}", "COLUMN")] = None
+    answer: Annotated[str | None, Argument(ANSWER, "COLUMN")] = None
+    json_column: Annotated[Sequence[str], Argument(JSON_COLUMN, "COLUMN", words="append")] = ()
+
+
+TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
+TOP_P = "keep the most probable tokens up to this mass"
+MIN_P = "keep tokens with at least this share of the largest probability"
+MAX_LENGTH = "tokens of prompt and completion together; default: the run's own, or the model's limit"
+MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
+TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
+ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
+SAMPLING, WORLD = "sampling", "tools and environment"  # titles of options in `--help`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inference:
+    """The options for answering a person's prompts."""
+
+    checkpoint: Annotated[str, Argument("of a run: last, best, or a step (default: last)")] = "last"
+    system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
+    template_argument: Annotated[Sequence[str], Argument(TEMPLATE_ARGUMENT, "NAME=VALUE", words="append")] = ()
+    seed: Annotated[int, Argument("seed of the samples")] = 0
+    dtype: Annotated[Literal["bfloat16", "float32"], Argument("dtype of the engine's matrix products and cache")] = (
+        "bfloat16"
+    )
+    device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
+    max_length: Annotated[int | None, Argument(MAX_LENGTH)] = None
+    temperature: Annotated[float, Argument("0 is greedy (default)", group=SAMPLING)] = 0.0
+    top_k: Annotated[int, Argument("keep the k most probable tokens; 0: all", group=SAMPLING)] = 0
+    top_p: Annotated[float, Argument(TOP_P, group=SAMPLING)] = 1.0
+    min_p: Annotated[float, Argument(MIN_P, group=SAMPLING)] = 0.0
+    max_tokens: Annotated[int | None, Argument(MAX_TOKENS, group=SAMPLING)] = None
+    stop: Annotated[
+        Sequence[str], Argument("text that ends a completion; repeatable", "TEXT", words="append", group=SAMPLING)
+    ] = ()
+    tools: Annotated[str | None, Argument(TOOLS, group=WORLD)] = None
+    environment: Annotated[str | None, Argument(ENVIRONMENT, group=WORLD)] = None

@@ -7,21 +7,15 @@ proxima plot divergence runs/mine                      # ratio and difference of
 proxima plot divergence mine.yaml                      # the same of its first steps, trained without a trust region"""
 
 import json
-import math
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from proxima.cli.output import Overrides, Recipe, print_json
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, Overrides, Recipe, print_json
+from proxima.cli.train import train_recipe
 from proxima.data import UserError
 from proxima.system.user_files import find_recipe
-
-if TYPE_CHECKING:
-    from proxima.experiments.divergences import Calibration
-    from proxima.view.chart import Drawing
+from proxima.view.chart import Drawing, figure_file, write_figure
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
 MU = "probability of the token; one row for each; default: 0.3"
@@ -43,13 +37,13 @@ def surrogates_figure(
     over: Annotated[Literal["ratio", "probability"] | None, Argument("one of the two x axes; default: both")] = None,
 ) -> None:
     """Loss and gradient weight of surrogates, for both signs of the advantage."""
-    surrogates = {name: parse_surrogate(name) for name in dict.fromkeys(kind)}
-    from proxima.view.surrogate_plot import draw
+    from proxima.view import surrogate_plot
 
+    surrogates = {name: surrogate_plot.parse_surrogate(name) for name in dict.fromkeys(kind)}
     mus = tuple(dict.fromkeys(behavior_probability))
     quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
     axes: Sequence[Literal["ratio", "probability"]] = [over] if over else ["ratio", "probability"]
-    _write(draw(surrogates, mus, quantities=quantities, over=axes), out)
+    _write(surrogate_plot.draw(surrogates, mus, quantities=quantities, over=axes), out)
 
 
 def threshold_figure(
@@ -64,34 +58,9 @@ def threshold_figure(
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
 ) -> None:
     """cppo along one completion of a run: each token, its threshold, and what it masks."""
-    from proxima.config.describe import kind_of
-    from proxima.core.surrogate.cppo import Cppo
-    from proxima.experiments.divergences import measurable, read_algorithm, read_trained
-    from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
+    from proxima.view.threshold_plot import threshold_of_run
 
-    asked = measurable(parse_surrogate(surrogate)) if surrogate else None
-    if surrogate and asked is None:
-        raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
-    if run_folder is None:
-        if step is not None or completion:
-            raise UserError("--step and --completion are of a run; give its folder")
-        return _write(ThresholdFigure.of(EXAMPLE, asked or Cppo()), out)
-    completions = read_trained(run_folder, step)
-    algorithm = read_algorithm(run_folder, import_code=import_code)
-    own = algorithm.surrogate
-    spec = asked or measurable(own) or Cppo()
-    keys = {f"{each.prompt_uid}:{each.sample}": each for each in reversed(completions)}
-    if completion and completion not in keys:
-        near = ", ".join(f"{each.prompt_uid}:{each.sample}" for each in completions[:3])
-        raise UserError(f"--completion {completion}: no such trained completion; there are {near} …")
-    used = "" if own == spec else kind_of(own or algorithm.preference)
-    if isinstance(own, Cppo):
-        pairs = ((field.name, getattr(own, field.name), getattr(spec, field.name)) for field in fields(Cppo))
-        used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
-    if used and not surrogate:
-        print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
-    drawn = keys[completion] if completion else most_masked(completions, spec)
-    _write(ThresholdFigure.of(drawn, spec, used), out)
+    _write(threshold_of_run(run_folder, step, completion, surrogate, import_code=import_code), out)
 
 
 def divergence_figure(
@@ -116,30 +85,23 @@ def divergence_figure(
     is_run = (folder / "run.sqlite").is_file()
     if is_run and override:
         raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
-    from proxima.config.validate import load_recipe
-    from proxima.core.surrogate.cppo import Cppo
-    from proxima.experiments.divergences import Calibration, measurable, read_algorithm, read_trained
-    from proxima.view.chart import figure_file
-    from proxima.view.divergence_plot import DivergenceFigure
+    from proxima.view import divergence_plot
 
     figure_file(out)
     if is_run:
-        algorithm = read_algorithm(folder, import_code=import_code)
+        surrogate = divergence_plot.surrogate_of_run(folder, import_code=import_code)
     else:
-        algorithm = load_recipe(recipe, override).config.algorithm
+        surrogate = divergence_plot.surrogate_of(recipe, override)
         folder = warm_up(recipe, override)
-    completions = read_trained(folder, step)
-    calibration = Calibration.of(completions, measurable(algorithm.surrogate) or Cppo(), share)
+    completions, calibration = divergence_plot.calibrated(folder, step, surrogate, share)
     if as_json:
         return print_json({**vars(calibration), "spec": vars(calibration.spec), "folder": str(folder)})
-    print("\n".join(threshold_lines(calibration, share, folder)))
-    return _write(DivergenceFigure.of(completions, str(folder)), out)
+    print("\n".join(divergence_plot.threshold_lines(calibration, share, folder)))
+    return _write(divergence_plot.DivergenceFigure.of(completions, str(folder)), out)
 
 
 def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
     """Train the recipe's first steps with an unbounded surrogate on every completion; return the run's folder."""
-    from proxima.cli.train import train_recipe
-
     given = {name: value for name, _, value in (word.partition("=") for word in overrides)}
     folder = Path(given.get("folder", f"runs/{Path(recipe).stem}-divergence"))
     settings = {
@@ -169,37 +131,8 @@ def with_values(overrides: Sequence[str], values: Mapping[str, object]) -> list[
     return [*kept, *(f"{name}={value}" for name, value in values.items())]
 
 
-def threshold_lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:
-    """What was measured, and the thresholds that follow."""
-    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
-    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
-    spec = calibration.spec
-    few = calibration.tokens * share < 1
-    remedy = f"of {calibration.tokens:,} tokens that is the largest; more steps give {math.ceil(1 / share):,} and more"
-    return [
-        f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
-        f"|π − μ|   {levels}",
-        f"δ   = {calibration.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
-        *([f"WARNING {remedy}"] if few else []),
-        f"δ_b = {calibration.delta_b:g}   the 90th percentile of |π − μ|",
-        f"beyond the threshold: {calibration.masked:.3%} of the tokens with these, {calibration.masked_now:.3%} with "
-        f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
-        f"use it: algorithm.surrogate.delta={calibration.delta:g} algorithm.surrogate.delta_b={calibration.delta_b:g}",
-    ]
-
-
-def parse_surrogate(word: str) -> Any:
-    """Build the spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as for `spec_from_words`."""
-    from proxima.cli.check import spec_from_words
-
-    kind, *words = word.split(",")
-    return spec_from_words("surrogate", kind, words)
-
-
-def _write(figure: "Drawing", out: str) -> None:
+def _write(figure: Drawing, out: str) -> None:
     """Write the figure and print its path, with `(replaced)` if the file existed."""
-    from proxima.view.chart import write_figure
-
     file = Path(out)
     replaced = file.is_file()
     print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")

@@ -13,15 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import Overrides, Recipe
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, Overrides, Recipe
+from proxima.config.problems import ConfigError, Problem
 from proxima.config.sections import PLACEMENTS
 from proxima.data.errors import UserError
+from proxima.system.user_files import find_recipe, shipped_recipes
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
-
-    from proxima.config.problems import Problem
 
 ADDRESS = "of the cluster's dashboard, http://HEAD:8265; default: RAY_ADDRESS"
 WORKING_DIR = "folder that is sent with the job, which runs in a copy; default: this one, which the nodes must share"
@@ -74,17 +73,15 @@ def submit(
 def check_recipe(recipe: str, overrides: Sequence[str]) -> Any:
     """Check the recipe and return the config of the job. Raises `ConfigError` for the problems that the job would
     find, except those that only the cluster's machines can check."""
-    from proxima.config.problems import ConfigError
-    from proxima.config.resolution import resolve
-    from proxima.config.validate import check
+    from proxima.config import resolution, validate
 
-    resolved = resolve(recipe, overrides, root=None)
-    if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:
+    resolved = resolution.resolve(recipe, overrides, root=None)
+    if problems := [problem for problem in validate.check(resolved) if not is_of_cluster(problem)]:
         raise ConfigError(problems)
     return resolved.config
 
 
-def is_of_cluster(problem: "Problem") -> bool:
+def is_of_cluster(problem: Problem) -> bool:
     """True if only the cluster can check the field: its devices, and files at absolute paths that don't exist here."""
     path = problem.value or ""
     return problem.path in ELSEWHERE or (path.startswith("/") and not Path(path).exists())
@@ -104,8 +101,6 @@ def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path
 
 def recipe_there(recipe: str, folder: Path | None) -> str:
     """The name of the recipe in the job: a local file by its path in the copy, or by its absolute path."""
-    from proxima.system.user_files import find_recipe, shipped_recipes
-
     path = find_recipe(recipe).absolute()
     if recipe in shipped_recipes() and not Path(recipe).exists():
         return recipe

@@ -10,14 +10,13 @@ import secrets
 import sys
 import webbrowser
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
-from proxima.data import require
+from proxima.data import UserError, require
+from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.web_requests import is_loopback
 from proxima.view.microscope import PORT
-from proxima.view.microscope.viewer_process import require_server
 
 EXPORT = "write one file that shows a step, or the completions of a prompt (UID or STEP/UID), and end"
 HOST = "name or address of this machine to listen on; beyond this machine the address has a key. default: %(default)s"
@@ -34,37 +33,25 @@ def view(
     export: Annotated[str | None, Argument(EXPORT, "STEP|UID")] = None,
 ) -> None:
     """Serve the page until a signal stops it."""
-    require_server("view")
+    if missing := missing_for_server():
+        raise UserError(f"view needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))
     require(plain, "--key", key, "must have letters, digits and . _ ~ - alone: it is a part of the address")
-    if export is not None:
-        return _export(runs, export, recompute)
-    from proxima.view.microscope.app import MicroscopeApp
-    from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
+    from proxima.view.microscope import app, exported_page, server
 
-    viewed = open_runs(runs, recompute=recompute)
-    with listen(host, port, otherwise=0 if port == PORT else None) as listening:
+    viewed = server.open_runs(runs, recompute=recompute)
+    if export is not None:
+        require(len(viewed) == 1, "--export", export, "is for one run")
+        file = exported_page.write_exported_page(viewed[0], export)
+        return print(f"wrote {file}")
+    with server.listen(host, port, otherwise=0 if port == PORT else None) as listening:
         secret = key or ("" if is_loopback(listening.getsockname()[0]) else secrets.token_urlsafe(16))
-        address = address_of(listening, host, secret)
+        address = server.address_of(listening, host, secret)
         print(f"{address}  Ctrl-C stops it", flush=True)
         if not no_browser and sys.stdout.isatty():
             webbrowser.open(address)
-        serve_pages(MicroscopeApp(viewed, secret, host), listening)
-
-
-def _export(runs: Sequence[str], place: str, recompute: bool) -> None:
-    """Write the page of a step, or of a prompt, of the single run to the current folder, as `RUN-step-12.html`."""
-    from proxima.system.atomic_files import write_atomic
-    from proxima.view.microscope.exported_page import exported_page, step_of
-    from proxima.view.microscope.server import open_runs
-
-    run, *others = open_runs(runs, recompute=recompute)
-    require(not others, "--export", place, "is for one run")
-    step, uid = step_of(run, place)
-    name = f"{run.files.path.resolve().name}-step-{step}{'' if uid is None else f'-prompt-{uid}'}.html"
-    write_atomic(Path(name), exported_page(run, step, uid))
-    print(f"wrote {name}")
+        server.serve_pages(app.MicroscopeApp(viewed, secret, host), listening)
 
 
 COMMAND = view

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.describe import class_at
+from proxima.config.describe import class_at, fields_of
 from proxima.config.tree import Node
 
 
@@ -56,7 +56,7 @@ OFFLINE = (
     ),
     Family(
         name="reward",
-        config="proxima.config.sections.reward_model_section:RewardModelConfig",
+        config="proxima.config.sections.preference_section:RewardModelConfig",
         own="reward_model",
         method="proxima.training.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
@@ -90,3 +90,8 @@ def family_of_config(config: Any) -> Family | None:
 def family_name(config: Any) -> str:
     """The name of the family that trains this config, or a config of this class."""
     return (family_of_config(config) or TRAIN).name
+
+
+def is_recipe_field(path: str) -> bool:
+    """True if the first part of a dotted path is a field of some family's recipes."""
+    return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))

@@ -1,7 +1,7 @@
-"""A JSON schema (draft 7) of recipes, for editors: completion, help on hover, a red line under invalid values.
+"""What recipes may hold, from the dataclasses and the tables of kinds: a JSON schema (draft 7) for editors, which gives
+completion, help on hover and a red line under invalid values; and the catalogue of kinds of `proxima list`.
 
-Generated from the dataclasses and the tables of kinds, without the checks of `__post_init__`. `recipes/schema.json` is
-its output.
+The schema is without the checks of `__post_init__`. `recipes/schema.json` is its output.
 """
 
 import collections.abc
@@ -11,9 +11,10 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from proxima.config.describe import FieldInfo, fields_of, kinds_of, options_of, summary_of, table_of
+from proxima.config.describe import FieldInfo, all_fields, fields_of, kinds_of, options_of, summary_of, table_of
 from proxima.config.families import FAMILIES, OFFLINE
-from proxima.config.scalars import to_json
+from proxima.config.presets import NOTES
+from proxima.config.scalars import in_one_line, to_json
 from proxima.data.kinds import Slot
 
 Json = dict[str, Any]
@@ -130,3 +131,45 @@ def _type(hint: Any) -> Json:
     if base in (dict, collections.abc.Mapping):
         return {"type": "object", "additionalProperties": _type(args[1]) if len(args) == 2 else True}
     return {}
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """slot → {paths, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, from the schema and the
+    tables."""
+    slots: dict[str, dict[str, Any]] = {}
+    infos: dict[str, Any] = {}
+    for family in FAMILIES.values():
+        for path, info in all_fields(family.root):
+            if info.slot or info.presets:
+                infos.setdefault(path, info)
+    names = {path.rpartition(".")[2] for path in infos}
+    for path, info in [*infos.items()]:
+        for cls in kinds_of(info.slot).values() if info.slot else ():
+            inner = {f"{path}.{field.name}": field for field in fields_of(cls) if field.slot and not field.slot.many}
+            infos |= {below: field for below, field in inner.items() if field.name not in names}
+    for path, info in infos.items():
+        name = path.rpartition(".")[2]
+        paths = [*slots.get(name, {}).get("paths", []), path]
+        slots[name] = {"paths": paths, "meaning": info.help, "kinds": _catalogued(info)}
+    return slots
+
+
+def _catalogued(info: Any) -> dict[str, Any]:
+    if info.presets is not None:
+        presets = sorted(table_of(info.presets).items())
+        notes = {name: f"{note}. " for name, note in NOTES.items()}
+        return {name: {"summary": notes.get(name, "") + in_one_line(preset), "fields": {}} for name, preset in presets}
+    kinds = {}
+    for kind, cls in sorted(kinds_of(info.slot).items()):
+        fields: dict[str, dict[str, Any]] = {}
+        for field in fields_of(cls):
+            required = field.default is MISSING
+            value = (field.slot and field.slot.default) or field.default
+            default = {"required": True} if required else {"default": to_json(value)}
+            fields[field.name] = {**default, "help": field.help}
+        valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
+        summary = f"Needs `critic`. {summary_of(cls)}" if valued else summary_of(cls)
+        kinds[kind] = {"summary": summary, "fields": fields}
+    for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
+        kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
+    return kinds

@@ -17,7 +17,7 @@ from proxima.config.layers import merged, with_evaluation_defaults, with_learnin
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
-from proxima.config.schema import RunConfig
+from proxima.config.schema import CheckConfig, RunConfig
 from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge, node_of
 from proxima.system.user_files import find_recipe, shown_path
 
@@ -133,3 +133,14 @@ def _of_command_line(node: Node) -> Node | None:
         return replace(node, value=said) if said or node.source == COMMAND_LINE else None
     below = any(_of_command_line(child) is not None for child in node.items or ())
     return node if below or node.source == COMMAND_LINE else None
+
+
+def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
+    """Build the spec of a kind from `field=value` texts.
+
+    Raises: ConfigError for an unknown slot, kind or field, or a value that the field can't take.
+    """
+    path = "reward.0" if slot == "reward" else slot
+    words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
+    specs = getattr(resolve({}, words, root=CheckConfig).config, slot)
+    return specs[0] if slot == "reward" else specs

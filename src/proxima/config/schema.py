@@ -105,3 +105,18 @@ class PlayedConfig:
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
     episode: Annotated[EpisodeSettings, EPISODE] = field(default_factory=EpisodeSettings)
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """The slots whose kinds `proxima check` checks against laws, one spec each."""
+
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
+    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core:AGGREGATES")] = None
+    distillation: Annotated[Any, Slot("proxima.core:DISTILLATIONS")] = None
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
+    selection: Annotated[Any, Slot("proxima.core:SELECTIONS")] = None
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
+    engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None

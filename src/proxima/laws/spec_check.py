@@ -1,17 +1,25 @@
-"""Checks a spec of `core` against every law of its slot, and against its own examples."""
+"""Checks a kind against every law of its slot, and a spec of `core` also against its own examples; rewards and engines,
+servers among them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from proxima.config.describe import class_at, fields_of, table_of
+from proxima.config.resolution import spec_from_words
+from proxima.config.schema import CheckConfig
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.distillation import Distillation
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection.protocol import Selection
 from proxima.core.spec import names_in
+from proxima.data import UserError
+from proxima.data.errors import nearest
 from proxima.laws.by_hand import require_example
+from proxima.laws.engine_laws import check_engine
 from proxima.laws.law import Law, LawResult, Violation, check_exemption, check_law, check_laws, not_tried, require_that
 from proxima.laws.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.laws.reward_laws import check_reward
 from proxima.laws.surrogate_laws import SURROGATE_LAWS
 from proxima.laws.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, DISTILLATION_LAWS, PENALTY_LAWS
 
@@ -35,6 +43,38 @@ def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
 def variants_of(spec: Any) -> dict[str, Any]:
     """The spec itself under the name "", and one spec for each of its `test_fields`."""
     return {"": spec} | {name: dataclasses.replace(spec, **fields) for name, fields in spec.test_fields.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class KindCheck:
+    """A kind of a slot with its fields, and the results of its laws, which are checked as they are read."""
+
+    slot: str
+    kind: str
+    spec: Any
+    results: Iterator[LawResult]
+
+
+def check_kind(slot: str | None, kind: str, fields: Sequence[str], model: str | None) -> KindCheck:
+    """Check the laws of a kind.
+
+    Args:
+        slot: None: found by the kind; `surrogate cppo` may also be given as kind and first field.
+        fields: `field=value` texts.
+        model: the model that an engine runs, see `check_engine`.
+
+    Raises:
+        UserError: the slot, kind or field is unknown.
+    """
+    if kind in {info.name for info in fields_of(CheckConfig)} and fields and "=" not in fields[0]:
+        slot, kind, fields = kind, fields[0], fields[1:]
+    slot = slot or slot_of_kind(kind)
+    spec = spec_from_words(slot, kind, fields)
+    if slot == "reward":
+        return KindCheck(slot, kind, spec, check_reward(spec))
+    if slot == "engine":
+        return KindCheck(slot, kind, spec, check_engine(spec, model))
+    return KindCheck(slot, kind, spec, check_spec(slot, spec))
 
 
 def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
@@ -102,3 +142,35 @@ DECLARATION = Law(
     cure="write the class like the example in CONTRIBUTING.md: a frozen dataclass that subclasses the slot's protocol",
     root=True,
 )
+
+
+def slot_of_kind(kind: str) -> str:
+    """The slot whose table has the kind, or whose protocol a class subclasses."""
+    tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
+    if ":" not in kind:
+        slots = [slot for slot, table in tables.items() if kind in table]
+        if len(slots) == 1:
+            return slots[0]
+        if slots:
+            raise UserError(f"{kind!r} is a kind of {' and '.join(slots)}", remedy="add --slot")
+        kinds = [name for table in tables.values() for name in table]
+        near, remedy = nearest(kind, kinds), "give a kind of `proxima list`, package.module:Class, or a run folder"
+        raise UserError(f"{kind!r} is neither a kind nor a run", remedy=f"did you mean {near!r}?" if near else remedy)
+    try:
+        cls = class_at(kind)
+    except Exception as error:  # importing runs arbitrary code
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{kind} can't be imported: {message}", remedy="write package.module:Class") from None
+    return slot_of_class(cls, kind)
+
+
+def slot_of_class(cls: type, kind: str) -> str:
+    """The slot of a class outside the tables."""
+    for slot, (protocol, _) in SLOTS.items():
+        if protocol in cls.__mro__:
+            return slot
+    for method, slot in (("score", "reward"), ("build", "engine")):
+        if callable(getattr(cls, method, None)):
+            return slot
+    names = ", ".join(f"{protocol.__module__}.{protocol.__name__}" for protocol, _ in SLOTS.values())
+    raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")

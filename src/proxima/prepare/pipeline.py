@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.data.random import share_of
 from proxima.prepare.catalog import Part, PrepareOptions
-from proxima.prepare.dataset_card import build_card, read_card, write_card
+from proxima.prepare.dataset_card import build_card, read_card, recipe_snippet, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.deduplicate import Deduplicator
 from proxima.prepare.locate import CARD, SourceFiles, locate_files
@@ -230,3 +230,48 @@ def _is_split_off(folder: Path) -> bool:
         return bool(read_card(folder)["split"]["held_out"])
     except (UserError, KeyError, TypeError):
         return False
+
+
+def eval_sets_for(folder: Path, made: Sequence[PreparedFolder], against: Sequence[str] | None) -> list[EvalSet]:
+    """The evaluation sets that training questions are compared with: those in `against`, or else those next to the
+    folder; and those that this command has prepared."""
+    fresh = {done.test.name: done.test for done in made if done.test}
+    if against is None:
+        named = [load_eval_set(name) for name in sibling_eval_sets(folder) if Path(name).name not in fresh]
+    else:
+        named = [load_eval_set(name) for name in against]
+    return named + [new for name, new in fresh.items() if name not in {eval_set.name for eval_set in named}]
+
+
+def prepared_lines(done: PreparedFolder, dry_run: bool) -> Iterator[str]:
+    """Yield lines with the result of each step."""
+    card, against = done.card, done.card["overlap"]["against"]
+    at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
+    yield f"{card['name']}  from {card['source']['name']}{at}"
+    sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])
+    for side, counts in card["counts"].items():
+        explanations = {
+            "rows": "",
+            "unreadable_rows": f"{counts['unreadable']:,} distinct; unreadable.jsonl",
+            "repeats": "of an earlier question",
+            "questions": "",
+            "conflicts": f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl",
+            "contaminated": f"{sets}; contaminated.jsonl",
+        }
+        for key, text in explanations.items():
+            if counts[key] or key == "rows":
+                word = key.removesuffix("_rows")
+                yield f"  {side if key == 'rows' else '':<5} {counts[key]:>11,} {word:<13}{text}".rstrip()
+    if "train" in card["counts"]:
+        alone = not any(of["sha256"] for of in against) and card["split"]["held_out"] is not None
+        remedy = "; prepare some first, or name them with --against" if alone else ""
+        named = ", ".join(of["set"] for of in against) or "no evaluation set"
+        yield f"  compared with {named}{' alone' if alone and against else ''}{remedy}"
+    for name, facts in card["outputs"].items():
+        if name.endswith(".parquet"):
+            held_out = card["split"]["held_out"] if name == "test.parquet" else None
+            how = f"  held out: {held_out:.3g} by hash" if held_out else ""
+            yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
+    yield from (f"  note: {note}" for note in done.notes)
+    if not dry_run:
+        yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")

@@ -1,18 +1,27 @@
-"""A comparison as a file: the page, its curves as a figure, or its table, by the suffix."""
+"""A comparison of runs, printed and as a file: the page, its curves as a figure, or its table, by the suffix."""
 
-from collections.abc import Mapping
+import difflib
+import shutil
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.data import UserError
-from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedMean
-from proxima.experiments.run_comparison import RunComparison
+from proxima.evaluation.headline import Headline
+from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedMean, final_value
+from proxima.experiments.metric_names import canonical_metric
+from proxima.experiments.run_comparison import RunComparison, compare_runs
+from proxima.experiments.run_reader import NoMetrics, Run, find_runs, read_run
 from proxima.system.atomic_files import write_atomic
 from proxima.view import comparison_page
 from proxima.view.chart import FIGURES, Color, Drawing, panel_axes, round_ticks, write_figure
+from proxima.view.formatting import printable, significant
 from proxima.view.palette import CELLS
 from proxima.view.table_formats import Format, table_as
+from proxima.view.terminal import stacked, table_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +29,7 @@ if TYPE_CHECKING:
 
 TABLES: dict[str, Format] = {".csv": "csv", ".json": "json", ".md": "md"}
 PANEL, HEIGHT = 460.0, 300.0  # CSS pixels of a chart
+WIDTH = 100  # columns of the terminal
 LEGEND = 18.0  # of a line of the legend
 FIGURE_CURVES = (HELD_OUT, "reward/mean", "loss")  # the first two that a run has
 
@@ -114,3 +124,106 @@ class ComparisonFigure(Drawing):
             y = 1 - (height - lines + LEGEND * (i + 0.4)) / height
             text = f"━  {cell.name}  n={len(cell.used)}"
             figure.text(52 / width, y, text, color=color(CELLS[i % len(CELLS)]))
+
+
+def compare_and_print(
+    places: Sequence[str],
+    *,
+    out: Path | None = None,
+    target: float | None = None,
+    baseline: str | None = None,
+    over: str | None = None,
+    metrics: Sequence[str] = (),
+    form: Format = "text",
+) -> None:
+    """Compare runs: write the page, and print the final table; in another format than text, the page only to `out`.
+
+    Args:
+        places: as for `find_runs`.
+        out: a file, see `comparison_file`; None: compare.html in the sweep's folder, or in the current one.
+        target, baseline: as for `compare_runs`.
+        over: see `write_comparison_file`.
+        metrics: their means over the last tenth of the steps are printed too; the first one that evaluations have is
+            what is compared.
+    """
+    if out is not None:
+        comparison_file(out)
+    folders = find_runs(places)
+    runs, unread = _read(folders)
+    keys = {name: _recorded(name, runs) for name in metrics}
+    evaluated = {key for each in runs for record in each.evals for key, value in record.items() if value is not None}
+    headline = next((key for key in keys.values() if key in evaluated), None)
+    comparison = compare_runs(runs, baseline=baseline, target=target, metric=headline)
+    page = out
+    if page is None and form == "text":
+        place = Path(places[0])
+        page = (place if len(places) == 1 and place.is_dir() and place not in folders else Path()) / "compare.html"
+    replaced = out is None and page is not None and page.exists()
+    if page is not None and (page.is_dir() or not page.absolute().parent.is_dir()):
+        raise UserError(f"--out {page}: must be a file in a folder that exists")
+    means: dict[str, dict[str, SeedMean]] = {}
+    for name, key in keys.items():
+        ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}
+        if recorded := {cell: mean for cell, mean in ends.items() if mean is not None}:
+            means[name] = recorded
+    numbers = {name: {cell: vars(mean) for cell, mean in cells.items()} for name, cells in means.items()}
+    more = {**({"metrics": numbers} if numbers else {}), "unread": unread, "page": None if page is None else str(page)}
+    if page is not None:
+        title = Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
+        write_comparison_file(comparison, page, title=title, over=over, more=more)
+    if form != "text":
+        print(table_text_as(form, comparison, more), end="")
+        return
+    _show(comparison, unread)
+    for name, cells in means.items():
+        _show_metric(keys[name], cells)
+    print(f"\n{page}{' (replaced)' if replaced else ''}")
+
+
+def _read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """Read the runs; if there are several, also return why some can't be compared yet."""
+    runs, unread = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except NoMetrics as error:
+            if len(folders) == 1:
+                raise
+            unread.append(str(error))
+    if not runs:
+        raise UserError(f"none of the {len(folders)} runs has recorded metrics; wait for a finished step")
+    return runs, unread
+
+
+def _recorded(name: str, runs: Sequence[Run]) -> str:
+    """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
+    records = [record for run in runs for record in (*run.train, *run.evals)]
+    headline = Headline.of(records, canonical_metric(name))
+    if all(headline.value(record) is None for record in records):
+        recorded = sorted({word for record in records for key in record for word in (key, Headline(key).name)})
+        near = ", ".join(difflib.get_close_matches(name, recorded, n=3, cutoff=0.0)) or "none"
+        remedy = f"the nearest: {near}; all are keys of {runs[0].folder / 'metrics.jsonl'}"
+        raise UserError(f"--metric {name}: no run has recorded it", remedy=remedy)
+    return headline.key
+
+
+def _show_metric(name: str, means: dict[str, SeedMean]) -> None:
+    print(f"\n{name}, mean over the last tenth of the steps")
+    width = max(map(len, means))
+    for cell, mean in means.items():
+        half = "" if mean.half is None else f" ± {significant(mean.half)}"
+        print(f"  {printable(cell):<{width}}  {significant(mean.mean)}{half}")
+
+
+def _show(comparison: RunComparison, unread: list[str]) -> None:
+    for text in (*comparison.warnings, *unread):
+        print(f"WARNING {printable(text)}", file=sys.stderr)
+    rows = [
+        {name: printable(text) for name, text in comparison_page.table_columns(row, comparison).items()}
+        for row in comparison.rows()
+    ]
+    width = min(WIDTH, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
+    tables = (table_text(block, sys.stdout, width=width) for block in stacked(rows, width))
+    print("\n\n".join(tables))
+    for note in comparison.notes:
+        print(textwrap.fill(f"note: {printable(note)}", width, subsequent_indent="      ", break_on_hyphens=False))

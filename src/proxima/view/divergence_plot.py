@@ -1,14 +1,18 @@
 """Ratio and total variation of sampled tokens over their probability: why a trust region of ratios is noisy for rare
 tokens (arXiv 2602.04879, Fig. 1)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from proxima.config.validate import load_recipe
+from proxima.core.surrogate.cppo import Cppo
 from proxima.data.columns import Floats
-from proxima.experiments.divergences import TrainedCompletion
+from proxima.experiments.divergences import Calibration, TrainedCompletion, measurable, read_algorithm, read_trained
 from proxima.view.chart import Color, Drawing, panel_axes
 
 if TYPE_CHECKING:
@@ -73,3 +77,41 @@ class DivergenceFigure(Drawing):
             axes.set_xlabel("probability μ of the sampled token")
             axes.set_title(title)
         figure.text(MARGINS[0][0] / self.size[0], 12 / self.size[1], self.remark, color=color("muted"))
+
+
+def surrogate_of(recipe: str, overrides: Sequence[str]) -> Any:
+    """The surrogate of a recipe, checked as for a training."""
+    return load_recipe(recipe, overrides).config.algorithm.surrogate
+
+
+def surrogate_of_run(folder: Path, *, import_code: bool) -> Any:
+    """The surrogate of a run."""
+    return read_algorithm(folder, import_code=import_code).surrogate
+
+
+def calibrated(
+    folder: Path, step: int | None, surrogate: Any, share: float
+) -> tuple[list[TrainedCompletion], Calibration]:
+    """The trained completions of a run; and the thresholds of cppo that follow, with the fields of the run's surrogate
+    if that is a cppo."""
+    completions = read_trained(folder, step)
+    return completions, Calibration.of(completions, measurable(surrogate) or Cppo(), share)
+
+
+def threshold_lines(calibration: Calibration, share: float, folder: Path) -> list[str]:
+    """What was measured, and the thresholds that follow."""
+    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
+    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
+    spec = calibration.spec
+    few = calibration.tokens * share < 1
+    remedy = f"of {calibration.tokens:,} tokens that is the largest; more steps give {math.ceil(1 / share):,} and more"
+    return [
+        f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
+        f"|π − μ|   {levels}",
+        f"δ   = {calibration.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
+        *([f"WARNING {remedy}"] if few else []),
+        f"δ_b = {calibration.delta_b:g}   the 90th percentile of |π − μ|",
+        f"beyond the threshold: {calibration.masked:.3%} of the tokens with these, {calibration.masked_now:.3%} with "
+        f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
+        f"use it: algorithm.surrogate.delta={calibration.delta:g} algorithm.surrogate.delta_b={calibration.delta_b:g}",
+    ]

@@ -1,20 +1,33 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal, TextIO
 
 from rich.text import Text
 
+from proxima.data import UserError
+from proxima.data.errors import suggestion
+from proxima.data.flow import Group
 from proxima.data.json_reader import load_json
-from proxima.evaluation.eval_run import EvalObserver
+from proxima.data.outcomes import METRIC_ALIASES
+from proxima.evaluation.eval_run import EvalObserver, EvalOutcome
 from proxima.evaluation.headline import ACCURACY, Headline
 from proxima.evaluation.intervals import Interval
-from proxima.evaluation.question_pairs import ChangedQuestions, PairedComparison
-from proxima.evaluation.results import QuestionResult
+from proxima.evaluation.question_pairs import (
+    ChangedQuestions,
+    PairedComparison,
+    changed_questions,
+    compare_results,
+    metrics_of,
+)
+from proxima.evaluation.results import QuestionResult, read_result
 from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
+from proxima.view.table_formats import Format, table_as
 from proxima.view.terminal import StageProgress, table_text
 
 LINE = 300  # characters of a question, and of an answer, on a line
@@ -299,3 +312,94 @@ def pair_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
         value, pairs = fixed(record[f"{place}/right"], 3), f"{record[key]:,.0f}"
         rows.append({"held-out pairs": f"right where {sure}", "value": value, "95 %": "", "pairs": pairs})
     return rows
+
+
+def outcome_text(outcome: EvalOutcome, form: Format, show: int) -> str:
+    """The table of an evaluation in a format; as text, after the answers to the first `show` questions of each set; as
+    JSON, with every answer."""
+    if form == "json":
+        answers = {
+            name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
+            for name, groups in outcome.groups.items()
+        }
+        facts = {**outcome.result, "seconds": outcome.seconds, "folder": str(outcome.folder), "answers": answers}
+        return table_as(form, (), (), facts)
+    if form != "text":
+        rows = results_rows(outcome.result, outcome.seconds)
+        return table_as(form, rows, result_numbers(outcome.result), None)
+    shown = [line for groups in outcome.groups.values() for line in graded_lines(groups[:show])]
+    table = results_table(outcome.result, outcome.seconds, sys.stdout)
+    return "\n".join([*shown, *([""] if shown else []), table, "", f"written to {outcome.folder}", ""])
+
+
+def graded_lines(groups: Sequence[Group]) -> list[str]:
+    """A line per answer: whether it is right, the question, the answer and the expected one."""
+    lines = []
+    for group in groups:
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            mark = (
+                {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct] if score.valid else "failed"
+            )
+            answers = group.prompt.answer if isinstance(group.prompt.answer, list) else [group.prompt.answer]
+            answer = printable(" or ".join(str(right).rpartition("####")[2].strip() for right in answers))
+            expected = "" if group.prompt.answer is None else f"  ({answer})"
+            lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}{expected}")
+    return lines
+
+
+def _answer(group: Group, index: int) -> dict[str, Any]:
+    completion, score = group.completions[index], group.scores[index]
+    return {
+        "question": group.prompt.question,
+        "answer": group.prompt.answer,
+        "sample": completion.sample,
+        "text": completion.text,
+        "correct": score.correct,
+        "reward": score.value if score.valid else None,
+        "error": score.error,
+        "finish_reason": completion.finish_reason,
+    }
+
+
+def results_comparison(
+    first_name: str, second_name: str, *, metric: str | None = None, seed: int = 0, form: Format = "text", show: int = 0
+) -> str:
+    """The paired comparison of two results, each a folder of an evaluation or a run, and up to `show` questions of each
+    set that the second lost, and as many that it gained, with both answers.
+
+    Raises:
+        UserError: a folder has no result, or neither has the metric.
+    """
+    names = (first_name, second_name)
+    first, second = map(read_result, names)
+    if metric is not None:
+        metric = METRIC_ALIASES.get(metric, metric)
+        if metric not in (measured := metrics_of(first) | metrics_of(second)):
+            raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, measured))
+    comparisons = compare_results(first, second, metric=metric, seed=seed)
+    changed = [changed_questions(first, second, comparison) for comparison in comparisons if comparison.name != "all"]
+    if form != "text":
+        suites = {comparison.name: asdict(comparison) for comparison in comparisons}
+        for each in changed if show else ():
+            suites[each.name] |= {"lost": each.as_json(each.lost[:show]), "gained": each.as_json(each.gained[:show])}
+        facts = {"first": first_name, "second": second_name, "suites": suites}
+        numbers = [_flat(asdict(comparison)) for comparison in comparisons]
+        return table_as(form, comparison_rows(comparisons), numbers, facts)
+    lines = [comparison_table(comparisons, names, sys.stdout)]
+    for each in changed if show else ():
+        lines += ["", *changed_lines(each, show)]
+    for name in first.suites:
+        if unlike := first.sampled_unlike(second, name):
+            keys = " and ".join(f"`{key}`" for key in unlike)
+            lines.append(
+                f"{name}: the two differ in {keys} too (see result.json), so the difference is not the model's alone"
+            )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _flat(facts: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a comparison by column, those of an interval as `first/value`, `first/low` …"""
+    flat: dict[str, Any] = {}
+    for name, value in facts.items():
+        flat |= {f"{name}/{key}": part for key, part in value.items()} if isinstance(value, dict) else {name: value}
+    return flat

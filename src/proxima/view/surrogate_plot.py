@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from proxima.config.resolution import spec_from_words
 from proxima.core.loss import Surrogate
 from proxima.data import UserError, require
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
@@ -182,3 +183,9 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
 
 def _style(number: int, color: Color) -> dict[str, Any]:
     return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": STYLES[number]}
+
+
+def parse_surrogate(word: str) -> Any:
+    """Build the spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as for `spec_from_words`."""
+    kind, *words = word.split(",")
+    return spec_from_words("surrogate", kind, words)

@@ -1,13 +1,19 @@
-"""Progress of a sweep in lines, on the screen and in its log.txt."""
+"""Runs a sweep, with its progress in lines, on the screen and in its log.txt."""
 
+import shlex
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TextIO
 
 from proxima.experiments.run_progress import RunProgress, RunState
-from proxima.experiments.sweep_plan import Sweep
+from proxima.experiments.sweep_file import read_sweep
+from proxima.experiments.sweep_plan import PlannedRun, Sweep, plan_runs
+from proxima.experiments.sweep_runner import run_sweep
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Record
+from proxima.system.atomic_files import make_folder
+from proxima.view.comparison_files import compare_and_print
 from proxima.view.formatting import PATIENCE, duration, fixed, printable, write_safely
 from proxima.view.log_lines import time_of_day
 
@@ -105,3 +111,34 @@ def progress_text(progress: RunProgress) -> str:
         values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
         parts.append(f"held-out {progress.metrics.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
+
+
+def planned_cells(
+    file: str, folder: str | None, jobs: int | None, only: Sequence[str], *, import_code: bool
+) -> tuple[Sweep, list[PlannedRun]]:
+    """The sweep of a file, with these values in place of its own, and its runs."""
+    sweep = read_sweep(file, folder=folder, jobs=jobs, only=only)
+    return sweep, plan_runs(sweep, import_code=import_code)
+
+
+def train_cells(sweep: Sweep, runs: list[PlannedRun], *, retry_failed: bool = False) -> int:
+    """Run the sweep, show its progress, and compare its runs; return the exit code."""
+    make_folder(sweep.folder)
+    with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
+        progresses = run_sweep(sweep, runs, SweepLines(log), SweepLines(sys.stdout), retry_failed=retry_failed)
+    states = {progress.state for progress in progresses}
+    if RunState.DONE in states:
+        print()
+        compare_and_print([str(sweep.folder)])
+    if RunState.WAITING in states or RunState.STOPPED in states:
+        print("stopped; the same command resumes")
+        return 130
+    return 1 if RunState.FAILED in states else 0
+
+
+def print_cells(sweep: Sweep, runs: Sequence[PlannedRun]) -> int:
+    """Print the commands of the cells; return the exit code."""
+    print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
+    for run in runs:
+        print(f"{run.name}\n    proxima train {shlex.join([str(run.recipe), *run.overrides])} --resume")
+    return 0

@@ -1,16 +1,21 @@
 """CPPO's trust region along a completion: each token's weighted divergence, the two parts of its threshold, and the
 tokens that each of them masks."""
 
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from proxima.config.describe import kind_of
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.token_reasons import band_of
+from proxima.data import UserError
 from proxima.data.columns import Bools, Floats
-from proxima.experiments.divergences import TrainedCompletion, as_batch
+from proxima.experiments.divergences import TrainedCompletion, as_batch, measurable, read_algorithm, read_trained
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
+from proxima.view.surrogate_plot import parse_surrogate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -118,3 +123,41 @@ def most_masked(completions: list[TrainedCompletion], spec: Cppo) -> TrainedComp
     masked = (~spec(batch).keep).long()
     counts = [int(part.sum()) for part in masked.split(batch.lengths.tolist())]
     return max(zip(counts, completions, strict=True), key=lambda pair: (pair[0], len(pair[1].log_prob)))[1]
+
+
+def threshold_of_run(
+    run_folder: Path | None, step: int | None, completion: str | None, surrogate: str | None, *, import_code: bool
+) -> ThresholdFigure:
+    """The figure of a completion of a run, or of the example; print a note if the run used another surrogate.
+
+    Args:
+        run_folder: None: the example.
+        completion: UID:SAMPLE; None: the one with the most masked tokens.
+        surrogate: a cppo with its fields; None: the run's.
+
+    Raises:
+        UserError: the surrogate has no such threshold, or the run no such completion.
+    """
+    chosen = measurable(parse_surrogate(surrogate)) if surrogate else None
+    if surrogate and chosen is None:
+        raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
+    if run_folder is None:
+        if step is not None or completion:
+            raise UserError("--step and --completion are of a run; give its folder")
+        return ThresholdFigure.of(EXAMPLE, chosen or Cppo())
+    completions = read_trained(run_folder, step)
+    algorithm = read_algorithm(run_folder, import_code=import_code)
+    own_surrogate = algorithm.surrogate
+    spec = chosen or measurable(own_surrogate) or Cppo()
+    keys = {f"{each.prompt_uid}:{each.sample}": each for each in reversed(completions)}
+    if completion and completion not in keys:
+        near = ", ".join(f"{each.prompt_uid}:{each.sample}" for each in completions[:3])
+        raise UserError(f"--completion {completion}: no such trained completion; there are {near} …")
+    used = "" if own_surrogate == spec else kind_of(own_surrogate or algorithm.preference)
+    if isinstance(own_surrogate, Cppo):
+        pairs = ((field.name, getattr(own_surrogate, field.name), getattr(spec, field.name)) for field in fields(Cppo))
+        used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
+    if used and not surrogate:
+        print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
+    drawn = keys[completion] if completion else most_masked(completions, spec)
+    return ThresholdFigure.of(drawn, spec, used)

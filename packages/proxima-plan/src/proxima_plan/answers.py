@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.cli.explain import trained_block
+from proxima.cli.explanation import trained_block
 from proxima.config.resolved import Resolved
 from proxima.engine.local.decoder import padded_rows
 from proxima.view.formatting import count, duration, rate

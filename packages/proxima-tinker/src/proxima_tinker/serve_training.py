@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
-from proxima.cli.reward.serving_action import ALLOW_HOST
+from proxima.cli.reward import ALLOW_HOST
 from proxima.data import require
 from proxima.system.machine import usable_cores
 from proxima_tinker.served_settings import Settings

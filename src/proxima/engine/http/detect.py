@@ -1,7 +1,9 @@
 """Detection of the kind of server at an address, and its capabilities."""
 
+from typing import Any
+
 from proxima.data import UserError
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.sglang import SglangDialect
 from proxima.engine.http.vllm import VllmDialect
@@ -37,3 +39,24 @@ async def _find_kind(client: ServerClient) -> str:
             return kind
     remedy = "give the address of the server itself, without a path"
     raise UserError(f"{client.url} is neither {' nor '.join(DIALECTS)}", remedy=remedy)
+
+
+async def server_facts(
+    url: str, token_env: str | None, allow_remote: bool, kind: str | None, seconds: float
+) -> dict[str, Any]:
+    """Ask the server at an address for its facts.
+
+    Raises:
+        FieldError: the address is not valid.
+        UserError: no server answers within `seconds`, or it is not of a known kind.
+    """
+    client = ServerClient(Address(url, token_env, allow_remote), seconds=seconds)
+    try:
+        _, facts = await detect_server(client, kind)
+        return vars(facts) | {"more": dict(facts.more)}
+    except ServerError as error:
+        if error.status is None:
+            raise UserError(f"{error.url}: {error.reason}", remedy="start it, or check the address") from error
+        raise UserError(str(error), remedy="see the server's log") from error
+    finally:
+        await client.close()

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
+from proxima.system.atomic_files import write_atomic
 from proxima.system.damage import reading
 from proxima.view.microscope.completion_page import CompletionPage
 from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
@@ -29,6 +31,14 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
     with reading(file.path):
         answers = dict(_answers(run, file, uid))
     return _single_file({"start": start, "data": answers})
+
+
+def write_exported_page(run: ViewedRun, place: str) -> Path:
+    """Write the page of a step, or of a prompt, to the current folder, as `RUN-step-12.html`; return its path."""
+    step, uid = step_of(run, place)
+    file = Path(f"{run.files.path.resolve().name}-step-{step}{'' if uid is None else f'-prompt-{uid}'}.html")
+    write_atomic(file, exported_page(run, step, uid))
+    return file
 
 
 def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:

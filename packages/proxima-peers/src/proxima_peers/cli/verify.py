@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.output import print_json
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, print_json
+from proxima.config.problems import one_problem
 from proxima.data import NoFieldError, UserError
 from proxima.data.json_reader import load_json
 from proxima.system.user_files import read_text
@@ -66,7 +66,6 @@ def _files(name: str) -> list[str]:
 
 def _read_records(file: Path) -> list[dict[str, Any]]:
     """The records of a file, or a one-line UserError."""
-    from proxima.config.problems import one_problem
     from proxima_peers.verify.record import Record
 
     def refused(reason: str) -> UserError:

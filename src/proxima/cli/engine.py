@@ -1,23 +1,53 @@
-"""`proxima engine probe URL`: ask a server for its capabilities."""
+"""Engines that are servers: install one, start one for a recipe, query its capabilities.
+
+proxima engine install vllm                               # into .venv-vllm, a dedicated environment
+proxima engine serve quickstart engine=vllm               # start a server for a recipe; Ctrl-C stops it
+proxima engine probe http://127.0.0.1:8000                # the capabilities of a server"""
 
 import asyncio
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from proxima.cli.output import print_json
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, Overrides, Recipe, print_json
 from proxima.data import FieldError, UserError
 
-if TYPE_CHECKING:
-    from proxima.engine.http.client import Address
-    from proxima.engine.http.dialect import ServerFacts
-
+INTO = "folder of the environment, created if it does not exist; default: .venv-vllm"
+BUILD = "cpu, gpu, or auto, the default: gpu where this machine has one from NVIDIA"
+LOG = "file that the server's output is appended to; default: runs/server.log"
 TOKEN_ENV = "environment variable with the server's bearer token"
 LOG_PROBS = {
     "processed": "of the distribution really sampled",
     "untruncated": "of softmax(logits / temperature), before top-k, top-p and min-p",
     "raw": "of softmax(logits), without temperature",
 }
+
+
+def install_server(
+    kind: Annotated[Literal["vllm"], Argument("the server")],
+    *,
+    into: Annotated[Path, Argument(INTO, "DIR")] = Path(".venv-vllm"),
+    build: Annotated[Literal["auto", "cpu", "gpu"], Argument(BUILD)] = "auto",
+) -> None:
+    """Install a server into a dedicated virtual environment."""
+    from proxima.engine.serve import launch, server_environment
+
+    if build == "auto":
+        build = "gpu" if launch.has_gpu() else "cpu"
+    server_environment.ServerEnvironment(into.expanduser(), build, lambda line: print(line, flush=True)).install()
+
+
+def serve_recipe(
+    recipe: Recipe, override: Overrides = (), *, log: Annotated[Path, Argument(LOG, "FILE")] = Path("runs/server.log")
+) -> None:
+    """Start the server of a recipe, and keep it running.
+
+    Raises:
+        UserError: the recipe's engine is not a server, or the server can't start.
+    """
+    from proxima.cli.serving import serve_engine_of
+
+    serve_engine_of(recipe, override, log.expanduser())
 
 
 def probe_server(
@@ -35,44 +65,28 @@ def probe_server(
     Raises:
         UserError: the address is not valid, or a call failed.
     """
-    from proxima.engine.http.client import Address
-
     if not 0 < seconds < float("inf"):
         raise UserError(f"--seconds {seconds:g}: must be > 0 and finite")
+    from proxima.engine.http.detect import server_facts
+
     try:
-        address = Address(url, token_env, allow_remote)
+        facts = asyncio.run(server_facts(url, token_env, allow_remote, kind, seconds))
     except FieldError as error:  # name the options of the command line
         text = str(error).replace("allow_remote=true", "--allow-remote").replace("token_env=", "--token-env ")
         raise UserError(text.replace(" token_env", " --token-env")) from error
-    facts = asyncio.run(_facts(address, kind, seconds))
     if as_json:
-        print_json(vars(facts) | {"more": dict(facts.more)})
+        print_json(facts)
     else:
         rows = list(fact_rows(facts))
         width = max(len(name) for name, _ in rows)
         print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
 
 
-async def _facts(address: "Address", kind: Literal["vllm", "sglang"] | None, seconds: float) -> "ServerFacts":
-    from proxima.engine.http.client import ServerClient, ServerError
-    from proxima.engine.http.detect import detect_server
-
-    client = ServerClient(address, seconds=seconds)
-    try:
-        return (await detect_server(client, kind))[1]
-    except ServerError as error:
-        if error.status is None:
-            raise UserError(f"{error.url}: {error.reason}", remedy="start it, or check the address") from error
-        raise UserError(str(error), remedy="see the server's log") from error
-    finally:
-        await client.close()
-
-
-def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
+def fact_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact: `version spans`, `yes`."""
-    for name, value in vars(facts).items():
+    for name, value in facts.items():
         if name == "more":
-            yield from facts.more.items()
+            yield from facts["more"].items()
         elif name == "log_probs":
             yield "log-probs", "none" if value is None else f"{value}: {LOG_PROBS[value]}"
         else:
@@ -85,3 +99,6 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
+
+
+COMMAND = {"install": install_server, "serve": serve_recipe, "probe": probe_server}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.cli.data.episode_action import MadeTurns
+from proxima.api.episode_chat import ScriptedEngine
 from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import read_calls
 from tests.tiny import CHAT_TEMPLATE
@@ -44,7 +44,7 @@ def test_a_call_of_the_first_tool_is_made():
     world = SimpleNamespace(
         template=SimpleNamespace(tokenizer=None), rules=SimpleNamespace(tool_format="hermes", tools=tools)
     )
-    call, sentence = MadeTurns(world).turns
+    call, sentence = ScriptedEngine(world).turns
     assert read_calls(call, "hermes", {}).calls == (ToolCall(name="add", arguments={"a": "7", "b": "7"}),)
     assert sentence == "It is 7."
 

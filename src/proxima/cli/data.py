@@ -1,24 +1,27 @@
-"""`proxima data prepare`: find the parts and files to prepare, and report what happened to the rows."""
+"""Prepare and check data sets for training and evaluation. Inspect the episodes of a recipe.
 
+proxima data prepare gsm8k     # from the hub or its cache into data/gsm8k
+proxima data prepare dapo-math --from dapo.parquet --against data/aime24 data/math500
+proxima data check data/gsm8k  # do the files match the card?
+proxima data inspect my.yaml   # an episode of its environment, token by token"""
+
+import os
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from proxima.cli.output import print_json
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import Argument, AsJson, Overrides, Recipe, print_json
+from proxima.config.problems import one_problem
 from proxima.data import UserError
-from proxima.prepare.catalog import PrepareOptions
+from proxima.data.errors import suggestion
+from proxima.prepare.catalog import SOURCES, Part, PrepareOptions
 from proxima.prepare.deduplicate import Conflicts
-
-if TYPE_CHECKING:
-    from proxima.prepare.catalog import Part
-    from proxima.prepare.decontaminate import EvalSet
-    from proxima.prepare.pipeline import PreparedFolder
-    from proxima.view.terminal import StageProgress
+from proxima.view.formatting import visible
+from proxima.view.terminal import StageProgress
 
 DATA = Path("data")
 SOURCE = "dapo-math, gsm8k, aime (both years), amc23, math (with math500), or a part: aime24, math500 …"
@@ -33,6 +36,14 @@ WORDS = "consecutive words that no training and evaluation question may share; 0
 COMMON = "ignore consecutive words that occur in more training questions than this; 10"
 CONFLICTS = "a question with several answers: drop it, keep the first, or the majority; drop"
 UNREADABLE = "refuse if more of the questions have no readable answer; 0.01"
+SAY = "what the model says in a turn; repeatable; default: a call of the first tool, then a sentence"
+ROW = "which prompt of the training data, from 0; 0"
+KINDS = {  # the letter in front of a line, its colour, and what it means
+    "prompt": ("p", "2", "the prompt: conditioned on"),
+    "sampled": ("S", "1;32", "sampled and trained"),
+    "observed": ("o", "36", "written by the environment and the chat template: conditioned on"),
+    "earlier": ("e", "33", "written by the model, trained on an earlier path: conditioned on"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,38 +78,47 @@ def prepare_source(
     Raises:
         UserError: as for `prepare`, or no part could be prepared.
     """
-    from proxima.prepare.locate import locate_files
-    from proxima.prepare.pipeline import prepare, refuse_existing
-    from proxima.prepare.prompt_template import resolve_template
+    from proxima.prepare import locate, pipeline, prompt_template
 
     parts = _parts(source)
     for part in parts:  # before anything is read
-        resolve_template(options.template if options.template is not None else part.template, options.system)
+        prompt_template.resolve_template(
+            options.template if options.template is not None else part.template, options.system
+        )
     given = dict(_named_place(parts, text) for text in places)
     requests = [(part, folder, part.name in given or not part.optional) for part, folder in _folders(parts, given, out)]
     for _, folder, required in requests:
         if required and not dry_run:
-            refuse_existing(folder, overwrite=overwrite)
+            pipeline.refuse_existing(folder, overwrite=overwrite)
     command = _command(source, places, subset, revision, options, against)
-    made: list[PreparedFolder] = []
+    made: list[pipeline.PreparedFolder] = []
     missing: list[str] = []
     for part, folder, required in requests:
         if not required and not overwrite and (folder / "card.json").is_file():
             print(f"{part.name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
             continue
         try:
-            files = locate_files(part, given.get(part.name), subset=subset, revision=revision)
+            files = locate.locate_files(part, given.get(part.name), subset=subset, revision=revision)
         except UserError as problem:
             if required:
                 raise
             missing.append(str(problem))
             continue
-        eval_sets = _eval_sets(folder, made, against) if part.side == "train" else ()
-        how: dict[str, Any] = {"eval_sets": eval_sets, "command": command, "overwrite": overwrite, "dry_run": dry_run}
         with _progress(folder) as progress:
-            made.append(prepare(part, files, folder, options, progress=None if quiet else progress.update, **how))
+            prepared = pipeline.prepare(
+                part,
+                files,
+                folder,
+                options,
+                eval_sets=pipeline.eval_sets_for(folder, made, against) if part.side == "train" else (),
+                command=command,
+                overwrite=overwrite,
+                dry_run=dry_run,
+                progress=None if quiet else progress.update,
+            )
+        made.append(prepared)
         if not as_json:
-            print("\n".join(report(made[-1], dry_run)), flush=True)
+            print("\n".join(pipeline.prepared_lines(prepared, dry_run)), flush=True)
     sys.stderr.writelines(f"not prepared: {line}\n" for line in missing)
     if as_json:
         print_json([prepared.card for prepared in made])
@@ -107,10 +127,8 @@ def prepare_source(
 
 
 @contextmanager
-def _progress(folder: Path) -> "Iterator[StageProgress]":
+def _progress(folder: Path) -> Iterator[StageProgress]:
     """Show the progress of a preparation; UserError for a full disk, or a folder that is not writable."""
-    from proxima.view.terminal import StageProgress
-
     progress = StageProgress(sys.stderr, patience=10.0)
     try:
         yield progress
@@ -121,60 +139,8 @@ def _progress(folder: Path) -> "Iterator[StageProgress]":
         progress.clear()
 
 
-def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
-    """Yield lines with the result of each step."""
-    from proxima.prepare.dataset_card import recipe_snippet
-
-    card, against = done.card, done.card["overlap"]["against"]
-    at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
-    yield f"{card['name']}  from {card['source']['name']}{at}"
-    sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])
-    for side, counts in card["counts"].items():
-        more = {
-            "rows": "",
-            "unreadable_rows": f"{counts['unreadable']:,} distinct; unreadable.jsonl",
-            "repeats": "of an earlier question",
-            "questions": "",
-            "conflicts": f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl",
-            "contaminated": f"{sets}; contaminated.jsonl",
-        }
-        for key, text in more.items():
-            if counts[key] or key == "rows":
-                word = key.removesuffix("_rows")
-                yield f"  {side if key == 'rows' else '':<5} {counts[key]:>11,} {word:<13}{text}".rstrip()
-    if "train" in card["counts"]:
-        alone = not any(of["sha256"] for of in against) and card["split"]["held_out"] is not None
-        remedy = "; prepare some first, or name them with --against" if alone else ""
-        named = ", ".join(of["set"] for of in against) or "no evaluation set"
-        yield f"  compared with {named}{' alone' if alone and against else ''}{remedy}"
-    for name, facts in card["outputs"].items():
-        if name.endswith(".parquet"):
-            held_out = card["split"]["held_out"] if name == "test.parquet" else None
-            how = f"  held out: {held_out:.3g} by hash" if held_out else ""
-            yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
-    yield from (f"  note: {note}" for note in done.notes)
-    if not dry_run:
-        yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")
-
-
-def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence[str] | None) -> "list[EvalSet]":
-    """The evaluation sets that training questions are compared with: those in `against`, or else those next to the
-    folder; and those that this command has prepared."""
-    from proxima.prepare.pipeline import load_eval_set, sibling_eval_sets
-
-    fresh = {done.test.name: done.test for done in made if done.test}
-    if against is None:
-        named = [load_eval_set(name) for name in sibling_eval_sets(folder) if Path(name).name not in fresh]
-    else:
-        named = [load_eval_set(name) for name in against]
-    return named + [new for name, new in fresh.items() if name not in {eval_set.name for eval_set in named}]
-
-
-def _parts(name: str) -> tuple["Part", ...]:
+def _parts(name: str) -> tuple[Part, ...]:
     """The parts of a source, or the one part of that name."""
-    from proxima.config.problems import one_problem
-    from proxima.data.errors import suggestion
-    from proxima.prepare.catalog import SOURCES
 
     if name in SOURCES:
         return SOURCES[name]
@@ -184,7 +150,7 @@ def _parts(name: str) -> tuple["Part", ...]:
     return alone[name]
 
 
-def _folders(parts: Sequence["Part"], given: Collection[str], out: Path | None) -> Iterator[tuple["Part", Path]]:
+def _folders(parts: Sequence[Part], given: Collection[str], out: Path | None) -> Iterator[tuple[Part, Path]]:
     """The parts to prepare with their folders, evaluation sets first: training questions are compared with them."""
     main = _main(parts)
     for part in parts:
@@ -194,12 +160,12 @@ def _folders(parts: Sequence["Part"], given: Collection[str], out: Path | None) 
         yield part, out.expanduser() if out is not None and part is main else above / part.name
 
 
-def _main(parts: Sequence["Part"]) -> "Part | None":
+def _main(parts: Sequence[Part]) -> Part | None:
     """The part without which the source is useless; None if each is a set of its own."""
     return parts[0] if len(parts) == 1 else next((part for part in parts if not part.optional), None)
 
 
-def _named_place(parts: Sequence["Part"], text: str) -> tuple[str, str]:
+def _named_place(parts: Sequence[Part], text: str) -> tuple[str, str]:
     """The part and the place of a --from; without the name of a part it is the main one."""
     name, equals, place = text.partition("=")
     if equals and name in {part.name for part in parts}:
@@ -217,7 +183,7 @@ def _command(
     places: Sequence[str],
     subset: str | None,
     revision: str | None,
-    options: "PrepareOptions",
+    options: PrepareOptions,
     against: Sequence[str] | None,
 ) -> str:
     """The command with only the options that decide the content, so that equal data have equal cards wherever they are
@@ -230,3 +196,67 @@ def _command(
         if value != getattr(type(options), name, None):  # the default
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if against is None else [*words, "--against", *against])
+
+
+def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_json: AsJson = False) -> int:
+    """Compare folders with the hashes in their cards; exit code 1 if a file differs."""
+    from proxima.prepare.dataset_card import verify_folder
+
+    folders = {name: verify_folder(Path(name).expanduser()) for name in folder}
+    bad = sum(status != "same" for files in folders.values() for status in files.values())
+    if as_json:
+        print_json({"bad": bad, "folders": folders})
+    else:
+        for name, files in folders.items():
+            print("\n".join(f"{status:<8} {Path(name) / file}" for file, status in files.items()))
+        if bad:
+            of = f"{bad} of {sum(map(len, folders.values()))} files"
+            print(f"{of} do not match the card; prepare the folder again with --overwrite")
+    return 1 if bad else 0
+
+
+def inspect_episode(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    say: Annotated[Sequence[str], Argument(SAY, "TEXT", words="append")] = (),
+    row: Annotated[int, Argument(ROW)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Play an episode of a recipe's task in its environment, with scripted turns of the model, and print its tokens:
+    which are the prompt, which are sampled and trained, which are not. Loads no weights."""
+    from proxima.api.episode_chat import scripted_episode
+
+    paths, notes, failure = scripted_episode(recipe, override, say, row)
+    if as_json:
+        return print_json({"notes": notes, "failure": failure, "paths": paths})
+    _print(paths, [*notes, *([f"the episode failed: {failure}"] if failure else [])])
+    return None
+
+
+def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> None:
+    colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def painted(kind: str, text: str) -> str:
+        return f"\x1b[{KINDS[kind][1]}m{text}\x1b[0m" if colours else text
+
+    for kind, (letter, _, meaning) in KINDS.items():
+        print(painted(kind, f"{letter}  {meaning}"))
+    print("tokens are between bars; ⏎ is a line end\n")
+    for number, parts in enumerate(paths):
+        if len(paths) > 1:
+            print(f"path {number} of {len(paths)}: the chat template rewrote what came before")
+        for part in parts:
+            letter, count = KINDS[part["kind"]][0], len(part["tokens"])
+            print(painted(part["kind"], f"{letter}  {part['of'] or part['kind']}: {count} tokens"))
+            text = "|".join(visible(token).replace("\n", "⏎") for token in part["texts"])
+            for line in text.replace("⏎", "⏎\n").rstrip("\n").split("\n"):
+                print(painted(part["kind"], f"{letter}    {line}"))
+        total = sum(len(part["tokens"]) for part in parts)
+        trained = sum(len(part["tokens"]) for part in parts if part["kind"] == "sampled")
+        print(f"{trained} of {total} tokens are trained\n")
+    for note in notes:
+        print(f"WARNING {note}", file=sys.stderr)
+
+
+COMMAND = {"prepare": prepare_source, "check": check_folders, "inspect": inspect_episode}

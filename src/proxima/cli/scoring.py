@@ -1,4 +1,4 @@
-"""`proxima reward score`: score texts with rewards, without a model."""
+"""Scores the texts of a file with rewards, without a model: `proxima reward score`."""
 
 import asyncio
 import json
@@ -8,34 +8,39 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from proxima.cli.output import Overrides
-from proxima.cli.parameters import Argument
+from proxima.cli.parameters import CHATS, COMPLETION, PROMPT, TextColumns
+from proxima.config.describe import class_at
+from proxima.config.resolution import resolve
+from proxima.config.resolved import Resolved
 from proxima.config.sections.runtime_section import RuntimeConfig
 from proxima.data import FieldError, UserError, require
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.data.kinds import Slot
+from proxima.model.pretrained import load_tokenizer, quiet_transformers
+from proxima.reward import REWARDS
+from proxima.reward.function import Function
+from proxima.reward.length import Length, Overlong
+from proxima.reward.model_reward import ModelReward
+from proxima.reward.runner import RewardRunner
+from proxima.rollout.reward_checks import ReferenceAnswers, require_columns
+from proxima.system.atomic_files import write_atomic
+from proxima.system.jsonl import json_text
 from proxima.system.machine import usable_cores
 from proxima.system.user_files import find_recipe
+from proxima.task.column_mapping import is_chat
+from proxima.task.local_files import Files
+from proxima.view.formatting import NONE, fixed, printable
+from proxima.view.terminal import table_text
 
-if TYPE_CHECKING:
-    from proxima.config.resolved import Resolved
-    from proxima.reward.runner import RewardRunner
-
-CHATS = ("messages", "conversations")  # which may end with the completion
-PROMPT, COMPLETION = ("prompt", "question", *CHATS), ("completion", "text", "response")  # the first one present
 RECORDED = frozenset({"prompt_uid", "sample", "tokens", "answer"})  # columns of a file that a run has written
 NO_TOKENS = np.zeros(0, np.int32)
 EXAMPLE = "--reward ./my_reward.py:function, --reward math, or --reward RECIPE"
-REWARD = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
-ANSWER = "what rewards compare with; default: answer, if present"
-JSON_COLUMN = "column whose texts are JSON, such as a list of right answers; repeatable"
-MODEL = "count tokens with this model's tokenizer; loads no weights"
 
 
 @dataclass(frozen=True)
@@ -46,65 +51,37 @@ class ScoreConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextColumns:
-    """The columns of a file of texts; None: the first of the default names that the file has."""
-
-    prompt: Annotated[str | None, Argument(f"default: {', else '.join(PROMPT)}", "COLUMN")] = None
-    completion: Annotated[str | None, Argument(f"default: {', else '.join(COMPLETION)}", "COLUMN")] = None
-    answer: Annotated[str | None, Argument(ANSWER, "COLUMN")] = None
-    json_column: Annotated[Sequence[str], Argument(JSON_COLUMN, "COLUMN", words="append")] = ()
-
-
 Texts = Sequence[tuple[Prompt, list[Completion]]]
 
 
-def score_file(
-    file: Annotated[str, Argument(".jsonl, .json, .csv, .tsv or .parquet file")],
-    override: Overrides = (),
-    *,
-    reward: Annotated[Sequence[str], Argument(f"{REWARD}; may be repeated", "REWARD", words="append")] = (),
-    columns: TextColumns = TextColumns(),
-    model: Annotated[str | None, Argument(MODEL, "PATH")] = None,
-    rows: Annotated[int, Argument("completions to print; default: 20; 0: all", "N")] = 20,
-    json_out: Annotated[Path | None, Argument("write the summary and every score for programs", "FILE")] = None,
-) -> int:
-    """Score the texts of a file with rewards, without a model: a table, and a summary.
-
-    Returns: 1 if a completion has no score.
+def score_texts(
+    file: str, overrides: Sequence[str], *, reward: Sequence[str], columns: TextColumns, model: str | None
+) -> tuple[list[Group], list[str]]:
+    """Score the texts of a file; return the groups and the names of the rewards.
 
     Raises:
         UserError: the file, a reward or a column is wrong.
     """
-    from proxima.model.pretrained import quiet_transformers
-
-    if rows < 0:
-        raise UserError(f"--rows {rows} must be >= 0; 0 prints all")
-    resolved = resolve_rewards(reward, override)
+    resolved = resolve_rewards(reward, overrides)
     with resolved.locating():
         texts = read_texts(Path(file), columns, model)
         with quiet_transformers():
             counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
-            groups, labels = score(resolved.config, texts, file, counts_tokens=counts)
-    facts = summarise_scores(groups)
-    if json_out is not None:
-        from proxima.system.atomic_files import write_atomic
-        from proxima.system.jsonl import json_text
-
-        scored = [row for row, _ in score_rows(groups)]
-        write_atomic(json_out, json_text({"file": file, "rewards": labels, **facts, "rows": scored}))
-    print_scores(groups, facts, rows)
-    return 1 if facts["failed"] else 0
+            return score(resolved.config, texts, file, counts_tokens=counts)
 
 
-def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved[ScoreConfig]":
+def write_scores(out: Path, groups: Sequence[Group], file: str, rewards: Sequence[str]) -> None:
+    """Write the summary and every score as JSON."""
+    rows = [row for row, _ in score_rows(groups)]
+    write_atomic(out, json_text({"file": file, "rewards": rewards, **summarise_scores(groups), "rows": rows}))
+
+
+def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> Resolved[ScoreConfig]:
     """Resolve rewards given by name or path, or those of a recipe.
 
     Raises:
         UserError: no reward is given, or a recipe is not given alone; a name, path or field is wrong.
     """
-    from proxima.config.resolution import resolve
-
     recipes = [text for text in given if is_recipe(text)]
     if not given:
         raise UserError("no reward is given", remedy=f"write {EXAMPLE}")
@@ -124,8 +101,6 @@ def is_recipe(text: str) -> bool:
     """True for a YAML file, a run folder, or the name of a recipe that is not also a kind of reward."""
     if Path(text).suffix in (".yaml", ".yml") or (Path(text) / "config.yaml").exists():
         return True
-    from proxima.reward import REWARDS
-
     return text not in REWARDS and find_recipe(text).suffix == ".yaml"
 
 
@@ -134,8 +109,6 @@ def reward_word(text: str) -> str:
     module, colon, _ = text.rpartition(":")
     function = text.endswith(".py") or module.endswith(".py")
     if colon and not function and not text.startswith("{"):
-        from proxima.config.describe import class_at
-
         try:
             class_at(text)
         except TypeError:  # it exists, but is not a class
@@ -153,9 +126,6 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
-    from proxima.task.column_mapping import is_chat
-    from proxima.task.local_files import Files
-
     if not file.is_file():
         raise UserError(f"{file} does not exist" if not file.exists() else f"{file} is a folder; name a file in it")
     task = Files(path=str(file))
@@ -248,8 +218,6 @@ def tokens_of(model: str | None) -> Callable[[str], list[int]]:
     """The function that tokenises a text; without a model it returns no tokens."""
     if model is None:
         return lambda text: []
-    from proxima.model.pretrained import load_tokenizer
-
     tokenizer = load_tokenizer(model)
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -260,8 +228,6 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
     Raises:
         UserError: a reward needs a missing column, counts tokens without a model, or is not ready.
     """
-    from proxima.rollout.reward_checks import ReferenceAnswers, require_columns
-
     prompts: Any = [prompt for prompt, _ in texts]
     require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)
     unanswered = all(prompt.answer is None for prompt in prompts)
@@ -277,7 +243,7 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
         rewards.close()
 
 
-async def _score(rewards: "RewardRunner", texts: Texts) -> list[Group]:
+async def _score(rewards: RewardRunner, texts: Texts) -> list[Group]:
     scores = await asyncio.gather(*(rewards.score(prompt, completions) for prompt, completions in texts))
     groups = [
         Group(prompt=prompt, completions=tuple(completions), scores=tuple(of))
@@ -289,10 +255,6 @@ async def _score(rewards: "RewardRunner", texts: Texts) -> list[Group]:
 def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswered: bool) -> None:
     """Refuse a reward that reads tokens which the file doesn't have; print a note if a function may read missing tokens
     or answers."""
-    from proxima.reward.function import Function
-    from proxima.reward.length import Length, Overlong
-    from proxima.reward.model_reward import ModelReward
-
     for number, reward in enumerate(rewards):
         of_policy = isinstance(reward, ModelReward) and reward.encode == "tokens"
         reason = "reads the policy's tokens, and a file has texts alone"
@@ -338,11 +300,10 @@ def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> None:
-    """Print the table, the failures by reason, and the summary."""
-    from proxima.view.formatting import NONE, fixed, printable
-    from proxima.view.terminal import table_text
-
+def print_scores(groups: Sequence[Group], most: int) -> int:
+    """Print the table of at most so many rows, the failures by reason, and the summary; return 1 if a completion has no
+    score."""
+    facts = summarise_scores(groups)
     rows, several = score_rows(groups), any(len(group.completions) > 1 for group in groups)
     shown = rows[: most or None]
     names = facts["parts"] if len(facts["parts"]) > 1 else ()
@@ -366,6 +327,7 @@ def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> N
     print(summary_line(facts))
     if len(rows) > facts["failed"] + 1 and facts["min"] == facts["max"]:
         print("NOTE every score is the same: completions of equal reward teach nothing")
+    return 1 if facts["failed"] else 0
 
 
 def summary_line(facts: dict[str, Any]) -> str:

@@ -1,35 +1,41 @@
-"""`proxima engine serve`: run the server of a recipe in the foreground."""
+"""Starts the servers of `proxima engine serve` and `proxima reward serve`, and waits until they are stopped."""
 
 import os
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+from urllib.parse import urlsplit
 
-from proxima.cli.output import Overrides, Recipe
-from proxima.cli.parameters import Argument
+from proxima.config.resolution import resolve
+from proxima.config.sections.model_section import model_problem
+from proxima.config.validate import fetch_demo_model
+from proxima.data.errors import FieldError, within
+from proxima.engine import ENGINES
+from proxima.engine.http.engine import ServerSpec
+from proxima.engine.serve.launch import Serve
+from proxima.engine.serve.servers import check_serve, start_servers
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import load_config, quiet_transformers
+from proxima.reward.http import bearer_token
+from proxima.reward.model_reward import ModelReward
+from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
+from proxima.reward.server.scorer_app import ScorerApp
+from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.runtime.watch.interrupt import signals_restored
+from proxima.system.web_requests import is_loopback
 
 KEY = "PROXIMA_ENGINE_KEY"
-LOG = "file that the server's output is appended to; default: runs/server.log"
 
 
-def serve_recipe(
-    recipe: Recipe, override: Overrides = (), *, log: Annotated[Path, Argument(LOG, "FILE")] = Path("runs/server.log")
-) -> None:
+def serve_engine_of(recipe: str, overrides: Sequence[str], log: Path) -> None:
     """Start the server of a recipe, and keep it running.
 
     Raises:
         UserError: the recipe's engine is not a server, or the server can't start.
     """
-    from proxima.config.resolution import resolve
-    from proxima.config.sections.model_section import model_problem
-    from proxima.config.validate import fetch_demo_model
-    from proxima.data.errors import FieldError, within
-    from proxima.engine.serve.servers import check_serve, start_servers
-    from proxima.model.pretrained import load_config
-
-    resolved = resolve(recipe, override, root=None)
+    resolved = resolve(recipe, overrides, root=None)
     config: Any = resolved.config
     with resolved.locating():
         serve, kind = serve_section(config)
@@ -46,34 +52,26 @@ def serve_recipe(
                 model=config.model.path,
                 max_length=config.model.max_length,
                 key=key_of(config.engine),
-                log=log.expanduser(),
+                log=log,
                 report=lambda line: print(line, flush=True),
                 **config.engine.launch_options,
             )
     with closing(servers):
         try:
             print(f"log      {servers.started[0].log}")
-            print(f"train    {how_to_train([recipe, *override], config.engine, servers.urls, servers.token)}")
+            print(f"train    {how_to_train([recipe, *overrides], config.engine, servers.urls, servers.token)}")
             print("Ctrl-C stops it", flush=True)
             raise servers.wait()
         except KeyboardInterrupt:
             print("stopping the server", flush=True)
 
 
-def serve_section(config: Any) -> "tuple[Any, str]":
+def serve_section(config: Any) -> tuple[Any, str]:
     """`engine.serve` and the kind of the engine; if the recipe names servers by URL, a section for those.
 
     Raises:
         FieldError: the engine is not a server, a server is on another machine, or the ports are not consecutive.
     """
-    from urllib.parse import urlsplit
-
-    from proxima.data import FieldError
-    from proxima.engine import ENGINES
-    from proxima.engine.http.engine import ServerSpec
-    from proxima.engine.serve.launch import Serve
-    from proxima.system.web_requests import is_loopback
-
     engine = config.engine
     kind = ENGINES.kind_of(engine)
     if not isinstance(engine, ServerSpec):
@@ -107,3 +105,33 @@ def how_to_train(given: Sequence[str], engine: Any, urls: tuple[str, ...], key: 
     if engine.token_env is not None:
         return shlex.join(words)
     return f"{KEY}={key} {shlex.join([*words, f'engine.token_env={KEY}'])}"
+
+
+def serve_scores(
+    model: str,
+    limits: ScorerLimits,
+    *,
+    host: str,
+    port: int,
+    token_env: str | None,
+    allow_host: Sequence[str],
+    normalize: bool,
+    max_tokens: int | None,
+    device: str,
+) -> None:
+    """Serve a reward model over HTTP until a signal stops it."""
+    token = "" if token_env is None else bearer_token(token_env, "--token-env")
+    with open_socket(host, port) as listening, signals_restored():
+        require_secret(listening, host, token, "token", "--token-env")
+        reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
+        with quiet_transformers():
+            reward.check()
+            reward.load()
+        app = ScorerApp(reward, compute := ComputeThread(), limits, token, (host, *allow_host))
+        server = BoundedServer(app.asgi, limits.read_seconds, limits.connections, app.ending)
+        server.end_on_signals()
+        listening.listen()  # before the line below: a client that reads it may send requests at once
+        name = f"[{host}]" if ":" in host else host
+        key = f", with the token of {token_env}" if token else ""
+        print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C stops it", flush=True)
+        compute.serve(server.serve([listening]))

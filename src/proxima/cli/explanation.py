@@ -1,0 +1,135 @@
+"""The text and the JSON of `proxima explain`."""
+
+import re
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from proxima.cli.parameters import print_json, terminal_width, truncated
+from proxima.config.describe import first_sentence
+from proxima.config.estimate import ExampleStep, StepEstimate
+from proxima.config.families import family_name
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
+from proxima.config.resolved import Resolved, ResolvedValue, dump
+from proxima.config.scalars import in_one_line
+from proxima.config.schema import RunConfig
+from proxima.config.validate import check, to_do, warnings
+from proxima.runtime.state.summary import algorithm_name
+from proxima.system.user_files import find_recipe
+
+VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
+
+
+def explain_recipe(
+    recipe: str, overrides: Sequence[str], *, everything: bool, as_yaml: bool, import_code: bool, as_json: bool
+) -> None:
+    """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes."""
+    resolved = resolve(recipe, overrides, root=None, import_code=import_code)
+    pending = to_do(resolved)  # a warning here, an error in `train`
+    problems = [problem for problem in check(resolved) if problem not in pending]
+    if as_yaml:
+        print(dump(resolved), end="")
+        for problem in pending:
+            print(f"WARNING {problem}", file=sys.stderr)
+    elif as_json:
+        print_json(facts_of(resolved))
+    else:
+        print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
+    if problems:  # after the values, among which the mistake is easier to see
+        raise ConfigError(problems)
+
+
+def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bool = False) -> str:
+    """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
+    `everything`."""
+    estimate = StepEstimate(resolved)
+    blocks = [trained_block(resolved), _batch_block(estimate)]
+    blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
+    remarks = [f"note     {note}" for note in estimate.notes]
+    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
+    columns = min(width or WIDTH, WIDTH)
+    summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
+    header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
+    entries = resolved.entries
+    values = values_table(entries, width) if everything else differing_values(entries, columns)
+    return "\n\n".join(filter(None, [header, summary, values]))
+
+
+def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
+    """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
+    estimate = StepEstimate(resolved)
+    return {
+        "header": header_of(resolved),
+        "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
+        "batch": vars(estimate.batch),
+        "notes": estimate.notes,
+        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved))],
+    }
+
+
+def header_of(resolved: Resolved[Any]) -> str:
+    """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
+    if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
+        return ""
+    lines = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if "yaml-language-server" not in line:
+            text = line.removeprefix("#").removeprefix(" ").rstrip()
+            lines.append("".join(char for char in text if char.isprintable()))
+    return "\n".join(lines).strip("\n")
+
+
+def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
+    """Path, value and source of the values that differ from the defaults or were given on the command line, and the
+    number of the others."""
+    rows = [(e.path, in_one_line(e.value), e.source) for e in entries if not e.is_default or e.origin == "command line"]
+    path = max((len(row[0]) for row in rows), default=0)
+    value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
+    left = f"{len(entries) - len(rows)} more values at their defaults, and the meaning of each: --all"
+    gap = " " * (path + value + 4)
+    lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
+    return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])
+
+
+def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
+    """Wrap a line to `width` columns, between words only; spaces are kept except at the breaks."""
+    return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
+
+
+def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> str:
+    """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
+    rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]
+    path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+    lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
+    return "\n".join(line if width is None else truncated(line, width) for line in lines)
+
+
+def trained_block(resolved: Resolved[Any]) -> str:
+    """Summarise what is trained, on which data, and by which reward: `train cppo: models/m on arithmetic, rewarded by
+    number`."""
+    config = resolved.config
+    kinds = {entry.path: str(entry.value) for entry in resolved.entries if entry.path.endswith(".kind")}
+
+    def named(section: str) -> str:
+        return " + ".join(kind for path, kind in kinds.items() if re.fullmatch(rf"{section}(\.\d+)?\.kind", path))
+
+    held_out = f"held out: {named('eval.task') or 'nothing (set eval.task)'}"
+    what = f"{config.model.path} on {named('task')}"
+    if not isinstance(config, RunConfig):
+        return f"{family_name(config):<9}{what}; {held_out}"
+    reward = f", rewarded by {named('reward')}" if config.reward else ""
+    return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
+
+
+def _batch_block(estimate: StepEstimate) -> str:
+    batch, longest = estimate.batch, estimate.prompt
+    if isinstance(batch, ExampleStep):
+        lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
+        return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
+    prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
+    forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
+    return f"batch    {batch}\n         {prompt}; {forwards}"

@@ -1,1 +1,0 @@
-"""`proxima reward`: `reward_command` lists its actions, one module each."""
