@@ -12,6 +12,7 @@ from torch import nn
 from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.local.decoder import Matrix
 from proxima.engine.local.decoders import (
+    Perturbation,
     PerturbedFastDecoder,
     PerturbedGeneralDecoder,
     PerturbedRecomputeDecoder,
@@ -98,7 +99,7 @@ def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind
         return decoder.logits(decoder.prefill([ids(6, 1), ids(3, 2)])[0])
 
     plain, own = CLASSES[decoder]
-    ours = own(loaded(kind).model, dtype, bits=4, bias=None)
+    ours = own(Perturbation(bits=4), loaded(kind).model, dtype)
     before = logits(ours)
     assert torch.equal(before, logits(plain(rounded(loaded(kind), "int4").model, dtype)))
     assert not torch.allclose(before, logits(plain(loaded(kind).model, dtype)), atol=0.05)

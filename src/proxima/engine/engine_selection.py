@@ -65,9 +65,9 @@ class EngineSelection:
             close_engine(engine)
             raise
 
-    def _checked(self, asked: Any) -> list[str]:
-        check = getattr(asked, "check", None)
-        if check is None:
+    def _checked(self, checked: Any) -> list[str]:
+        """The warnings of an object's `check`, if it has one."""
+        if not hasattr(checked, "check"):
             return []
         with within(self.path):
-            return [f"{self.path}: {note}" for note in check(self.needs)]
+            return [f"{self.path}: {note}" for note in checked.check(self.needs)]

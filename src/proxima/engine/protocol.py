@@ -4,17 +4,15 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
+
+from torch import nn
 
 from proxima.data import UserError, require
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel, UnloadedModel
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 PauseMode = Literal["keep", "wait", "abort"]
 Interrupt = Literal["recompute", "keep", "finish"]
@@ -146,8 +144,13 @@ class InFlight(Columns):
     @classmethod
     def of(cls, completion: Completion, prompt_tokens: Ints) -> "InFlight":
         """Convert a finished completion. No column is copied."""
-        names = ("key", "tokens", "policy_version", "temperature")
-        return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
+        return cls(
+            key=completion.key,
+            prompt_tokens=prompt_tokens,
+            tokens=completion.tokens,
+            policy_version=completion.policy_version,
+            temperature=completion.temperature,
+        )
 
     @classmethod
     def not_taken(cls, requests: Iterable[Request], replies: Iterable[Any]) -> "list[InFlight]":
@@ -162,7 +165,7 @@ class WeightUpdate:
     """New weights for an engine: those of a module in this process."""
 
     version: int
-    module: "nn.Module"
+    module: nn.Module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,7 +306,7 @@ class EngineSpec(Protocol):
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions of this engine fill, among them those that a field of this name
         switches on."""
-        switched = (name for name in ("sampling_mask", "routed_experts") if getattr(self, name, False))
+        switched = (name for name in ("sampling_mask", "routed_experts") if vars(self).get(name))
         return frozenset({"behavior_log_prob", "policy_version", *switched})
 
     def check(self, needs: EngineRequirements) -> list[str]:

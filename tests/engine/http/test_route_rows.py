@@ -76,20 +76,22 @@ def test_attempts_are_joined_and_gaps_are_marked():
     fed = np.arange(100, 110)  # a prompt of 4 tokens, and 7 more in three attempts, the second without routes
     ids = experts_of(fed.tolist())[:, [0, 2]].astype(np.int8)
     all_, none = np.full(2, True), np.full(3, False)
-    joined = joined_routes(SHAPE, 4, [(ids[:5], all_), (None, none | True), (ids + 1, all_)])
-    assert np.array_equal(joined["prompt_routed_experts"], ids[:4])
+    routes, of_prompt = joined_routes(SHAPE, 4, [(ids[:5], all_), (None, none | True), (ids + 1, all_)])
+    assert np.array_equal(of_prompt, ids[:4])
     expected = np.concatenate([ids[3:5], SHAPE.absent(3), ids[8:10] + 1])
-    assert np.array_equal(joined["routed_experts"], expected)
-    joined = joined_routes(SHAPE, 4, [(None, all_), (ids, np.array([False, True, True]))])
-    assert np.array_equal(joined["prompt_routed_experts"], ids[:4])
-    assert np.array_equal(joined["routed_experts"], np.concatenate([SHAPE.absent(3), ids[6:8]]))
-    joined = joined_routes(SHAPE, 4, [(ids[:3], all_[:0]), (ids[:5], all_)])  # aborted before its first token
-    assert np.array_equal(joined["prompt_routed_experts"], ids[:4])
-    assert np.array_equal(joined["routed_experts"], ids[3:5])
-    joined = joined_routes(SHAPE, 4, [(ids[:3], all_[:0])])
-    assert np.array_equal(joined["prompt_routed_experts"], SHAPE.absent(4)) and not len(joined["routed_experts"])
-    joined = joined_routes(SHAPE, 4, [(None, none)])
-    assert np.array_equal(joined["prompt_routed_experts"], SHAPE.absent(4)) and len(joined["routed_experts"]) == 3
+    assert np.array_equal(routes, expected)
+    routes, of_prompt = joined_routes(SHAPE, 4, [(None, all_), (ids, np.array([False, True, True]))])
+    assert np.array_equal(of_prompt, ids[:4])
+    assert np.array_equal(routes, np.concatenate([SHAPE.absent(3), ids[6:8]]))
+    routes, of_prompt = joined_routes(
+        SHAPE, 4, [(ids[:3], all_[:0]), (ids[:5], all_)]
+    )  # aborted before its first token
+    assert np.array_equal(of_prompt, ids[:4])
+    assert np.array_equal(routes, ids[3:5])
+    routes, of_prompt = joined_routes(SHAPE, 4, [(ids[:3], all_[:0])])
+    assert np.array_equal(of_prompt, SHAPE.absent(4)) and not len(routes)
+    routes, of_prompt = joined_routes(SHAPE, 4, [(None, none)])
+    assert np.array_equal(of_prompt, SHAPE.absent(4)) and len(routes) == 3
 
 
 COMMON = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 6, "num_attention_heads": 2, "vocab_size": 9}

@@ -133,12 +133,13 @@ class RouteShape:
     @classmethod
     def of(cls, text: Any) -> "RouteShape":
         """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.moe`."""
-        step, plain = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", None) or ()
+        settings = text.to_dict()
+        step, plain = settings.get("decoder_sparse_step", 1), settings.get("mlp_only_layers") or ()
         layers = int(text.num_hidden_layers)
         return cls(
             layers=layers,
             mixtures=tuple(i for i in range(layers) if (i + 1) % step == 0 and i not in plain),
-            experts=int(getattr(text, "num_experts", None) or text.num_local_experts),
+            experts=int(settings.get("num_experts") or text.num_local_experts),
             per_token=int(text.num_experts_per_tok),
         )
 
@@ -198,8 +199,8 @@ def _decoded(text: Any) -> bytes:
 
 def joined_routes(
     shape: RouteShape, prompt: int, parts: Sequence[tuple[NDArray[Any] | None, NDArray[np.bool_]]]
-) -> dict[str, NDArray[Any]]:
-    """Join the routes of all attempts into the columns of a `Completion`.
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Join the routes of all attempts: those of the completion's tokens, and those of its prompt.
 
     Args:
         prompt: number of prompt tokens.
@@ -215,4 +216,4 @@ def joined_routes(
             rows[counts] = ids[at - 1 : at - 1 + len(counts)][counts]
         chunks.append(rows)
         at += len(counts)
-    return {"routed_experts": np.concatenate(chunks), "prompt_routed_experts": first}
+    return np.concatenate(chunks), first

@@ -22,6 +22,7 @@ from proxima.engine.http.weight_probe import (
     bound_of,
     check_distance,
     first_compared,
+    image_store,
     perturbed,
     probe_tokens,
     rounding,
@@ -74,7 +75,7 @@ class FolderSync:
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
-        self._images = getattr(setup.tokenizer, "images", None)
+        self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None

@@ -337,6 +337,7 @@ class GenerationJob:
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
         text = decoded(self.rules.tokenizer, tokens)
         masks = [mask for segment in self._segments for mask in segment.masks]
+        routes, prompt_routes = self._routes()
         return Completion(
             prompt_uid=request.prompt.uid,
             sample=request.sample,
@@ -349,13 +350,14 @@ class GenerationJob:
             finish_reason=reason,
             temperature=sampling.temperature,
             sampling_mask=SamplingMask.joined(masks) if self.masked and len(tokens) else None,
-            **self._routes(),
+            routed_experts=routes,
+            prompt_routed_experts=prompt_routes,
         )
 
-    def _routes(self) -> dict[str, Any]:
-        """The experts of each token under the weights that sampled it."""
+    def _routes(self) -> tuple[ExpertIds | None, ExpertIds | None]:
+        """The experts of each token under the weights that sampled it, and those of the prompt."""
         if self.rules.routes is None:
-            return {}
+            return None, None
         versions = [segment.versions for segment in self._segments]
         counts = [
             column == column[-1:] if self.rules.latest_routes else np.full(len(column), True) for column in versions

@@ -95,7 +95,7 @@ class SglangDialect(Dialect):
         count, scored = len(given.written), given.written[first:]
         check_scorable(client.url, facts, count, f"--context-length {count + 1 + SPARE}")
         fields = {"input_ids": given.written, "logprob_start_len": max(first - 1, 0)}
-        meta = await generate_once(client, fields, size=ANSWER + TOKEN * count)
+        meta = await generate_once(client, fields, {}, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, meta):
             rows = items(meta["input_token_logprobs"], "input_token_logprobs")
             asked_rows = rows[len(rows) - len(scored) :] if scored else []
@@ -174,47 +174,46 @@ class Sglang(ServerSpec):
 def _sampling_of(request: TokenRequest) -> dict[str, Any]:
     """All sampling settings of a request, under SGLang's names."""
     sampling = request.sampling
-    fields = sampling_params(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k or -1,  # 0 is refused
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        max_new_tokens=sampling.max_tokens,
-        stop=list(sampling.stop),
-        stop_token_ids=list(request.stop_tokens),
-        ignore_eos=not request.stop_tokens,  # with it, stop_token_ids would be ignored too
-        stream_interval=request.chunk_tokens,
-    )
+    fields = SAMPLING_PARAMS | {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or -1,  # 0 is refused
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "max_new_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(request.stop_tokens),
+        "ignore_eos": not request.stop_tokens,  # with it, stop_token_ids would be ignored too
+        "stream_interval": request.chunk_tokens,
+    }
     return fields if request.seed is None else fields | {"sampling_seed": request.seed}
 
 
-def sampling_params(**given: Any) -> dict[str, Any]:
-    """All parameters that affect a draw, under SGLang's names: an omitted one would be set by the server's own defaults
-    (`--preferred-sampling-params`)."""
-    return {
-        "n": 1,
-        "temperature": 1.0,
-        "top_k": -1,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "max_new_tokens": 1,
-        "min_new_tokens": 0,
-        "stop": [],
-        "stop_token_ids": [],
-        "stop_regex": [],
-        "ignore_eos": True,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "skip_special_tokens": True,
-        "spaces_between_special_tokens": True,
-        "no_stop_trim": True,
-        "json_schema": None,
-        "regex": None,
-        "ebnf": None,
-        "structural_tag": None,
-        "logit_bias": None,
-    } | given
+# all parameters that affect a draw, under SGLang's names: an omitted one would be set by the server's own defaults
+# (`--preferred-sampling-params`)
+SAMPLING_PARAMS = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_k": -1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "stop": [],
+    "stop_token_ids": [],
+    "stop_regex": [],
+    "ignore_eos": True,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "no_stop_trim": True,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+    "logit_bias": None,
+}
 
 
 class _StreamReader:
@@ -300,11 +299,11 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         fields = {"input_ids": list(prompt), "top_logprobs_num": 2}
-        meta = await generate_once(client, fields, temperature=temperature, top_k=2)
+        meta = await generate_once(client, fields, {"temperature": temperature, "top_k": 2})
         return two_greatest(lambda: [entry[0] for entry in meta["output_top_logprobs"][0]])
 
     log_probs, why = await find_log_prob_mode(pair)
-    meta = await generate_once(client, {"return_sampling_mask": True}, max_new_tokens=2, top_k=2)
+    meta = await generate_once(client, {"return_sampling_mask": True}, {"max_new_tokens": 2, "top_k": 2})
     masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
     return ServerFacts(
@@ -327,14 +326,16 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
 
 async def generate_once(
-    client: ServerClient, fields: Mapping[str, Any], *, size: int = ANSWER, **sampling: Any
+    client: ServerClient, fields: Mapping[str, Any], sampling: Mapping[str, Any], *, size: int = ANSWER
 ) -> dict[str, Any]:
     """What the server says about a completion that is not streamed.
 
     Args:
+        fields: of the request, in place of its defaults.
+        sampling: in place of `SAMPLING_PARAMS`.
         size: most bytes of the answer.
     """
-    body = {"input_ids": list(PROMPT), "sampling_params": sampling_params(**sampling), "return_logprob": True}
+    body = {"input_ids": list(PROMPT), "sampling_params": SAMPLING_PARAMS | dict(sampling), "return_logprob": True}
     answer = await client.post(GENERATE, body | {"logprob_start_len": -1, "stream": False} | dict(fields), size=size)
     with as_expected(client, GENERATE, answer):
         meta: dict[str, Any] = answer["meta_info"]

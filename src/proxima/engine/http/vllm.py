@@ -291,7 +291,8 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     first = await _first_choice(client)
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
-        choice = await _tokens(client, prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
+        sampling = {"temperature": temperature, "top_k": 2, "logprobs": 2, "max_tokens": 1, "seed": 1}
+        choice = await _tokens(client, prompt, sampling)
         return two_greatest(lambda: [_["logprob"] for _ in choice["logprobs"]["content"][0]["top_logprobs"]])
 
     log_probs, why = await find_log_prob_mode(pair)
@@ -367,7 +368,7 @@ async def _first_choice(client: ServerClient) -> dict[str, Any]:
         UserError: the server does not have the call: it answers 403 or 404.
     """
     try:
-        choice = await _tokens(client)
+        choice = await _tokens(client, PROMPT, {})
     except (ServerError, RefusedError) as error:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
@@ -379,11 +380,11 @@ async def _first_choice(client: ServerClient) -> dict[str, Any]:
     return choice
 
 
-async def _tokens(client: ServerClient, prompt: tuple[int, ...] = PROMPT, **sampling: Any) -> dict[str, Any]:
+async def _tokens(client: ServerClient, prompt: tuple[int, ...], sampling: Mapping[str, Any]) -> dict[str, Any]:
     """Return the first choice of an answer with a few tokens, not streamed. Top-k is on, because a server that returns
     sampling masks refuses requests without it."""
     fields = {"temperature": 1.0, "top_k": 20, "top_p": 1.0, "min_p": 0.0, "max_tokens": 6, "ignore_eos": True}
-    body = {"token_ids": list(prompt), "sampling_params": fields | {"logprobs": 0} | sampling}
+    body = {"token_ids": list(prompt), "sampling_params": fields | {"logprobs": 0} | dict(sampling)}
     answer = await client.post(GENERATE, body)
     with as_expected(client, GENERATE, answer):
         choice: dict[str, Any] = answer["choices"][0]

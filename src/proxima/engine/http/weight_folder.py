@@ -80,7 +80,7 @@ class WeightFolders:
                 shutil.rmtree(folder, ignore_errors=True)
             place = self._root if folder is None else folder.parent
             where = "" if place is None else f" to {place}"
-            reason = getattr(error, "strerror", None) or error
+            reason = error.strerror or error if isinstance(error, OSError) else error
             remedy = "set engine.weight_folder to a folder with more room that the server can read"
             raise UserError(f"weights could not be written{where}: {reason}", remedy=remedy) from error
         finally:

@@ -32,6 +32,7 @@ from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import base_layer, beside_decoder, parts
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.images.inputs import ImageReader
+from proxima.model.images.store import ImageStore, ImageTokenizer
 from proxima.model.log_prob import token_log_prob
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
@@ -66,10 +67,15 @@ BOUNDS = {"float32": Bound(1e-3, 2e-2), "bfloat16": Bound(0.15, 1.5), "float16":
 QUANTISED = Bound(0.5, 5.0)
 
 
+def image_store(tokenizer: Any) -> ImageStore | None:
+    """The images of the prompts that this tokenizer reads; None: they show none."""
+    return tokenizer.images if isinstance(tokenizer, ImageTokenizer) else None
+
+
 def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more; after those of an image, if prompts show images."""
-    store = getattr(tokenizer, "images", None)
+    store = image_store(tokenizer)
     shown = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
     wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(shown))
@@ -123,12 +129,12 @@ def _plain(model: Any, attends: str) -> Iterator[None]:
     decoder, _ = parts(model)
     modes, attention = [(part, part.training) for part in model.modules()], decoder.config._attn_implementation
     model.eval()
-    if getattr(model, "_supports_sdpa", False):
+    if model._supports_sdpa:
         decoder.set_attn_implementation(attends)
     try:
         yield
     finally:
-        if getattr(model, "_supports_sdpa", False):
+        if model._supports_sdpa:
             decoder.set_attn_implementation(attention)
         for part, training in modes:
             part.training = training

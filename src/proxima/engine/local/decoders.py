@@ -11,6 +11,7 @@ have a scale for each group of 32 to 128 inputs where they have 4 bits, so at 4 
 """
 
 import copy
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.local.decoder import ROWS, Decoder, Matrix
 from proxima.engine.local.fast_decoder import FastDecoder, supports
-from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
+from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder, has_stacked_experts
 from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import parts
+from proxima.model.images.store import ImageStore
 from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again
@@ -98,12 +100,21 @@ def _problem(kind: Any, proof: Proof) -> str | None:
     return off(torch.cat(ours).float().log_softmax(-1), torch.cat(proof.expected))
 
 
-def perturbation(model: nn.Module, weights: str | None, noise: float, seed: int) -> dict[str, Any]:
-    """What a decoder of `PERTURBED` is given: weights are rounded to `int8`, `int4` or `int3` unless None, and `noise`
-    times a normal draw is added to each logit; `seed` determines the draws."""
-    head: Any = parts(model)[1].weight
-    bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
-    return {"bits": None if weights is None else int(weights.removeprefix("int")), "bias": bias}
+@dataclass(frozen=True)
+class Perturbation:
+    """How a decoder differs from the trainer's policy: `bits` of its weights, and the `bias` [V] float32 of its logits;
+    None for neither."""
+
+    bits: int | None = None
+    bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, weights: str | None, noise: float, seed: int) -> "Perturbation":
+        """Weights are rounded to `int8`, `int4` or `int3` unless None, and `noise` times a normal draw is added to each
+        logit; `seed` determines the draws."""
+        head: Any = parts(model)[1].weight
+        bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
+        return cls(None if weights is None else int(weights.removeprefix("int")), bias)
 
 
 def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
@@ -127,46 +138,63 @@ def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
 
 
 class _Perturbed:
-    """What perturbed decoders share: `bits` of their weights, and the `bias` [V] float32 of their logits; None for
-    neither."""
+    """The logits of perturbed decoders."""
 
-    def __init__(
-        self, model: nn.Module, dtype: torch.dtype, *, bits: int | None, bias: Tensor | None, **given: Any
-    ) -> None:
-        self.bits, self.bias = bits, bias
-        super().__init__(model, dtype, **given)  # type: ignore[call-arg]
+    perturbation: Perturbation
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
         logits: Tensor = super().logits(hidden)  # type: ignore[misc]
-        return logits if self.bias is None else logits.float() + self.bias
+        return logits if self.perturbation.bias is None else logits.float() + self.perturbation.bias
 
 
 class PerturbedFastDecoder(_Perturbed, FastDecoder):
-    """`FastDecoder` with `_Perturbed`; one layer's rounded weight at a time is in memory beside the engine's copy."""
+    """`FastDecoder` with a perturbation; one layer's rounded weight at a time is in memory beside the engine's copy."""
+
+    def __init__(self, perturbation: Perturbation, model: nn.Module, dtype: torch.dtype, *, graphs: int = 0) -> None:
+        self.perturbation = perturbation
+        super().__init__(model, dtype, graphs=graphs)
 
     def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
-        bits = None if name == "head" else self.bits
+        bits = None if name == "head" else self.perturbation.bits
         rounded = [SimpleNamespace(weight=fake_quantized(weight_of(m), bits), bias=m.bias) for m in modules]
         return super()._matrix(name, *rounded, rotary=rotary)
 
 
 class _PerturbedCopy(_Perturbed, ModelCopy):
-    def __init__(self, model: nn.Module, dtype: torch.dtype, **given: Any) -> None:
-        super().__init__(model, dtype, **given)
-        self.axes = _input_axes(self.model, self.head_module)
+    """The weights of perturbed decoders that compute with a copy of the model."""
+
+    def perturb(self, perturbation: Perturbation, model: nn.Module) -> None:
+        """Load the weights of `model`, rounded; the last act of a constructor."""
+        self.perturbation, self.axes = perturbation, _input_axes(self.model, self.head_module)
         self.load(model)
 
     def loaded(self, name: str, weight: Tensor) -> Tensor:
-        return fake_quantized(weight, self.bits, self.axes[name]) if name in self.axes else weight
+        return fake_quantized(weight, self.perturbation.bits, self.axes[name]) if name in self.axes else weight
 
 
 class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):
-    """`GeneralDecoder` with `_Perturbed`."""
+    """`GeneralDecoder` with a perturbation."""
+
+    def __init__(
+        self,
+        perturbation: Perturbation,
+        model: nn.Module,
+        dtype: torch.dtype,
+        *,
+        routes: bool = False,
+        images: ImageStore | None = None,
+    ) -> None:
+        super().__init__(model, dtype, routes=routes, images=images)
+        self.perturb(perturbation, model)
 
 
 class PerturbedRecomputeDecoder(_PerturbedCopy, RecomputeDecoder):
-    """`RecomputeDecoder` with `_Perturbed`."""
+    """`RecomputeDecoder` with a perturbation."""
+
+    def __init__(self, perturbation: Perturbation, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(model, dtype)
+        self.perturb(perturbation, model)
 
 
 PERTURBED: dict[type, type] = {
@@ -183,7 +211,7 @@ def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
         kind, routes = type(module).__name__, name.rpartition(".")[2] in ROUTERS
         if kind == "Conv1D" or (isinstance(module, nn.Linear) and module is not head and not routes):
             axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
-        elif isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):  # the experts of a layer
+        elif has_stacked_experts(module):
             axis = 1 if getattr(module, "is_transposed", False) else 2
             axes |= {f"{name}.{part}_proj": axis for part in ("gate_up", "down")}
     return axes

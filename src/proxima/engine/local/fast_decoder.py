@@ -31,16 +31,17 @@ Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 def supports(model: nn.Module) -> str | None:
     """None if the fast path can run this model, else the reason."""
     config: Any = model.config
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    windowed = getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)
+    settings = config.to_dict()
+    rope = settings.get("rope_parameters") or {}
+    kind, activation = rope.get("rope_type", "default"), settings.get("hidden_act")
     checks = {
         f"family {config.model_type}": config.model_type in FAMILIES,
-        f"activation {(act := getattr(config, 'hidden_act', None))}": act == "silu",
-        f"rope type {rope}": rope in STATIC_ROPE,
-        "partial rotary": (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0,
-        "sliding window": not windowed,
+        f"activation {activation}": activation == "silu",
+        f"rope type {kind}": kind in STATIC_ROPE,
+        "partial rotary": rope.get("partial_rotary_factor", 1.0) == 1.0,
+        "sliding window": not (settings.get("use_sliding_window") and settings.get("sliding_window")),
     }
-    return next((f"{what} has no fast path" for what, fine in checks.items() if not fine), None)
+    return next((f"{feature} has no fast path" for feature, supported in checks.items() if not supported), None)
 
 
 @dataclass
@@ -103,8 +104,9 @@ class FastDecoder(CachingDecoder):
         attention, mlp = block.self_attn, block.mlp
 
         def norm(name: str) -> Tensor | None:
-            module = getattr(attention, name, None)
-            return None if module is None else self._vector(f"{i} {name}", module.weight[self.pairs])
+            if not hasattr(attention, name):
+                return None
+            return self._vector(f"{i} {name}", attention.get_submodule(name).weight[self.pairs])
 
         return Layer(
             input_norm=self._vector(f"{i} input", block.input_layernorm.weight),

@@ -41,11 +41,12 @@ class ModelCopy(Decoder):
         self.model.requires_grad_(False).eval()
         self.backbone, self.head_module = parts(self.model)
         for module in self.backbone.modules():
-            if isinstance(module, nn.Linear) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
-                module.to(dtype)  # also the experts of a layer, which are parameters of three axes
-        choose: Any = getattr(self.model, "set_experts_implementation", None)
-        if choose is not None and self.device.type == "cpu":
-            choose("eager")  # linear layers, which `SteadyRows` covers; a single product over all experts is not
+            if isinstance(module, nn.Linear) or has_stacked_experts(module):
+                module.to(dtype)
+        untyped: Any = self.model
+        if self.device.type == "cpu" and hasattr(untyped, "set_experts_implementation"):
+            # linear layers, which `SteadyRows` covers; a single product over all experts is not
+            untyped.set_experts_implementation("eager")
         self.head = Matrix(self.head_module.weight, self.head_module.bias, dtype)
 
     @torch.no_grad()
@@ -62,6 +63,11 @@ class ModelCopy(Decoder):
 
     def autocast(self) -> AbstractContextManager[None]:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def has_stacked_experts(module: nn.Module) -> bool:
+    """True for the experts of a layer, whose weights are parameters of three axes."""
+    return module._parameters.get("gate_up_proj") is not None
 
 
 class GeneralDecoder(CachingDecoder, ModelCopy):
@@ -103,16 +109,18 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
             return attend(layer, q, torch.stack([k, v], dim=1), scale, window)
 
-        more: dict[str, Any] = {}
+        inputs: dict[str, Any] = {"input_ids": tokens[None], "position_ids": position[..., None, :]}
+        routing = None
         if self.records_routes:
             connect_routers(self.backbone)
-            more["routing"] = RoutingPass()
+            routing = RoutingPass()
         with SteadyRows(self.dtype), self.autocast():
-            given = {"input_ids": tokens[None], "position_ids": position[..., None, :]}
             if self.images is not None:
-                given = self.images.inputs(tokens, position)
-            answer = self.backbone(**given, use_cache=False, attend=attend_to, **more)
-        self.routes = more["routing"].chosen() if more else None
+                inputs = self.images.inputs(tokens, position)
+            if routing is not None:
+                inputs["routing"] = routing
+            answer = self.backbone(**inputs, use_cache=False, attend=attend_to)
+        self.routes = None if routing is None else routing.chosen()
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from proxima.data.columns import Floats
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion
 from proxima.engine.local.decoder import Decoder, padded_rows
-from proxima.engine.local.decoders import PERTURBED, perturbation, proven_decoder
+from proxima.engine.local.decoders import PERTURBED, Perturbation, proven_decoder
 from proxima.engine.local.fast_decoder import FastDecoder, supports
+from proxima.engine.local.general_decoder import GeneralDecoder
 from proxima.engine.local.scheduler import Scheduler
 from proxima.engine.protocol import (
     Capabilities,
@@ -131,19 +133,17 @@ def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
     Raises:
         UserError: as for `check_decoder` and `proven_decoder`.
     """
-    model, given = loaded.model, dict[str, Any]()
+    model, dtype = loaded.model, DTYPES[spec.dtype]
     check_decoder(model, spec)
-    decoder: Any
-    decoder = proven_decoder(model, fast=loaded.images is None and spec.decoder != "general")
-    if decoder is FastDecoder:
-        given["graphs"] = padded_rows(spec.slots) if spec.cuda_graphs else 0
-    elif decoder.takes_past:
-        given |= {"routes": spec.routed_experts, "images": loaded.images}
+    kind = proven_decoder(model, fast=loaded.images is None and spec.decoder != "general")
+    build: Callable[..., Decoder] = kind
     if spec.weights is not None or spec.noise:
-        decoder = PERTURBED[decoder]
-        given |= perturbation(model, spec.weights, spec.noise, seed)
-    made: Decoder = decoder(model, DTYPES[spec.dtype], **given)
-    return made
+        build = partial(PERTURBED[kind], Perturbation.of(model, spec.weights, spec.noise, seed))
+    if kind is FastDecoder:
+        return build(model, dtype, graphs=padded_rows(spec.slots) if spec.cuda_graphs else 0)
+    if kind is GeneralDecoder:
+        return build(model, dtype, routes=spec.routed_experts, images=loaded.images)
+    return build(model, dtype)
 
 
 class LocalEngine:

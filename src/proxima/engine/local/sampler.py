@@ -4,7 +4,7 @@ Every row has its own temperature, truncation and uniform number: the token of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -32,12 +32,18 @@ class SamplingRows:
     @classmethod
     def of(cls, settings: Sequence[Sampling], device: torch.device) -> "SamplingRows":
         """Build one row for each of `settings`."""
-        names = ("temperature", "top_k", "top_p", "min_p")
-        return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
+        return cls(
+            temperature=torch.tensor([sampling.temperature for sampling in settings], device=device),
+            top_k=torch.tensor([sampling.top_k for sampling in settings], device=device),
+            top_p=torch.tensor([sampling.top_p for sampling in settings], device=device),
+            min_p=torch.tensor([sampling.min_p for sampling in settings], device=device),
+        )
 
     def of_rows(self, rows: Tensor | slice) -> "SamplingRows":
         """The settings of some rows."""
-        return SamplingRows(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return SamplingRows(
+            temperature=self.temperature[rows], top_k=self.top_k[rows], top_p=self.top_p[rows], min_p=self.min_p[rows]
+        )
 
     @cached_property
     def alike(self) -> list[Tensor]:
@@ -136,7 +142,7 @@ def _sample_block(
         values, ids = logits.topk(top, dim=1)
         more |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
     if masks:
-        sets = kept_tokens(logits[:, :0] if kept is None else kept, rows)
+        sets = possible_tokens(logits[:, :0] if kept is None else kept, rows)
     own = {"sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z), "untruncated_log_prob": chosen - log_z}
     return {"tokens": token.squeeze(1), **own, **more}, sets
 
@@ -172,7 +178,7 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
     return values.masked_fill(~needed, torch.inf).amin(dim=1)
 
 
-def kept_tokens(kept: Tensor, rows: SamplingRows) -> list[Ints]:
+def possible_tokens(kept: Tensor, rows: SamplingRows) -> list[Ints]:
     """The ids of the finite logits of each row; none for greedy rows."""
     inside = (kept > -torch.inf) & (rows.temperature > 0)[:, None]
     ids, counts = inside.nonzero()[:, 1].to(torch.int32), inside.sum(dim=1)

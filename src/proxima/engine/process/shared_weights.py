@@ -135,7 +135,7 @@ def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
     untie_config(untyped, config)  # the adapter of a head is merged
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        if getattr(untyped, "generation_config", None) is not None:
+        if untyped.generation_config is not None:
             (Path(folder) / GENERATION).write_text(json.dumps({"eos_token_id": untyped.generation_config.eos_token_id}))
         tokenizer.save_pretrained(folder)
         return {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}

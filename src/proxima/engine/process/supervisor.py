@@ -215,8 +215,9 @@ class Supervisor:
         threads = str(self.setup.threads)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-        fd, streams = self.weights.fd, {"stdout": log, "stderr": log} if log else {"stderr": None}
-        child = start_module("proxima.engine.process.served_engine", fd, fds=[fd], env=environment, **streams)
+        fd, stdout = self.weights.fd, log or subprocess.DEVNULL
+        served = "proxima.engine.process.served_engine"
+        child = start_module(served, fd, fds=[fd], env=environment, stdout=stdout, stderr=log)
         self.process = child.process
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None

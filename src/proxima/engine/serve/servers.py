@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
 
 import httpx
 
@@ -332,7 +331,10 @@ def start_servers(
     key: str | None = None,
     log: Path | None = None,
     report: Report = to_stderr,
-    **options: Any,
+    max_length: int | None = None,
+    quantization: str | None = None,
+    sampling_mask: bool = False,
+    routed_experts: bool = False,
 ) -> Servers:
     """Start the servers of an engine; returns when all answer, after half a minute or more.
 
@@ -341,7 +343,7 @@ def start_servers(
         serve: the section `engine.serve`.
         model: hub name or folder; a server loads it by itself.
         key, log, report: see `Servers`.
-        options: of the kind's function in `LAUNCHES`, such as `max_length`.
+        max_length, quantization, sampling_mask, routed_experts: see `vllm_launch`.
 
     Raises:
         FieldError, UserError: as for `check_serve`, or a server did not start.
@@ -349,7 +351,15 @@ def start_servers(
     check_serve(kind, serve, model=model)
     place = os.path.expanduser(model)
     model = os.path.abspath(place) if os.path.exists(place) else model
-    launch = partial(LAUNCHES[kind], serve, model, **options)
+    launch = partial(
+        LAUNCHES[kind],
+        serve,
+        model,
+        max_length=max_length,
+        quantization=quantization,
+        sampling_mask=sampling_mask,
+        routed_experts=routed_experts,
+    )
     return Servers(launch, serve, key=key, log=log, report=report).start()
 
 
