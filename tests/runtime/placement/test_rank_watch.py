@@ -258,11 +258,11 @@ def test_a_silent_rank_is_named_and_then_given_up() -> None:
         since = watch.peers[1].heard
         watch.peers[2].heard = since + 400
         for seconds in (199, 201, 401):
-            watch._look(since + seconds)
+            watch._check_progress(since + seconds)
         (warning,) = warnings
         assert warning.startswith("rank 1 on node has not responded for 201 s; it was last in update of")
         assert "after gather (collective 4)" in warning and watch.failure is None
-        watch._look(since + 601)
+        watch._check_progress(since + 601)
         assert "longer than placement.timeout=600; if it is only slow, raise placement.timeout" in failure(watch).text
         eventually(lambda: cancelled)
 

@@ -68,7 +68,7 @@ class Scene:
 
 def test_prompts_in_an_engine_that_samples_no_token(tmp_path):
     scene = Scene(tmp_path)
-    scene.activity.admitted([41, 42, 45])
+    scene.activity.enqueued([41, 42, 45])
     reports = scene.play(75)
     assert [at for at, _ in reports] == [10, 20, 40]  # the waits double
     assert reports[0][1] == (
@@ -79,7 +79,7 @@ def test_prompts_in_an_engine_that_samples_no_token(tmp_path):
 
 def test_tokens_are_signs_of_life_and_start_again(tmp_path):
     scene = Scene(tmp_path, stands_at=30 * MINUTE)
-    scene.activity.admitted([1])
+    scene.activity.enqueued([1])
     reports = scene.play(100, at=[(62, lambda: scene.activity.generated(1))])
     assert [at for at, _ in reports] == [40, 50, 72, 82]
     assert "prompt 1 in the engine" in reports[0][1]
@@ -112,14 +112,14 @@ def test_processes_that_die_one_after_the_other_are_no_sign_of_life(tmp_path):
         return answers.pop(0)
 
     scene.generator.engine.health = health
-    scene.activity.admitted([1])
+    scene.activity.enqueued([1])
     reports = scene.play(25)
     assert [at for at, _ in reports] == [13, 23]  # the new process counts from 0 again: that is another figure, once
 
 
 def test_a_reward_that_does_not_answer(tmp_path):
     scene = Scene(tmp_path, counts=False)
-    scene.activity.admitted([41, 42])
+    scene.activity.enqueued([41, 42])
     scene.rewards.awaited["code"] = [41]
     reports = scene.play(14, at=[(1, lambda: scene.activity.generated(41)), (1, lambda: scene.activity.scored(42))])
     assert [text for _, text in reports] == [

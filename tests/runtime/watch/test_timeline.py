@@ -74,14 +74,14 @@ def test_prompts_that_overlap_get_lanes_of_their_own(tmp_path):
     clock = ManualClock()
     activity = Activity(clock, 0.0, Timeline(tmp_path / "timeline.json", print))
     for uid in range(3):
-        activity.admitted([uid])
+        activity.enqueued([uid])
         clock.advance(1)
     activity.generated(1)
     assert list(activity.generating) == [0, 2] and list(activity.scoring) == [1]
     activity.scored(1)
     clock.advance(1)
     activity.taken([1])
-    activity.admitted([3])  # lane 2 is free again
+    activity.enqueued([3])  # lane 2 is free again
     clock.advance(1)
     activity.scored(9)  # from a checkpoint
     for uid in (0, 2, 3):

@@ -244,17 +244,17 @@ def make_evaluations(
     """Build the evaluations of the held-out sets that have prompts, on the training's engine, by name. The first is
     that of `eval.task`, whose name is empty; without it there are none."""
     evaluations: dict[str, Evaluation] = {}
-    asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
-    if training is None or "" not in asked:
+    sets = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
+    if training is None or "" not in sets:
         return evaluations
     store, progress = services.store, services.observer.progress
-    log, told = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
-    for name, held_out in asked.items():
+    log, on_played = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    for name, held_out in sets.items():
         rewards = training.rewards
         if held_out.rewards:
             rewards = make_rewards(config, held_out.rewards, services.compute)
             services.opened.callback(rewards.close)
-        evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, told)
+        evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, on_played)
     return evaluations
 
 

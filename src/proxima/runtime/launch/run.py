@@ -78,13 +78,13 @@ def train(
             require_proven(resolved)
         if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
             config, resolved = with_date(config, resolved, date)
-        given = config.data.template_date
-        template_clock = opened.enter_context(fixed_clock(given))
+        configured = config.data.template_date
+        template_clock = opened.enter_context(fixed_clock(configured))
         # reads the data; its errors leave the folder untouched
         workload = opened.enter_context(closing(_workload(config, observer)))
-        if template_clock.named and given is None:
+        if template_clock.named and configured is None:
             workload.config, resolved = with_date(config, resolved, template_clock.date)
-        workload.notes += clock_notes(template_clock, given)
+        workload.notes += clock_notes(template_clock, configured)
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"

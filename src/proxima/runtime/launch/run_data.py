@@ -68,7 +68,7 @@ def load_run_data(config: RunConfig) -> RunData:
     model = config.model.unloaded([*tasks_of(config).values(), config.episode], run)
     teacher = _checked_teacher(config, model)
     engines = engine_choices(config, model, teacher)
-    notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
+    notes = _engine_notes(engines, later=starts_later(config.placement)) if is_first() else []
     held_out, scored = list[HeldOutSet](), list[ScoredRows]()
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
@@ -97,21 +97,20 @@ def load_run_data(config: RunConfig) -> RunData:
         notes += _too_long(questions)
         notes += key_notes(f"{path}.task", rows_of[f"{path}.task"], model.tokenizer, config.data.template_arguments)
         groups = spec.groups(config.seed)
-        asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
-        held_out.append(asked)
-        answers = ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)
+        held_out_set = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
+        held_out.append(held_out_set)
+        answers = ReferenceAnswers(name=f"{path}.task", rows=held_out_set.rows, count=held_out_set.count)
         rewards = spec.reward or config.reward
-        scored.append(ScoredRows(rewards=rewards, answers=answers, prompts=asked.prompts[:PROMPTS]))
+        scored.append(ScoredRows(rewards=rewards, answers=answers, prompts=held_out_set.prompts[:PROMPTS]))
     notes += _check_rewards(config, scored, model.tokenizer)
     world = None
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
         paths = [f"{path}.task" for path in config.eval.all_sets]
-        opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
-        opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-
-        worlds = make_worlds(played, opened, model, Play.of(config), notes)
+        prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
+        prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
+        worlds = make_worlds(played, prompts, model, Play.of(config), notes)
         world = worlds.get("task")
-        held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
+        held_out = [replace(each, world=worlds.get(path)) for path, each in zip(paths, held_out, strict=True)]
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
 
 
@@ -200,7 +199,7 @@ def engine_choices(
     config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None
 ) -> dict[str, EngineSelection]:
     """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
-    meet, by their paths in the config; `model` is the policy. Nothing is asked yet."""
+    meet, by their paths in the config; `model` is the policy. No engine is queried yet."""
     algorithm, temperature = config.algorithm, config.sampling.temperature
     rollouts, choices = rollout_needs(config, model), list[EngineSelection]()
     if rollouts.samplings:
@@ -251,6 +250,6 @@ def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temp
     )
 
 
-def _asked(engines: dict[str, EngineSelection], *, later: bool) -> list[str]:
+def _engine_notes(engines: dict[str, EngineSelection], *, later: bool) -> list[str]:
     """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
     return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]

@@ -3,7 +3,7 @@
     task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
 
 A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times are of
-the injected clock. The collector decides whether training is synchronous: `BatchCollector` admits no prompt for a step
+the injected clock. The collector makes training synchronous or not: `BatchCollector` enqueues no prompt for a step
 before the weights of the step before it are published, `AsyncCollector` generates during training. What takes long
 runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
@@ -108,8 +108,8 @@ class Controller(TrainingLoop):
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
         """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
         self.step_complete = False
-        own = self.collector.stage == "generate"  # a replay reads what another run generated
-        update = partial(self.learner.update, batch, collected.version, own=own)
+        generates = self.collector.stage == "generate"  # a replay reads what another run generated
+        update = partial(self.learner.update, batch, collected.version, own=generates)
         with self.timed("train"):
             try:
                 return await self.computed("train", update)
@@ -139,7 +139,7 @@ class Controller(TrainingLoop):
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
             await self.disk.write(self.store.append_metrics, record)
             self.batch_builder = self.batch_builder.after(batch)
-            # Snapshot atomically; prompts admitted later are redrawn on resume.
+            # Snapshot atomically; prompts enqueued later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
             await self.disk.write(partial(self.journal.consume, version=version), step, self._cursor, record)
@@ -176,7 +176,7 @@ class Controller(TrainingLoop):
         them."""
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)
-        self.activity.admitted(prompt.uid for prompt in self._pending.prompts)
+        self.activity.enqueued(prompt.uid for prompt in self._pending.prompts)
         with self.activity.stage("publish"):
             await self.publisher.publish(self.journal.version, self.journal.step, deferring=False)
         self.publisher.end_if_failed()

@@ -52,12 +52,12 @@ class OfflineData:
         self.items = method.joined(self._items(rows, len(rows), "task"))
         self.held_out, self.samples = list[Any](), list[Row]()
         if config.eval.task is not None:
-            asked = opened["eval.task"]
-            count = min(config.eval.limit or len(asked), len(asked))
-            self.held_out = self._items(asked, count, "eval.task")
+            questions = opened["eval.task"]
+            count = min(config.eval.limit or len(questions), len(questions))
+            self.held_out = self._items(questions, count, "eval.task")
             for number in range(min(count, config.eval.samples if isinstance(config.eval, SampledEvalConfig) else 0)):
                 with suppress(EmptyPromptError):
-                    self.samples.append(asked[number])
+                    self.samples.append(questions[number])
         self.cursor = Cursor(len(self.items), config.seed, config.data.shuffle)
         self.examples, self.whole_epochs = config.train.examples_per_step, not config.train.steps
 
@@ -69,8 +69,8 @@ class OfflineData:
 
     def next(self) -> list[Any]:
         """The items of the next step."""
-        left = self.cursor.size - self.cursor.drawn % self.cursor.size if self.whole_epochs else self.examples
-        return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, left))]
+        remaining = self.cursor.size - self.cursor.drawn % self.cursor.size if self.whole_epochs else self.examples
+        return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, remaining))]
 
     def _items(self, rows: Rows, count: int, name: str) -> list[Any]:
         """The items of the first `count` rows; `notes` receives a line about skipped rows."""
@@ -116,7 +116,7 @@ def _place(rows: Rows, number: int) -> str:
     return f"row {number}"
 
 
-UNSCORED = Score(value=float("nan"), valid=False)  # nobody judges them
+UNSCORED = Score(value=float("nan"), valid=False)  # no reward is computed
 
 
 class HeldOutSamples:
@@ -128,14 +128,14 @@ class HeldOutSamples:
     ) -> None:
         self.prompts, self.stack, self.compute = prompts, stack, compute
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
-        whole = compute.call(stack.gathered, stack.model.device)
-        setup = replace(EngineSetup.of(whole, max_length), compute=compute)
+        weights = compute.call(stack.gathered, stack.model.device)
+        setup = replace(EngineSetup.of(weights, max_length), compute=compute)
         self.engine = Local(slots=len(prompts)).build(setup)
 
     async def groups(self, version: int) -> list[Group]:
         """A group of one completion without a score for each prompt, under the current weights."""
-        whole = await self.compute.run(self.stack.gathered)
-        await self.engine.publish(WeightUpdate(version=version, module=whole.model))
+        weights = await self.compute.run(self.stack.gathered)
+        await self.engine.publish(WeightUpdate(version=version, module=weights.model))
         completions = await collect(
             self.engine, [Request(prompt=p, sample=0, sampling=self.sampling) for p in self.prompts]
         )

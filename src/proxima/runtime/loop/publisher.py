@@ -69,9 +69,9 @@ class Publisher:
         try:
             with engine_errors():
                 await engine.pause()
-                whole = await self.learner.compute.run(self.learner.stack.gathered)
+                weights = await self.learner.compute.run(self.learner.stack.gathered)
                 await self.turns.wake()
-                await engine.publish(WeightUpdate(version=version, module=whole.model))
+                await engine.publish(WeightUpdate(version=version, module=weights.model))
                 await engine.resume()
         except HookError as error:
             for _, problem in error.failures:

@@ -21,7 +21,7 @@ from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of, kill_actor, reserve, say, start_actor
 from proxima.runtime.state.folder import RunFolder
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
 
@@ -94,7 +94,8 @@ class PlacedEngine:
     Args:
         host: its actor; None while it waits for its next start, at `again_at`.
         reports: the outstanding call to the actor, see `EngineHost.run`.
-        address: host and port where rank 0's node reaches it, or reached it last; `known`: where the ranks reach it.
+        address: host and port where rank 0's node reaches it, or reached it last.
+        known_address: host and port where the ranks reach it.
         deaths: how many times it has died.
     """
 
@@ -103,7 +104,7 @@ class PlacedEngine:
     reports: Any = None
     place: ActorPlace | None = None
     address: tuple[str, int] = ("", 0)
-    known: tuple[str, int] = ("", 0)
+    known_address: tuple[str, int] = ("", 0)
     deaths: int = 0
     again_at: float = 0.0
 
@@ -136,7 +137,7 @@ class EngineGroup:
             self.poll()
             if time.monotonic() > deadline or any(engine.deaths > deaths for engine in self.engines):
                 raise UserError(f"the engines did not start: {self.last_loss}")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(CHECK_SECONDS)
 
     def devices(self) -> list[tuple[str, ...]]:
         """Return the devices of each rank, with `colocate`. First waits for servers that are restarting, which need
@@ -183,7 +184,7 @@ class EngineGroup:
 
     def moved(self) -> int | None:
         """The number of a server that answers at an address that the ranks don't know; None: they know all."""
-        return next((engine.number for engine in self.engines if engine.address != engine.known), None)
+        return next((engine.number for engine in self.engines if engine.address != engine.known_address), None)
 
     def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
         """Return the variables with which the ranks find the servers.
@@ -199,6 +200,6 @@ class EngineGroup:
                 message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
                 remedy = "set engine.weight_folder to a folder that all nodes share"
                 raise UserError(message, remedy=remedy)
-            engine.known = engine.address
-        addresses = [engine.known for engine in self.engines]
+            engine.known_address = engine.address
+        addresses = [engine.known_address for engine in self.engines]
         return {URLS: ",".join(f"http://{host}:{port}" for host, port in addresses), KEY: self.key}

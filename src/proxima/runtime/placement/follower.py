@@ -1,4 +1,4 @@
-"""The ranks other than rank 0: they hold the same models and do what rank 0 tells them to."""
+"""The ranks other than rank 0: they hold the same models and take part in what rank 0 does."""
 
 import time
 import traceback
@@ -37,8 +37,8 @@ class RankModels:
 
     def stage(self, target: str, column: str) -> ForwardStage:
         """The stage that fills a column; by default, one that computes the log-probs of the trained model."""
-        own = next((stage for stage in self.stages.get(target, ()) if stage.column == column), None)
-        return own or LogProbStage(column, self.stacks[target].model)
+        built = next((stage for stage in self.stages.get(target, ()) if stage.column == column), None)
+        return built or LogProbStage(column, self.stacks[target].model)
 
     def take_part(self, message: Message) -> None:
         """Do what rank 0 does with its stacks and checkpoints."""
@@ -100,8 +100,8 @@ def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
         UserError: this node does not see it.
     """
     deadline = time.monotonic() + FOLDER_SECONDS
-    while not (found := read(path)):
+    while not (content := read(path)):
         if time.monotonic() > deadline:
             raise UserError(f"the {what} {path} is not visible on this node", remedy=SHARED)
         time.sleep(0.5)
-    return found
+    return content

@@ -81,13 +81,13 @@ class RankListener:
         since, sent = self.strangers[connection]
         token = self.token.encode()
         try:
-            part = connection.recv(len(token) - len(sent))
+            chunk = connection.recv(len(token) - len(sent))
         except BlockingIOError:
             return
         except OSError:
-            part = b""
-        sent += part
-        if part and len(sent) < len(token):
+            chunk = b""
+        sent += chunk
+        if chunk and len(sent) < len(token):
             self.strangers[connection] = since, sent
         elif hmac.compare_digest(sent, token):
             self._admit(self._forget(connection))

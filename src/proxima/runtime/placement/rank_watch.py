@@ -194,8 +194,8 @@ class RankWatch:
     def _meet(self, hello: Mapping[str, Any], channel: Channel) -> HeardRank:
         """A rank that has connected; its first message says which one it is."""
         rank, host, facts = hello["hello"], hello["host"], hello["facts"]
-        known = type(rank) is int and 0 < rank < self.ranks.size and rank not in self.peers
-        if not (known and isinstance(host, str) and isinstance(facts, dict)):
+        is_awaited = type(rank) is int and 0 < rank < self.ranks.size and rank not in self.peers
+        if not (is_awaited and isinstance(host, str) and isinstance(facts, dict)):
             raise ValueError("no rank of this run, or one that is connected already")
         with suppress(OSError):  # a second descriptor: Python closes sockets long before the process is gone
             self._opened.callback(os.close, os.dup(channel.connection.fileno()))
@@ -227,7 +227,7 @@ class RankWatch:
         """Find the first cause, and end the process if the run has not ended in order after it."""
         if self.failure is None:
             if not self._causes:
-                self._look(now)
+                self._check_progress(now)
             first = next((cause for cause in self._causes if not cause.follows), None)
             if first is not None or (self._causes and now - self._failed_at >= SETTLE):
                 self._fail(first or self._causes[0])
@@ -247,7 +247,7 @@ class RankWatch:
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         self._cancel()
 
-    def _look(self, now: float) -> None:
+    def _check_progress(self, now: float) -> None:
         """Warn when the run stalls, and end it after `timeout`."""
         seconds, what = self.late(now) or (0.0, "")
         if seconds >= self.timeout:

@@ -20,7 +20,7 @@ from proxima.reward.workers.pool import WorkerPool
 
 ADDRESS = "RAY_ADDRESS"
 QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
-LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
+WAIT_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def reserve(spec: RayPlacement, field: str, bundle: dict[str, float]) -> Any:
 
 def _is_granted(bundles: Any) -> bool:
     try:
-        return bool(bundles.wait(timeout_seconds=LOOK_SECONDS))
+        return bool(bundles.wait(timeout_seconds=WAIT_SECONDS))
     except Exception as error:  # if the cluster has ended, Ray says that the placement group does not exist
         reason = f"the Ray cluster was lost while the run was being started: {first_line_of(error)}"
         raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
@@ -219,7 +219,7 @@ class ActorPool(WorkerPool):
 
     def __init__(self, workers: int, **options: Any) -> None:
         super().__init__(workers, **options)
-        self._whole, self._starting = options, threading.Lock()
+        self._options, self._starting = options, threading.Lock()
         self._alive = list[_ActorWorker]()
 
     def _start_worker(self) -> Any:
@@ -227,7 +227,7 @@ class ActorPool(WorkerPool):
             if self._server.closed:
                 raise RuntimeError("the pool is closed")
             _connect()
-            worker = _ActorWorker(self._whole)
+            worker = _ActorWorker(self._options)
             self._alive = [*(other for other in self._alive if other.alive), worker]
         worker.wait()
         return worker

@@ -169,17 +169,17 @@ def watch(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup | Non
         for report in ready:
             rank = reports[report]
             try:
-                told: Any = ray.get(next(report))  # type: ignore[arg-type]
+                event: Any = ray.get(next(report))  # type: ignore[arg-type]
             except Exception as error:  # Ray's errors about an actor are many
-                told = None
+                event = None
                 last[rank] = _reason(error)
-            if told is None or isinstance(told, int):
+            if event is None or isinstance(event, int):
                 del reports[report]
-                ends.append(RankEnd(rank=rank, exit_code=told, reason=last[rank]))
-                if rank == 0 or told != 0:
+                ends.append(RankEnd(rank=rank, exit_code=event, reason=last[rank]))
+                if rank == 0 or event != 0:
                     deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
                 continue
-            stream, lines = told
+            stream, lines = event
             if rank == 0:
                 print(*lines, sep="\n", file=sys.stdout if stream == 1 else sys.stderr, flush=True)
             for line in filter(str.strip, lines):
@@ -250,8 +250,8 @@ def start_group(
     import ray
 
     servers = engines if spec.colocate else None  # they have the devices
-    own = None if servers else reserve(spec, "ranks", bundle_of(spec))
-    bundles, gpus = (servers.bundles, 0.0) if servers else (own, spec.gpus_per_rank)
+    reserved = None if servers else reserve(spec, "ranks", bundle_of(spec))
+    bundles, gpus = (servers.bundles, 0.0) if servers else (reserved, spec.gpus_per_rank)
     per_bundle = spec.ranks // spec.bundles
     hosts = [
         start_actor(RankHost, (bundles, index // per_bundle), num_cpus=spec.cpus_per_rank, num_gpus=gpus)
@@ -272,7 +272,7 @@ def start_group(
         host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
         for host, variables in zip(hosts, rank_variables(places), strict=True)
     ]
-    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=own)
+    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=reserved)
 
 
 def _not_started(error: Exception, spec: RayPlacement) -> UserError:
@@ -305,7 +305,7 @@ def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
     for rank, place in enumerate(places):
         neighbours = [other for other, there in enumerate(places) if there.node == place.node]
         devices = [gpu for other in neighbours for gpu in places[other].gpus]
-        own = {
+        of_rank = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(places)),
             "LOCAL_RANK": str(neighbours.index(rank)),
@@ -315,5 +315,5 @@ def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
             "MASTER_PORT": str(places[0].port),
             STARTED_BY: "ray",
         }
-        variables.append(own | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))
+        variables.append(of_rank | ({"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}))
     return variables

@@ -54,8 +54,8 @@ def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
 def met_ranks(config: Any) -> Iterator[Ranks]:
     """`ranks_of` in one of several processes."""
     placement, facts = config.placement, rank_facts(config)
-    together = placement.tensor_parallel * placement.context_parallel
-    ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ranks_per_share=together)
+    per_share = placement.tensor_parallel * placement.context_parallel
+    ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ranks_per_share=per_share)
     store = _store(_patience(placement))
     member = _first_rank if ranks.rank == 0 else _other_rank
     with member(store, ranks, facts, placement):
@@ -231,7 +231,7 @@ def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> Non
         UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
     """
     reads = os.environ.get("LOCAL_RANK", "0") == "0"
-    gathered = ranks.gather({file: whole[:12] for file, whole in hashes().items()} if reads else None)
+    gathered = ranks.gather({file: digest[:12] for file, digest in hashes().items()} if reads else None)
     hashed = {ranks.name(rank): files for rank, files in enumerate(gathered) if files is not None}
     ranks.agree(conflict(hashed, {}, COPY))
 
@@ -240,9 +240,9 @@ def conflict(values: Mapping[str, Mapping[str, Any]], remedies: Mapping[str, str
     """The error about the first rank whose values differ from those of the first one: the field, both values, and the
     field's remedy, or `remedy`; None if all are the same."""
     first = next(iter(values), "")
-    for name, theirs in values.items():
-        for field in dict.fromkeys([*values[first], *theirs]):
-            there, here = (fields.get(field, "missing") for fields in (theirs, values[first]))
+    for name, of_rank in values.items():
+        for field in dict.fromkeys([*values[first], *of_rank]):
+            there, here = (fields.get(field, "missing") for fields in (of_rank, values[first]))
             if there != here:
                 shown = f"{in_one_line(there)} there, {in_one_line(here)} here"
                 what = f"{name} differs from {first} in {field}: {shown}"

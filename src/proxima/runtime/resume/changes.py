@@ -82,7 +82,7 @@ def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> 
 
 
 def change_notes(journal: Journal) -> list[str]:
-    """A warning for each resume with changes: nobody should take the run for an uninterrupted one."""
+    """A warning for each resume with changes, so that the run is not taken for an uninterrupted one."""
 
     def shown(change: Change) -> str:
         return f"{change['field']}={in_one_line(change['now'])} (was {in_one_line(change['before'])})"
@@ -173,9 +173,9 @@ def input_hashes(
     for path, task in tasks_of(config).items():
         if is_played(task):
             named |= environment_hashes(path, play_of(task))
-    for asked in held_out:
-        name = f"eval.sets {asked.name}" if asked.name else "eval.task"
-        named[f"{name}: its rows"] = rows_sha(asked.rows)
+    for questions in held_out:
+        name = f"eval.sets {questions.name}" if questions.name else "eval.task"
+        named[f"{name}: its rows"] = rows_sha(questions.rows)
     return named
 
 

@@ -24,7 +24,7 @@ class Finding:
     Args:
         kind: the file, or the folder of files.
         status: `none` where there are no such files; `not checked` where the journal can't be compared with.
-        detail: how many are whole, or which are not and why.
+        detail: how many are intact, or which are not and why.
         remedy: of a damage.
     """
 
@@ -34,11 +34,11 @@ class Finding:
     remedy: str = ""
 
     @classmethod
-    def of(cls, kind: str, wrong: Sequence[str], remedy: str, whole: str) -> "Finding":
-        """The finding about files of which these are `wrong`; `whole` describes them if none is, empty: there are
+    def of(cls, kind: str, wrong: Sequence[str], remedy: str, intact: str) -> "Finding":
+        """The finding about files of which these are `wrong`; `intact` describes them if none is, empty: there are
         none."""
         if not wrong:
-            return cls(kind=kind, status="ok" if whole else "none", detail=whole)
+            return cls(kind=kind, status="ok" if intact else "none", detail=intact)
         more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return cls(kind=kind, status="damaged", detail=f"{wrong[0]}{more}", remedy=remedy)
 
@@ -77,8 +77,8 @@ def _findings(folder: RunFolder, journal: Journal, wrong: Sequence[str] = ()) ->
 def _journal(folder: RunFolder, journal: Journal, wrong: Sequence[str]) -> Finding:
     if not folder.journal.is_file():
         return Finding.of(folder.journal.name, ["is missing"], RESTORED, "")
-    whole = f"{journal.step} steps, {sum(journal.counts().values())} prompts"
-    return Finding.of(folder.journal.name, wrong or journal.damage(), MOVE_AWAY, whole)
+    intact = f"{journal.step} steps, {sum(journal.counts().values())} prompts"
+    return Finding.of(folder.journal.name, wrong or journal.damage(), MOVE_AWAY, intact)
 
 
 def _metrics(folder: RunFolder, journal: Journal | None) -> Finding:
@@ -108,22 +108,22 @@ def _several(place: Path, recorded: Mapping[str, Checksum]) -> Finding:
     kind = f"{place.name}/"
     sums = {name: checksum for name, checksum in recorded.items() if name.startswith(kind)}
     wrong = [f"{name} {why}" for name, checksum in sums.items() if (why := checksum.difference(place.parent / name))]
-    whole = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes" if sums else ""
-    return Finding.of(kind, wrong, FROM_COPY, whole)
+    intact = f"{len(sums)} files, {sum(c.size for c in sums.values()):,} bytes" if sums else ""
+    return Finding.of(kind, wrong, FROM_COPY, intact)
 
 
 def _images(place: Path) -> Finding:
     try:
         wrong = image_damage(place)
-        whole = "" if wrong else f"{len(read_names(place)):,} images"
+        intact = "" if wrong else f"{len(read_names(place)):,} images"
     except ImportError:
         return Finding(kind="images/", status="not checked", detail="the package pillow is missing")
-    return Finding.of("images/", wrong, RESTORE, whole)
+    return Finding.of("images/", wrong, RESTORE, intact)
 
 
 def _checkpoints(place: Path) -> Finding:
     folders = sorted(path for path in place.glob("[0-9]*") if path.name.isdecimal())
     wrong = [f"{path.name}: {why}" for path in folders if (why := damage(path)) is not None]
     steps = ", ".join(str(int(path.name)) for path in folders[-5:])
-    whole = f"{len(folders)} checkpoints, the last of steps {steps}" if folders else ""
-    return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", whole)
+    intact = f"{len(folders)} checkpoints, the last of steps {steps}" if folders else ""
+    return Finding.of("checkpoints/", wrong, "a resume sets it aside and uses the one before", intact)

@@ -44,9 +44,9 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
             "baseline": group.baseline,
         }
         for completion, score in zip(group.completions, group.scores, strict=True):
-            for part in completion.paths:
-                k = None if part.top_k is None else part.top_k.shape[-1]
-                row = completion_row(part) | score_row(score) | of_group
+            for episode_path in completion.paths:
+                k = None if episode_path.top_k is None else episode_path.top_k.shape[-1]
+                row = completion_row(episode_path) | score_row(score) | of_group
                 rows.append(row | {"uid": prompt.uid, "k": k})
                 of_group = {}
     with path.open("wb") as file:

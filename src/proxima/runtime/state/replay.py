@@ -171,7 +171,7 @@ class ReplayCollector(Collector):
     Args:
         stored: the groups.
         generator: of the held-out questions alone; None where there are none.
-        listener: told what happens to each prompt.
+        listener: notified of each state of a prompt.
     """
 
     stage = "read"

@@ -80,8 +80,8 @@ class RunStore:
 
 
 class RolloutRecorder(RolloutListener):
-    """Writes the states of a training batch's prompts to the journal and the timeline, and tells the observer how far
-    it is."""
+    """Writes the states of a training batch's prompts to the journal and the timeline, and reports its
+    progress to the observer."""
 
     def __init__(self, store: RunStore, source: PromptSource | StoredRollouts, observer: Observer) -> None:
         self.store, self.source, self.observer = store, source, observer
@@ -91,7 +91,7 @@ class RolloutRecorder(RolloutListener):
         self.store.disk.enqueue(partial(journal.enqueue, size=len(self.source.rows)), prompts)
         self.store.disk.enqueue(journal.generating, uids)
         if not self.source.replays:  # those of a replay go to no engine
-            self.store.activity.admitted(uids)
+            self.store.activity.enqueued(uids)
 
     def generated(self, uid: int) -> None:
         self.store.activity.generated(uid)

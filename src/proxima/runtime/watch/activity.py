@@ -19,7 +19,7 @@ class PromptLife:
     """The times at which a prompt changed state, in seconds of the run; None: not yet."""
 
     lane: int
-    admitted: float
+    enqueued: float
     generated: float | None = None
     scored: float | None = None
 
@@ -86,7 +86,7 @@ class Activity:
 
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
-    def admitted(self, uids: Iterable[int]) -> None:
+    def enqueued(self, uids: Iterable[int]) -> None:
         """Note that the engine gets these prompts next."""
         at = self.moved()
         for uid in uids:
@@ -103,9 +103,9 @@ class Activity:
             self._changed(at)
 
     def scored(self, uid: int) -> None:
-        """The scores are final: the group waits for its step. A prompt that was not admitted came from elsewhere."""
+        """The scores are final: the group waits for its step. A prompt that was not enqueued came from elsewhere."""
         if uid not in self._lives:
-            self.admitted([uid])
+            self.enqueued([uid])
         self._lives[uid].scored = at = self.moved()
         for waiting in (self.generating, self.scoring):
             waiting.pop(uid, None)
@@ -140,8 +140,8 @@ class Activity:
 
     def _write(self, uid: int, life: PromptLife, end: float) -> None:
         lane = Lane(2, life.lane)
-        self.timeline.span(f"prompt {uid}", life.admitted, end, lane, prompt=uid)
-        begin = life.admitted
+        self.timeline.span(f"prompt {uid}", life.enqueued, end, lane, prompt=uid)
+        begin = life.enqueued
         for name, until in (("generating", life.generated), ("scoring", life.scored), ("queued", end)):
             if until is not None and life.generated is not None:
                 self.timeline.span(name, begin, until, lane, prompt=uid)
@@ -162,10 +162,10 @@ def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: li
     timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
     at = begin
     for turn, moments in enumerate(sorted(life.turns)):
-        asked, answered = (max(at, moment - start) for moment in moments)  # agents may ask several at once
-        if asked > at:
-            timeline.span("environment", at, asked, lane, **facts)
-        timeline.span("turn", asked, answered, lane, **facts, turn=turn)
+        requested, answered = (max(at, moment - start) for moment in moments)  # agents may request several at once
+        if requested > at:
+            timeline.span("environment", at, requested, lane, **facts)
+        timeline.span("turn", requested, answered, lane, **facts, turn=turn)
         at = answered
     if end > at:
         timeline.span("environment", at, end, lane, **facts)
