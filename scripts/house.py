@@ -105,7 +105,7 @@ ALLOWED_LATE_IMPORTS = dict.fromkeys(
         "proxima.cli.export: proxima.runtime.state.run_checkpoints",
         "proxima.cli.generate: proxima.cli",
         "proxima.cli.plot: proxima.view",
-        "proxima.cli.plot: proxima.view.threshold_plot",
+        "proxima.cli.plot: proxima.view.token_plots",
         "proxima.cli.reward: proxima.cli.scoring",
         "proxima.cli.reward: proxima.cli.serving",
         "proxima.cli.submit: proxima.config",

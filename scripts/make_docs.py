@@ -131,7 +131,7 @@ def escaped(cell: str) -> str:
 
 def with_metrics(page: str) -> str:
     """Return the text of a page with its table of metrics made anew."""
-    from proxima.view.microscope.metric_meanings import VITAL, metric_groups
+    from proxima.view.microscope.trend import VITAL, metric_groups
 
     elsewhere = {VITAL, *(group for groups in METRICS.values() for group in groups)}
     groups = METRICS[page] or [group for group in metric_groups() if group not in elsewhere]

@@ -76,7 +76,7 @@ def figures() -> dict[Path, str]:
     from proxima.core.surrogate import SURROGATES
     from proxima.view.chart import svg_file
     from proxima.view.surrogate_plot import draw
-    from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure
+    from proxima.view.token_plots import EXAMPLE, ThresholdFigure
 
     threshold = ThresholdFigure.of(EXAMPLE, SURROGATES["cppo"]())
     drawn = {PAGES / "cppo_threshold.svg": svg_file(threshold)}

@@ -15,7 +15,7 @@ import pytest
 
 import proxima
 from proxima.core import Cppo
-from proxima.view.microscope.metric_meanings import metric_meanings
+from proxima.view.microscope.trend import metric_meanings
 from tests.refusals import refused
 from tests.runtime.tiny_run import Even, recipe
 

@@ -16,8 +16,7 @@ from proxima.experiments.divergences import (
     measurable,
     read_trained,
 )
-from proxima.view.divergence_plot import threshold_lines
-from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
+from proxima.view.token_plots import EXAMPLE, ThresholdFigure, most_masked, threshold_lines
 
 
 def completion(behavior, policy, advantage=1.0, sample=0):

@@ -26,7 +26,7 @@ from proxima.model.load import load
 from proxima.model.model_source import ModelSource
 from proxima.model.policy import Policy
 from proxima.model.pretrained import load_tokenizer
-from proxima.view.thumbnails import thumbnails
+from proxima.view.microscope.single_file import thumbnails
 from tests.campaigns import campaign
 from tests.tiny_images import FAMILIES, make_tiny_reader, picture
 

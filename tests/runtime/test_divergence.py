@@ -13,8 +13,8 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.stack import TrainStack
-from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import closing_line
+from proxima.view.run_views import warnings_about
 from tests.model.rows import same
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, saved_in, steps_of, summary_of, traces
 

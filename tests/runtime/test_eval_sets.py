@@ -9,8 +9,7 @@ from proxima.evaluation.held_out import named_sets
 from proxima.evaluation.question_sets import recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from proxima.view.held_out_sets import set_lines
-from proxima.view.log_lines import LogLines
+from proxima.view.log_lines import LogLines, set_lines
 from proxima.view.report import write_report
 from tests.runtime.runs import SETS
 from tests.runtime.tiny_run import recipe, timeless

@@ -3,9 +3,8 @@
 import re
 
 from proxima.core import Cppo
-from proxima.view.chart import svg_file
-from proxima.view.palette import CELLS, PALETTE, cell_colors
-from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure
+from proxima.view.chart import CELLS, PALETTE, cell_colors, svg_file
+from proxima.view.token_plots import EXAMPLE, ThresholdFigure
 
 
 def test_colours_are_plain_with_rules_for_a_dark_scheme_and_the_text_is_deterministic():

@@ -8,7 +8,6 @@ import pytest
 
 from proxima.evaluation.headline import Headline
 from proxima.runtime.watch.observer import WarningList
-from proxima.view.diagnostics import warnings_about
 from proxima.view.log_lines import (
     LogFile,
     LogLines,
@@ -18,7 +17,7 @@ from proxima.view.log_lines import (
     sampling_figures,
     why_unknown,
 )
-from proxima.view.run_views import RunViews, lines_to
+from proxima.view.run_views import RunViews, lines_to, warnings_about
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
 from tests.view.synthetic import evaluation, info, record, whole_run

@@ -11,8 +11,7 @@ from proxima.core import Cppo, Dppo, Drpo, Gspo, PpoClip, Reinforce
 from proxima.core.surrogate import SURROGATES
 from proxima.core.surrogate.whole_batch import ClipCov, KlCov, M2po
 from proxima.view.chart import svg_file, write_figure
-from proxima.view.surrogate_curve import POINTS, curve, remark_on
-from proxima.view.surrogate_plot import draw
+from proxima.view.surrogate_plot import POINTS, curve, draw, remark_on
 
 
 def at(c, x):

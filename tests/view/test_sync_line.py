@@ -1,6 +1,6 @@
 """The line of a hand-over of weights, character by character."""
 
-from proxima.view.sync_line import sync_line
+from proxima.view.log_lines import sync_line
 
 PROBED = {"version": 3, "sync/probe_mean": 0.000212, "sync/probe_max": 0.00314, "sync/seconds": 1.24}
 

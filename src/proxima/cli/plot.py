@@ -58,7 +58,7 @@ def threshold_figure(
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
 ) -> None:
     """cppo along one completion of a run: each token, its threshold, and what it masks."""
-    from proxima.view.threshold_plot import threshold_of_run
+    from proxima.view.token_plots import threshold_of_run
 
     _write(threshold_of_run(run_folder, step, completion, surrogate, import_code=import_code), out)
 
@@ -85,19 +85,19 @@ def divergence_figure(
     is_run = (folder / "run.sqlite").is_file()
     if is_run and override:
         raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
-    from proxima.view import divergence_plot
+    from proxima.view import token_plots
 
     figure_file(out)
     if is_run:
-        surrogate = divergence_plot.surrogate_of_run(folder, import_code=import_code)
+        surrogate = token_plots.surrogate_of_run(folder, import_code=import_code)
     else:
-        surrogate = divergence_plot.surrogate_of(recipe, override)
+        surrogate = token_plots.surrogate_of(recipe, override)
         folder = warm_up(recipe, override)
-    completions, calibration = divergence_plot.calibrated(folder, step, surrogate, share)
+    completions, calibration = token_plots.calibrated(folder, step, surrogate, share)
     if as_json:
         return print_json({**vars(calibration), "spec": vars(calibration.spec), "folder": str(folder)})
-    print("\n".join(divergence_plot.threshold_lines(calibration, share, folder)))
-    return _write(divergence_plot.DivergenceFigure.of(completions, str(folder)), out)
+    print("\n".join(token_plots.threshold_lines(calibration, share, folder)))
+    return _write(token_plots.DivergenceFigure.of(completions, str(folder)), out)
 
 
 def warm_up(recipe: str, overrides: Sequence[str]) -> Path:

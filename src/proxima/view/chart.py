@@ -16,23 +16,53 @@ from markupsafe import escape
 from proxima.data import UserError
 from proxima.system.atomic_files import write_atomic
 from proxima.view.formatting import significant
-from proxima.view.palette import PALETTE
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-    from matplotlib.figure import Figure
+    from matplotlib.axes import Axes as Axes
+    from matplotlib.axis import Axis as Axis
+    from matplotlib.figure import Figure as Figure
+else:
+    Axes = Axis = Figure = Any
+
+
+PALETTE = {  # CSS variable: its colour on a light and on a dark page
+    "paper": ("#ffffff", "#0d1117"),
+    "ink": ("#1a1c20", "#e8e9ec"),
+    "muted": ("#646a73", "#9ba2ac"),
+    "grid": ("#ecece7", "#262a31"),
+    "a": ("#2563eb", "#7aaefc"),
+    "b": ("#c2500c", "#f2a164"),
+    "c": ("#0f7f74", "#55c8b5"),
+    "d": ("#7c3aed", "#b89af7"),
+    "e": ("#9aa0a8", "#737a85"),
+    "k0": ("#1f6fd1", "#74aefc"),
+    "k1": ("#d1570a", "#fb9a56"),
+    "k2": ("#0c8a5f", "#4fd1a0"),
+    "k3": ("#b4378f", "#ee8fd0"),
+    "k4": ("#8a6d00", "#dcc04a"),
+    "k5": ("#6b4fd8", "#b09cff"),
+    "k6": ("#3f4650", "#d3d7dd"),
+    "k7": ("#c02b3a", "#ff8089"),
+}
+CELLS = [name for name in PALETTE if name.startswith("k")]
+
+
+def cell_colors() -> str:
+    """Return the CSS of a page: the colours of cells, and a class for each, whose `--cell` is its colour."""
+    pairs = "".join(f" --{name}: light-dark({', '.join(PALETTE[name])});" for name in CELLS)
+    return f":root {{{pairs} }}\n" + "".join(f".{name} {{ --cell: var(--{name}) }}\n" for name in CELLS)
+
 
 FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
 FIGURES = (".svg", ".png", ".pdf")
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
-LOOK: dict[str, Any] = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
-LOOK |= {"svg.fonttype": "none", "font.family": "DejaVu Sans", "lines.scale_dashes": False, "figure.dpi": 72.0}
-LOOK |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
-LOOK |= {"axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0, "axes.axisbelow": True}
-LOOK |= {"axes.unicode_minus": False, "text.parse_math": False}
-LOOK |= {"pdf.fonttype": 42}  # whole fonts: text stays text
-LOOK |= {"axes.titlelocation": "left", "axes.titleweight": "bold"}
+STYLE: dict[str, Any] = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
+STYLE |= {"svg.fonttype": "none", "font.family": "DejaVu Sans", "lines.scale_dashes": False, "figure.dpi": 72.0}
+STYLE |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
+STYLE |= {"axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0, "axes.axisbelow": True}
+STYLE |= {"axes.unicode_minus": False, "text.parse_math": False}
+STYLE |= {"pdf.fonttype": 42}  # whole fonts: text stays text
+STYLE |= {"axes.titlelocation": "left", "axes.titleweight": "bold"}
 
 Margins = tuple[float, float, float, float]  # left, right, top and bottom, in pixels
 Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib
@@ -51,23 +81,23 @@ class Drawing(Protocol):
     @property
     def size(self) -> tuple[float, float]: ...
 
-    def draw(self, figure: "Figure", color: Color) -> None: ...
+    def draw(self, figure: Figure, color: Color) -> None: ...
 
     @contextmanager
-    def opened(self, color: Color) -> "Iterator[Figure]":
+    def opened(self, color: Color) -> Iterator[Figure]:
         """Yield the drawn figure, whose units are CSS pixels; it must be saved within this context."""
         try:
             import matplotlib
-            from matplotlib.figure import Figure
+            from matplotlib.figure import Figure as NewFigure
         except ImportError:
             raise UserError("a figure needs the package matplotlib", remedy="pip install 'proxima-rl[plot]'") from None
 
         colors = {"text.color": "ink", "grid.color": "grid", "axes.labelcolor": "muted", "axes.titlecolor": "ink"}
         colors |= {"xtick.labelcolor": "muted", "ytick.labelcolor": "muted"}
         settings: Any = {"svg.hashsalt": self.salt, "path.simplify": self.simplify, "font.size": self.font}
-        settings |= {"axes.titlesize": self.font} | LOOK | {key: color(name) for key, name in colors.items()}
+        settings |= {"axes.titlesize": self.font} | STYLE | {key: color(name) for key, name in colors.items()}
         with matplotlib.rc_context(settings):
-            figure = Figure(figsize=(self.size[0] / 72, self.size[1] / 72))
+            figure = NewFigure(figsize=(self.size[0] / 72, self.size[1] / 72))
             self.draw(figure, color)
             yield figure
 
@@ -119,15 +149,15 @@ def write_figure(drawing: Drawing, out: Path | str) -> Path:
     if (kind := (file := figure_file(out)).suffix.lower()) == ".svg":
         write_atomic(file, svg_file(drawing))
         return file
-    how: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == ".pdf" else {"dpi": 150}
-    stream = io.BytesIO()
+    stream, metadata = io.BytesIO(), {"CreationDate": None} if kind == ".pdf" else None
     with drawing.opened(light) as figure:
-        figure.savefig(stream, format=kind[1:], facecolor=light("paper"), **how)
+        dpi = "figure" if kind == ".pdf" else 150
+        figure.savefig(stream, format=kind[1:], facecolor=light("paper"), metadata=metadata, dpi=dpi)
     write_atomic(file, stream.getvalue())
     return file
 
 
-def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
+def panel_axes(figure: Figure, margins: Margins) -> Axes:
     """Add axes that fill the figure except for its margins."""
     (width, height), (left, right, top, bottom) = map(float, 72 * figure.get_size_inches()), margins
     return figure.add_axes(
@@ -135,7 +165,7 @@ def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
     )
 
 
-def round_ticks(axis: "Axis", most: int, *, integer: bool = False) -> None:
+def round_ticks(axis: Axis, most: int, *, integer: bool = False) -> None:
     """Place ticks at round numbers, with at most `most` intervals."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from proxima.data import UserError
 from proxima.evaluation.headline import Headline
@@ -17,15 +17,9 @@ from proxima.experiments.run_comparison import RunComparison, compare_runs
 from proxima.experiments.run_reader import NoMetrics, Run, find_runs, read_run
 from proxima.system.atomic_files import write_atomic
 from proxima.view import comparison_page
-from proxima.view.chart import FIGURES, Color, Drawing, panel_axes, round_ticks, write_figure
+from proxima.view.chart import CELLS, FIGURES, Color, Drawing, Figure, panel_axes, round_ticks, write_figure
 from proxima.view.formatting import printable, significant
-from proxima.view.palette import CELLS
-from proxima.view.table_formats import Format, table_as
-from proxima.view.terminal import stacked, table_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+from proxima.view.terminal import Format, stacked, table_as, table_text
 
 TABLES: dict[str, Format] = {".csv": "csv", ".json": "json", ".md": "md"}
 PANEL, HEIGHT = 460.0, 300.0  # CSS pixels of a chart
@@ -36,9 +30,9 @@ FIGURE_CURVES = (HELD_OUT, "reward/mean", "loss")  # the first two that a run ha
 
 def comparison_file(out: Path) -> Path:
     """The file for a comparison. Raises: UserError for a suffix that is none of a page, a figure or a table."""
-    if (suffix := out.suffix.lower()) not in (known := (".html", *FIGURES, *TABLES)):
+    if (suffix := out.suffix.lower()) not in (suffixes := (".html", *FIGURES, *TABLES)):
         has = f"the suffix {suffix}" if suffix else "no suffix"
-        raise UserError(f"--out {out} has {has}", remedy=f"write one of {', '.join(known)}")
+        raise UserError(f"--out {out} has {has}", remedy=f"write one of {', '.join(suffixes)}")
     return out
 
 
@@ -92,8 +86,7 @@ class ComparisonFigure(Drawing):
     @property
     def curves(self) -> list[str]:
         cells = self.comparison.cells
-        found = [key for key in FIGURE_CURVES if any(cell.band(key) for cell in cells)]
-        return found[:2]
+        return [key for key in FIGURE_CURVES if any(cell.band(key) for cell in cells)][:2]
 
     @property
     def title(self) -> str:
@@ -103,19 +96,19 @@ class ComparisonFigure(Drawing):
     def size(self) -> tuple[float, float]:
         return PANEL * max(1, len(self.curves)), HEIGHT + LEGEND * len(self.comparison.cells)
 
-    def draw(self, figure: "Figure", color: Color) -> None:
+    def draw(self, figure: Figure, color: Color) -> None:
         (width, height), lines = self.size, LEGEND * len(self.comparison.cells)
         for column, key in enumerate(self.curves):
             margins = (PANEL * column + 52, width - PANEL * (column + 1) + 14, 34, 44 + lines)
             axes = panel_axes(figure, margins)
             for i, cell in enumerate(self.comparison.cells):
-                band, look = cell.band(key), color(CELLS[i % len(CELLS)])
+                band, line = cell.band(key), color(CELLS[i % len(CELLS)])
                 if band is None:
                     continue
                 dashes = ("-", "--", ":")[min(i // len(CELLS), 2)]
-                axes.plot(band.x, band.mean, dashes, color=look, linewidth=1.6, marker="o" if len(band.x) < 2 else "")
+                axes.plot(band.x, band.mean, dashes, color=line, linewidth=1.6, marker="o" if len(band.x) < 2 else "")
                 if band.low and len(band.x) > 1:
-                    axes.fill_between(band.x, band.low, band.high, color=look, alpha=0.15, linewidth=0)
+                    axes.fill_between(band.x, band.low, band.high, color=line, alpha=0.15, linewidth=0)
             axes.set_title(f"held-out {self.comparison.headline.title}" if key == HELD_OUT else key)
             axes.set_xlabel("step")
             round_ticks(axes.xaxis, 6, integer=True)

@@ -17,10 +17,10 @@ from proxima.evaluation.headline import REWARD, Headline
 from proxima.experiments.cell_statistics import HELD_OUT, CellSummary, SeedBand, SeedMean, TargetCost
 from proxima.experiments.run_comparison import RunComparison
 from proxima.system.atomic_files import write_atomic
+from proxima.view.chart import CELLS, cell_colors
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
-from proxima.view.microscope.metric_meanings import metric_meanings
+from proxima.view.microscope.trend import metric_meanings
 from proxima.view.page import render
-from proxima.view.palette import CELLS, cell_colors
 
 LOOKS = ("", " again", " dotted")  # of the first eight cells, which have a colour each, and of the next ones
 SHARES = frozenset({"masked_fraction", "accuracy", "rewards/accuracies"})

@@ -83,6 +83,6 @@ def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) ->
     reached = sorted((limit for limit in remedies if counts[limit]), key=lambda limit: -counts[limit])
     if not reached:
         return f"a limit; raise {max_tokens}, episode.turns or episode.tokens"
-    whole = sum(counts.values())
-    shares = ", ".join(f"{limit} {percent(share * counts[limit] / whole)}" for limit in reached)
+    total = sum(counts.values())
+    shares = ", ".join(f"{limit} {percent(share * counts[limit] / total)}" for limit in reached)
     return f"a limit ({shares}); raise {', '.join(remedies[limit] for limit in reached)}"

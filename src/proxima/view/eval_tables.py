@@ -27,8 +27,7 @@ from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
-from proxima.view.table_formats import Format, table_as
-from proxima.view.terminal import StageProgress, table_text
+from proxima.view.terminal import Format, StageProgress, table_as, table_text
 
 LINE = 300  # characters of a question, and of an answer, on a line
 MUCH = 0.05  # minimum share of truncated or unanswered texts that is reported
@@ -261,12 +260,12 @@ def changed_lines(changed: ChangedQuestions, most: int) -> list[str]:
 def _judged(result: QuestionResult, metric: str) -> str:
     """`wrong  It is 4.`: of several samples the share or mean, and the first that has the lower value."""
     values = result.values(metric)
-    known = [(float(value), text) for value, text in zip(values, result.texts, strict=True) if value is not None]
-    mean = sum(value for value, _ in known) / len(known)
+    scored = [(float(value), text) for value, text in zip(values, result.texts, strict=True) if value is not None]
+    mean = sum(value for value, _ in scored) / len(scored)
     mark = f"{metric} {fixed(mean, 3)}"
     if metric == ACCURACY:
         mark = {1.0: "right", 0.0: "wrong"}.get(mean, mark)
-    text = " ".join(min(known, key=lambda pair: abs(pair[0] - round(mean)))[1].split())
+    text = " ".join(min(scored, key=lambda pair: abs(pair[0] - round(mean)))[1].split())
     return f"{mark:<5}  {printable(text, LINE)}"
 
 

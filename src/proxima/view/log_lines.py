@@ -7,11 +7,11 @@
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from io import FileIO
 from shlex import quote
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data.flow import Group
@@ -23,9 +23,19 @@ from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage
 from proxima.runtime.watch.step_notes import seconds_left
 from proxima.system.full_disk import is_disk_full
-from proxima.view.formatting import PATIENCE, count, duration, fixed, magnitude, percent, printable, rate, signed
-from proxima.view.held_out_sets import set_lines
-from proxima.view.sync_line import sync_line
+from proxima.view.formatting import (
+    NONE,
+    PATIENCE,
+    count,
+    duration,
+    fixed,
+    magnitude,
+    percent,
+    printable,
+    rate,
+    signed,
+    significant,
+)
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
@@ -285,8 +295,9 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         launched = is_rank() and not is_supervised()  # a resume needs the same launcher
         run = "" if info is None or launched else f"proxima train {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
-        told_already = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
-        parts += [] if told_already or not summary.get("resumable", True) else [f"resume: {how}"]
+        error = str(summary.get("error"))
+        names_next_step = any(word in error for word in ("--resume ", STARTED_AGAIN))
+        parts += [] if names_next_step or not summary.get("resumable", True) else [f"resume: {how}"]
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]
@@ -297,3 +308,49 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
 def _justified(left: str, right: str) -> str:
     """Put `left` and `right` on a line, `right` at the right margin, at least two spaces apart."""
     return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}" if right else left
+
+
+def sync_line(record: Record) -> str:
+    """`weights of version 3 at 2 servers: probe mean 0.00021 max 0.0031 nats (bounds 0.02 and 0.2)  1.2 s after 0.9 s
+    to prepare`: the engine's measurements of the weights that it received."""
+    servers = int(record.get("sync/replicas") or 1)
+    mean, most = (significant(record.get(f"sync/probe_{name}")) for name in ("mean", "max"))
+    bounds = " and ".join(
+        significant(record[f"sync/bound_{n}"]) for n in ("mean", "max") if f"sync/bound_{n}" in record
+    )
+    before = record.get("sync/prepare_seconds")
+    parts = [
+        f"weights of version {record['version']} at {count(servers)} server{'s' * (servers != 1)}: "
+        f"probe mean {mean} max {most} nats{f' (bounds {bounds})' if bounds else ''}",
+        f"{duration(record.get('sync/seconds'))}{'' if before is None else f' after {duration(before)} to prepare'}",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def figure_text(record: Mapping[str, Any]) -> str:
+    """Format the figure of a set's record: `0.450 (95 % 0.258–0.658)`."""
+    headline = Headline.of([record])
+    bounds = headline.bounds(record)
+    interval = "" if bounds is None else f" (95 % {fixed(bounds[0], 3)}–{fixed(bounds[1], 3)})"
+    return f"{fixed(headline.value(record), 3)}{interval}"
+
+
+def set_lines(record: Record) -> list[str]:
+    """Return a log line for each set: `      math500  accuracy 0.450 (95 % 0.258–0.658)  20 questions`."""
+    sets = named_sets(record)
+    width = max(map(len, sets), default=0)
+    return [
+        f"      {name:<{width}} {Headline.of([result]).name} {figure_text(result)}  {result['questions']} questions"
+        for name, result in sets.items()
+    ]
+
+
+def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
+    """Return a row for each set: its name, its questions, and its figure in the first and the last evaluation."""
+    rows = []
+    for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
+        results = [sets[name] for record in evals if name in (sets := named_sets(record))]
+        first, last = figure_text(results[0]), figure_text(results[-1]) if len(results) > 1 else NONE
+        questions, figure = str(results[-1]["questions"]), Headline.of(results).name
+        rows.append({"name": name, "figure": figure, "questions": questions, "first": first, "last": last})
+    return rows

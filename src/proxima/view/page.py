@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from proxima.system.jsonl import dumps
@@ -23,7 +22,7 @@ def render(name: str, *, answers: Mapping[str, Any], style: str = "", **values: 
     control characters in it visible."""
     script = bundle(f"{name}.js", (HERE, PAGE)) if (HERE / f"{name}.js").is_file() else ""
     sheets = (PAGE / "microscope.css", HERE / "report.css")
-    return (
+    page: str = (
         _environment()
         .get_template(f"{name}.html.j2")
         .render(
@@ -34,6 +33,7 @@ def render(name: str, *, answers: Mapping[str, Any], style: str = "", **values: 
             **values,
         )
     )
+    return page
 
 
 def _shortened(answers: Mapping[str, Any]) -> Any:
@@ -42,8 +42,10 @@ def _shortened(answers: Mapping[str, Any]) -> Any:
 
 
 @cache
-def _environment() -> jinja2.Environment:
-    """The environment of all pages, which compiles a template once."""
+def _environment() -> Any:
+    """The environment of all pages, of jinja2, which compiles a template once."""
+    import jinja2
+
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,

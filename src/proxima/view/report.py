@@ -5,7 +5,9 @@ from the answers that its server would give. Text from a model or a data set is 
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,19 +17,16 @@ from proxima.evaluation.headline import Headline
 from proxima.evaluation.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.damage import reading
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
-from proxima.view.held_out_sets import sets_table
-from proxima.view.log_lines import of_questions, why_unknown
+from proxima.view.log_lines import of_questions, sets_table, why_unknown
 from proxima.view.microscope import PORT
-from proxima.view.microscope.metric_meanings import metric_meanings
-from proxima.view.microscope.stages import last_stages
-from proxima.view.microscope.trend import guard_of, trend_of
+from proxima.view.microscope.trend import guard_of, last_stages, metric_meanings, trend_of
 from proxima.view.page import render
-from proxima.view.report_failures import failed_scores, with_given_up
-from proxima.view.report_samples import held_out_questions, select_samples
+from proxima.view.report_samples import SAMPLED_STEPS, cut, held_out_questions, select_samples
 
 
 def write_report(path: Path | str) -> Path:
@@ -231,11 +230,11 @@ def ideal_ranges(run: Run) -> list[dict[str, str]]:
     last = {name: (record[name], verdict) for record, of_step in judged for name, verdict in of_step.items()}
     rows = []
     for name, (_, meaning) in metric_meanings(last).items():
-        found = [of_step[name] for _, of_step in judged if name in of_step]
+        words = [of_step[name] for _, of_step in judged if name in of_step]
         value, verdict = last[name]
         rows.append({"name": name, "value": significant(value), "verdict": verdict, "meaning": meaning})
         rows[-1]["ideal"] = healthy_range(name, guard)
-        rows[-1] |= {word: f"{found.count(word)}" for word in ("watch", "broken")} | {"of": f"{len(found)}"}
+        rows[-1] |= {word: f"{words.count(word)}" for word in ("watch", "broken")} | {"of": f"{len(words)}"}
     return rows
 
 
@@ -248,3 +247,50 @@ def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
         setting, mark, source = line.rpartition("  # ")
         lines.append((setting.rstrip(), source) if mark else (line, ""))
     return lines
+
+
+MANY = 0.1  # share of failed scores from which a banner reports them
+
+
+def with_given_up(run: Run) -> Run:
+    """Add what the step that a failed run gave up before its update generated and discarded, under the names of
+    metrics.jsonl, to the training records; the run itself without such a step."""
+    path = run.files.rollout_file(run.steps + 1)
+    try:
+        rows = read_rows(path, ["outcome", "tokens"]) if run.status == "failed" and path.is_file() else []
+    except (OSError, ValueError):  # the report names damaged files elsewhere
+        return run
+    if not rows:
+        return run
+    reasons = Counter(row["outcome"].removeprefix("dropped_") for row in rows if row["outcome"] != "trained")
+    counts = {f"dropped/{reason}": number for reason, number in reasons.items() if reason != "invalid"}
+    tokens = sum(len(row["tokens"]) for row in rows)
+    totals = {"completions": len(rows), "tokens/generated": tokens, "reward/invalid": reasons["invalid"]}
+    return replace(run, train=(*run.train, {"step": run.steps + 1, **totals, **counts}))
+
+
+def failed_scores(run: Run) -> dict[str, Any] | None:
+    """Return the shares of failed scores and their most common reasons, for a banner; None if they are few."""
+    shares = []
+    for name, records, keys in (
+        ("completions", run.train, ("completions", "reward/invalid")),
+        ("held-out answers", run.evals, ("answers", "invalid")),
+    ):
+        scores, failed = (sum(record.get(key) or 0 for record in records) for key in keys)
+        if scores and failed / scores >= MANY:
+            shares.append(f"{count(failed)} of {count(scores)} {name} ({percent(failed / scores)})")
+    if not shares:
+        return None
+    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(run.files)]}
+
+
+def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:
+    """Return the most common reasons of failed scores, with counts, in the latest readable rollouts that have any."""
+    for file in sorted(folder.rollouts.glob("[0-9]*.parquet"), reverse=True)[:SAMPLED_STEPS]:
+        try:
+            reasons = Counter(cut(row["error"])[:200] for row in read_rows(file, ("error",)) if row["error"])
+        except ValueError:
+            continue
+        if reasons:
+            return reasons.most_common(most)
+    return []

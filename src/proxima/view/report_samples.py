@@ -14,7 +14,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.system.damage import reading
 from proxima.view.episode_lines import shown_messages
 from proxima.view.formatting import fixed, shortened, signed
-from proxima.view.thumbnails import thumbnails
+from proxima.view.microscope.single_file import thumbnails
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4

@@ -1,17 +1,18 @@
 """All observers of a training run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.observer import Observer, Record, RunInfo, Tee, WarningList, warning_kind
-from proxima.view.diagnostics import warnings_about
-from proxima.view.formatting import write_safely
+from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage, Tee, WarningList, warning_kind
+from proxima.runtime.watch.step_notes import VARIED
+from proxima.view.episode_lines import limits_reached
+from proxima.view.formatting import fixed, percent, write_safely
 from proxima.view.log_lines import LogFile, LogLines
 from proxima.view.microscope.viewer_process import ViewerObserver
 from proxima.view.report import write_report
-from proxima.view.terminal_lines import TerminalLines
+from proxima.view.terminal import StageProgress
 from proxima.view.trackers.protocol import Tracker
 from proxima.view.trackers.tracker_observer import TrackerObserver
 
@@ -90,8 +91,60 @@ class ReportFile(Observer):
             write_report(self._info.folder)
 
 
+class TerminalLines(LogLines):
+    """Writes the lines to a terminal, above the progress of the current stage."""
+
+    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
+        self._stage = StageProgress(stream, clock)
+        super().__init__(self._stage.write, clock)
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        if self._info is None:  # an error before the run starts should appear alone
+            super().progress(stage, done, total, unit)
+        else:
+            self._stage.update(stage, done, total, unit)
+
+
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
     """Write the lines to a stream, flushing each."""
     if stream.isatty():
         return TerminalLines(stream, clock)
     return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
+
+
+def warnings_about(record: Record) -> list[str]:
+    """Return the warnings about a `train` record."""
+    return [text for rule in RULES if (text := rule(record)) is not None]
+
+
+def nothing_learned(record: Record) -> str | None:
+    if not record.get("updates") or record.get("tokens/trained") != 0:
+        return None
+    moved = "only momentum moved the weights (train.on_zero_gradient=skip keeps them)"
+    weights = "the weights are unchanged" if record.get("updates/skipped") else moved
+    reward = fixed(record.get("reward/mean"))
+    text = f"every advantage is 0 (mean reward {reward}), so the step taught nothing and {weights}"
+    remedy = VARIED
+    if "episode/cut" in record and not record.get("reward/mean"):
+        sources = "get_reward, reward or Reply.reward; an agent returns it"
+        remedy = f"check that the environment gives a reward ({sources}), or {remedy}"
+    return f"{text}; {remedy}"
+
+
+def often_truncated(record: Record) -> str | None:
+    share = record.get("truncated_fraction") or 0.0
+    text = "completions reached the length limit, often before their answer; raise sampling.max_tokens"
+    if "episode/cut" in record:
+        text = f"episodes reached {limits_reached(share, record, 'sampling.max_tokens')}"
+    return f"{percent(share)} of the {text}" if share > 0.5 else None
+
+
+def mostly_masked(record: Record) -> str | None:
+    rejected = record.get("correction/rejected_fraction") or 0.0  # has its own warning; top_entropy masks intentionally
+    share = (record.get("masked_fraction") or 0.0) - rejected
+    remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
+    text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"
+    return f"{text}; {remedy}" if share > 0.5 else None
+
+
+RULES: tuple[Callable[[Record], str | None], ...] = (nothing_learned, often_truncated, mostly_masked)

@@ -1,25 +1,36 @@
 """Surrogates side by side in one figure: loss and gradient weight over the ratio and the probability, for both signs of
-the advantage. Written as an SVG, with colours for light and dark, or as a PNG."""
+the advantage. Written as an SVG, with colours for light and dark, or as a PNG.
+
+Surrogates that depend on more than the token are drawn in a fixed setting, which `remark_on` states:
+
+    cppo                     the token is inside a completion whose other tokens have all moved by `DRIFT`
+    kl_cov, clip_cov, m2po   the whole batch's decision is fixed: selected, not selected, one of four tokens
+    of unit "sequence"       the token is a sequence by itself
+"""
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from proxima.config.resolution import spec_from_words
-from proxima.core.loss import Surrogate
+from proxima.core.loss import Surrogate, TokenLoss, check_needs
+from proxima.core.surrogate.clip import Gspo
+from proxima.core.surrogate.cppo import Cppo
+from proxima.core.surrogate.whole_batch import ClipCov, KlCov
+from proxima.core.token_reasons import alone
 from proxima.data import UserError, require
-from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
-from proxima.view.surrogate_curve import Over, SurrogateCurve, curve, remark_on
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from proxima.data.policy_batch import PolicyBatch
+from proxima.view.chart import Axes, Color, Drawing, Figure, panel_axes, round_ticks
 
 Quantity = Literal["loss", "weight"]
+Over = Literal["ratio", "probability"]
+
+
 Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
 WIDTHS = (3.4, *[2.2] * 7)  # the first is wide, so that it shows on both sides of a coinciding curve
@@ -75,16 +86,17 @@ class SurrogateFigure(Drawing):
         height = self.head + HEIGHT * len(self.rows) + LINE * len(self.remarks) + 8
         return WIDTH * max(map(len, self.rows)), height
 
-    def draw(self, figure: "Figure", color: Color) -> None:
+    def draw(self, figure: Figure, color: Color) -> None:
         width, height = self.size
         for i, row in enumerate(self.rows):
             top = self.head + i * HEIGHT
             for j, panel in enumerate(row):
                 margins = (j * WIDTH + LEFT, width - (j + 1) * WIDTH + RIGHT, top + TOP, height - top - HEIGHT + BOTTOM)
                 _draw_panel(panel_axes(figure, margins), panel, color)
-        lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(self.names))]
-        look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
-        figure.legend(lines, self.names, loc="upper left", ncols=self.columns, **look)
+        lines = [_plot(figure.axes[0], [], [], i, color) for i in range(len(self.names))]
+        figure.legend(
+            lines, self.names, loc="upper left", ncols=self.columns, frameon=False, handlelength=2.5, borderaxespad=0.3
+        )
         for i, text in enumerate(self.remarks):
             figure.text(14 / width, (LINE * (len(self.remarks) - i) - 4) / height, text, color=color("muted"))
 
@@ -166,23 +178,111 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
     return pieces
 
 
-def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
+def _draw_panel(axes: Axes, panel: SurrogatePanel, color: Color) -> None:
     axes.axhline(0, color=color("muted"), linewidth=1)
     axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=(0, (2, 4)))
     for i, pieces in enumerate(panel.lines):
         points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
-        axes.plot(*zip(*points, strict=True), **_style(i, color))
-        dots: Any = {"marker": "o", "markersize": 5, "markeredgewidth": 0, "linestyle": ""}
+        _plot(axes, [x for x, _ in points], [y for _, y in points], i, color)
         if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # both ends of each jump
-            axes.plot(*zip(*ends, strict=True), color=color(f"k{i}"), **dots)
+            xs, ys = zip(*ends, strict=True)
+            axes.plot(xs, ys, color=color(f"k{i}"), marker="o", markersize=5, markeredgewidth=0, linestyle="")
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
     axes.set_title(panel.title, y=1.0)  # without it, all texts are laid out to see whether the title must make room
     round_ticks(axes.xaxis, 5)
     round_ticks(axes.yaxis, 6)
 
 
-def _style(number: int, color: Color) -> dict[str, Any]:
-    return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": STYLES[number]}
+def _plot(axes: Axes, xs: Sequence[float], ys: Sequence[float], number: int, color: Color) -> Any:
+    """Draw a line in the style of the surrogate of this number."""
+    (line,) = axes.plot(xs, ys, color=color(f"k{number}"), linewidth=WIDTHS[number], linestyle=STYLES[number])
+    return line
+
+
+LARGEST_RATIO = 2.5
+POINTS = 401
+POSITION, LENGTH, DRIFT = 11, 21, 0.045  # of `cppo`: the token in its completion; |π − μ| of its other tokens
+
+
+@dataclass(frozen=True)
+class SurrogateCurve:
+    """`loss` and `weight` of one token at each `x`: [POINTS] float64 each."""
+
+    x: Tensor
+    loss: Tensor
+    weight: Tensor
+
+
+def curve(spec: Surrogate, over: Over, mu: float, sign: int) -> SurrogateCurve:
+    """Compute loss and gradient weight of one token, from the surrogate itself by autograd; `remark_on` states the
+    setting of a surrogate that depends on more than the token.
+
+    Args:
+        spec: the surrogate.
+        over: the x axis: the ratio π / μ (up to 2.5, or 1 / μ if that is less) or π itself.
+        mu: the token's behavior probability, which is also its proximal one.
+        sign: the advantage, 1 or -1.
+    Raises: ValueError if the surrogate needs data that a single token lacks (top-k log-probs).
+    """
+    largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
+    probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
+    probability[(probability - mu).abs().argmin()] = mu  # at r = 1 even the narrowest clip range has a point
+    log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
+    advantage = torch.full_like(probability, float(sign))
+    x = probability / mu if over == "ratio" else probability
+    b = alone(log_prob.clone().requires_grad_(), behavior, advantage)
+    check_needs(spec, b)
+    if isinstance(spec, Cppo):
+        return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage))
+    if spec.whole_batch:
+        b = replace(b, selected=_selected(spec, log_prob, behavior, advantage))
+    return SurrogateCurve(x, *_differentiated(b, spec(b)))
+
+
+def remark_on(spec: Surrogate) -> str:
+    """Describe the setting in which the surrogate is drawn if it depends on more than the token; otherwise empty."""
+    if isinstance(spec, Cppo):
+        return f"token {POSITION} of {LENGTH}, all the others have moved by |π − μ| = {DRIFT:g}"
+    if isinstance(spec, ClipCov):
+        return "a token that is not selected; a selected one has loss and weight 0"
+    if isinstance(spec, KlCov):
+        return "a selected token; the others have no pull"
+    if spec.whole_batch:
+        return "one of four tokens, the other three have not moved"
+    return "a sequence of this one token" if isinstance(spec, Gspo) or _unit(spec) == "sequence" else ""
+
+
+def _unit(spec: Surrogate) -> str:
+    half = torch.full((1,), 0.5, dtype=torch.float64).log()
+    return spec(alone(half, half, torch.ones(1, dtype=torch.float64))).unit
+
+
+def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the curve with each point as the token at `POSITION` of a separate completion."""
+    shape, at = (len(log_prob), LENGTH), POSITION - 1
+    current = torch.full(shape, 0.5 + DRIFT, dtype=log_prob.dtype).log()
+    other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
+    current[:, at], other[:, at] = log_prob, behavior
+    b = PolicyBatch.from_padded(torch.ones(shape), log_prob=current, behavior_log_prob=other, advantage=advantage)
+    b.log_prob.requires_grad_()
+    loss, weight = _differentiated(b, spec(b))
+    return loss.view(shape)[:, at], weight.view(shape)[:, at]
+
+
+def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> Tensor:
+    """Return the whole batch's decision, as described by `remark_on`."""
+    if isinstance(spec, ClipCov | KlCov):
+        return torch.full(log_prob.shape, isinstance(spec, KlCov))
+    still = behavior[:, None].expand(-1, 3)
+    rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
+    pairs = zip(*rows, advantage, strict=True)
+    return torch.stack([spec.select_tokens(alone(p, q, a.expand(4)))[0] for p, q, a in pairs])
+
+
+def _differentiated(b: PolicyBatch, token: TokenLoss) -> tuple[Tensor, Tensor]:
+    (gradient,) = torch.autograd.grad(token.loss.sum(), b.log_prob)
+    assert b.advantage is not None
+    return token.loss.detach(), -gradient / b.advantage
 
 
 def parse_surrogate(word: str) -> Any:

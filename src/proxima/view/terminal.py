@@ -1,15 +1,17 @@
-"""Shared parts of the terminal views: tables, and the progress of a stage on one line."""
+"""Tables for a terminal and for other programs (JSON, CSV, Markdown), and the progress of a stage on one line."""
 
+import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from proxima.runtime.watch.clock import Clock
-from proxima.view.formatting import PATIENCE, count, duration, write_safely
+from proxima.view.formatting import PATIENCE, count, duration, printable, write_safely
 
 INTERVAL = 0.1  # minimum seconds between two updates of the progress on a terminal
 
@@ -90,3 +92,41 @@ class StageProgress:
         if self._width:
             write_safely(self._stream, f"\r{' ' * self._width}\r")
             self._width = 0
+
+
+Format = Literal["text", "json", "csv", "md"]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def table_as(form: Format, rows: Rows, numbers: Rows, everything: Any) -> str:
+    """Return the table as text that ends with a newline.
+
+    Args:
+        rows: for Markdown: formatted texts by column.
+        numbers: for CSV: values by column, unrounded; a missing one is empty.
+        everything: for JSON.
+    """
+    if form == "json":
+        return json.dumps(everything, indent=2, ensure_ascii=False, default=str) + "\n"
+    return csv_text(numbers) if form == "csv" else markdown(rows)
+
+
+def csv_text(rows: Rows) -> str:
+    """Return rows as CSV with a header of all their columns, in the order of their first occurrence."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def markdown(rows: Rows) -> str:
+    """Return rows with the same columns as a Markdown table; the first column is a name, the others are numbers."""
+    columns = list(rows[0]) if rows else []
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(printable(cell).replace("|", r"\|") for cell in cells) + " |\n"
+
+    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|\n"
+    return line(columns) + rule + "".join(line([str(row[name]) for name in columns]) for row in rows)

@@ -16,7 +16,7 @@ from proxima.data.episode import Episode, Span, ToolCall
 from proxima.data.flow import Completion, Score
 from proxima.runtime.watch.timeline import TRAINER, Timeline
 from proxima.training.batch_builder import CompletionRecord
-from proxima.view.microscope.notes import write_note
+from proxima.view.microscope.app import write_note
 from tests.view.microscope.stored_run import HOSTILE, make_step, recipe, step_content, write_step
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import evaluation, record

@@ -5,7 +5,7 @@ from proxima.core.correction.health import rules
 from proxima.experiments.cell_statistics import HELD_OUT
 from proxima.experiments.metric_names import METRIC_ALIASES
 from proxima.view.comparison_page import CHARTS, EXAMPLE_CHARTS
-from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
+from proxima.view.microscope.trend import VITAL, metric_groups, metric_meanings
 
 CHARTED = {*CHARTS, *EXAMPLE_CHARTS} - {HELD_OUT}  # on the page of a comparison
 

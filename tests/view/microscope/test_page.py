@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from proxima.core.surrogate import SURROGATES
+from proxima.view.microscope.app import read_notes
 from proxima.view.microscope.exported_page import exported_page
-from proxima.view.microscope.notes import read_notes
 from proxima.view.microscope.server import open_runs
 from tests.campaigns import campaign
 from tests.processes import eventually

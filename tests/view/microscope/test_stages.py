@@ -3,7 +3,7 @@
 from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
-from proxima.view.microscope.stages import last_stages
+from proxima.view.microscope.trend import last_stages
 from tests.manual_clock import ManualClock
 
 

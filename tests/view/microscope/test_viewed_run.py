@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import FolderLock, RunFolder
 from proxima.runtime.state.rollouts import write_evals
-from proxima.view.microscope.held_out_answers import held_out_answers
+from proxima.view.microscope.app import held_out_answers
 from proxima.view.microscope.server import distinct
 from proxima.view.microscope.viewed_run import ViewedRun
 from tests.view.microscope.stored_run import make_step

@@ -1,9 +1,11 @@
-"""The routes of the microscope and its access control. docs/view.md describes the answers."""
+"""The microscope's routes, which docs/view.md describes, and its access control; readers' notes, held-out answers."""
 
 import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from starlette.applications import Starlette
@@ -12,16 +14,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from proxima.data import UserError
+from proxima.data import UserError, require
 from proxima.data.flow import Key
+from proxima.data.json_reader import load_json
+from proxima.evaluation.headline import ACCURACY
+from proxima.evaluation.results import QuestionResult, read_completions
 from proxima.reward.server.scorer_limits import ScorerLimits
+from proxima.runtime.state.folder import RunFolder
+from proxima.system.atomic_files import write_atomic
 from proxima.system.bounded_reading import TooLargeError, parse_json, read_at_most
 from proxima.system.damage import reading
-from proxima.system.jsonl import dumps
+from proxima.system.jsonl import dumps, json_text, utf8
 from proxima.system.web_requests import LOOPBACK_NAMES, refused
+from proxima.view.formatting import fixed, shortened
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
-from proxima.view.microscope.held_out_answers import held_out_answers
-from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.single_file import PAGE
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -225,3 +231,104 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, str(error.detail))
+
+
+MOST, KEY_LENGTH, TEXT_LENGTH = 5000, 200, 10_000
+
+
+def notes_file(folder: Path) -> Path:
+    """`<run folder>.notes.json`."""
+    place = folder.resolve()
+    return place.with_name(f"{place.name}.notes.json")
+
+
+def read_notes(folder: Path) -> dict[str, str]:
+    """Return key → text. Raises: UserError if the file is damaged."""
+    file = notes_file(folder)
+    try:
+        notes = load_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file.name} can't be read ({error}); restore it, or move it away") from error
+    return {str(key): str(text) for key, text in notes.items()} if isinstance(notes, dict) else {}
+
+
+def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
+    """Write a note, or delete it if the text is empty, and return the updated notes. The server calls it from one
+    thread.
+
+    Raises:
+        UserError: the key or the text is too long, there are too many, or the file is damaged.
+        OSError: the disk is full or read-only.
+    """
+    require(0 < len(key) <= KEY_LENGTH, "key", key, f"must have 1 to {KEY_LENGTH} characters")
+    require(len(text) <= TEXT_LENGTH, "text", len(text), f"must have at most {TEXT_LENGTH} characters")
+    notes = read_notes(folder) | {utf8(key): utf8(text)}
+    notes = {name: value for name, value in notes.items() if value}
+    require(len(notes) <= MOST, "notes", len(notes), f"must be at most {MOST}")
+    write_atomic(notes_file(folder), json_text(notes))
+    return notes
+
+
+ANSWERS, TEXT = 4, 2000  # of a question on each side; characters of an answer
+ORDER = {"worse": 0, "better": 1, "same": 2, "unknown": 3}
+
+
+def held_out_answers(files: RunFolder) -> dict[str, Any]:
+    """Return `labels` of the evaluations, the `metric` that tells better from worse, and `rows`: each question with
+    what changed (`kind`), and on each side its answers with their marks.
+
+    Raises:
+        UserError: the run has no evaluation, or a file can't be read.
+    """
+    rows, labels, metrics = list[dict[str, Any]](), list[str](), dict[str, None]()
+    for name in ["", *files.eval_sets()]:
+        ends = [*dict.fromkeys(files.eval_files(name)[i] for i in (0, -1) if files.eval_files(name))]
+        sides = [read_completions(file) for file in ends]
+        if not sides:
+            continue
+        labels = labels if len(labels) > len(ends) else [_label(file.stem) for file in ends]
+        judged = any(value is not None for side in sides for q in side.values() for value in q.correct)
+        metrics[metric := ACCURACY if judged else "reward"] = None
+        for uid, question in sides[0].items():
+            both = [side[uid] for side in sides if uid in side]
+            change = _change(both, metric)
+            kind = (
+                "unknown" if change is None else "same" if abs(change) < 1e-12 else "worse" if change < 0 else "better"
+            )
+            row = {
+                "uid": uid,
+                "set": name,
+                "question": question.question,
+                "answer": load_json(question.answer),
+                "kind": kind,
+            }
+            rows.append(row | {"change": change, "sides": [_answers(each, judged) for each in both]})
+    if not rows:
+        raise UserError("the run has no held-out answers: it was not evaluated, or its evals/ are gone")
+    rows.sort(key=lambda row: (ORDER[row["kind"]], row["change"] or 0.0, row["set"], row["uid"]))
+    return {"labels": labels, "metric": " and ".join(metrics), "rows": rows}
+
+
+def _label(stem: str) -> str:
+    step = int(stem.partition("-")[0])
+    return f"after step {step}" if step else "before the first step"
+
+
+def _change(sides: Sequence[QuestionResult], metric: str) -> float | None:
+    """The mean of the last side minus that of the first; None with a single side, or without a score on one."""
+    scores = [[float(value) for value in side.values(metric) if value is not None] for side in sides]
+    return fmean(scores[-1]) - fmean(scores[0]) if len(scores) > 1 and all(scores) else None
+
+
+def _answers(question: QuestionResult, judged: bool) -> list[dict[str, str]]:
+    marks = {True: "right", False: "wrong", None: "no score"}
+    rewards = question.values("reward")
+    return [
+        {
+            "mark": marks[correct] if judged else "no score" if reward is None else f"reward {fixed(reward, 3)}",
+            "text": shortened(text, TEXT),
+        }
+        for correct, reward, text in list(zip(question.correct, rewards, question.texts, strict=True))[:ANSWERS]
+    ]

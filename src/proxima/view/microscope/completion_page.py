@@ -1,24 +1,26 @@
-"""A completion down to its tokens: stored columns, derived columns, and the explanation of a token."""
+"""A completion down to its tokens: stored, derived and recomputed columns, and the explanation of a token."""
 
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from proxima.core.token_reasons import TokenReasons
 from proxima.data import UserError
 from proxima.data.columns import TOKEN_COLUMNS
 from proxima.data.flow import Key
 from proxima.data.image_tokens import shown_images
 from proxima.data.json_reader import load_json
-from proxima.view.microscope.explained_tokens import ExplainedTokens
+from proxima.experiments.stored_tokens import LossSpecs, StoredTokens
+from proxima.view.microscope.single_file import thumbnails
 from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.viewed_run import ViewedRun
-from proxima.view.thumbnails import thumbnails
 
 FACTS = (
     "reward",
@@ -75,7 +77,7 @@ class CompletionPage:
         return row
 
     @cached_property
-    def explained(self) -> ExplainedTokens:
+    def explained(self) -> "ExplainedTokens":
         return ExplainedTokens.of(self.run, self.file.step, self.row)
 
     @cached_property
@@ -249,3 +251,101 @@ def completion_key(text: str) -> Key:
         raise UserError("a completion is named uid.sample.turn, three numbers")
     uid, sample, turn = map(int, parts)
     return uid, sample, turn
+
+
+@dataclass(frozen=True, eq=False)
+class ExplainedTokens:
+    """The decisions about the tokens of a completion, as columns and in words.
+
+    Args:
+        reasons: None: `stored.problem()` says why there are none.
+        alternatives: recomputed ids and log-probs, [T, K].
+    """
+
+    stored: StoredTokens
+    reasons: TokenReasons | None
+    alternatives: tuple[NDArray[Any], NDArray[Any]] | None
+
+    @classmethod
+    def of(cls, run: ViewedRun, step: int, row: Mapping[str, Any]) -> "ExplainedTokens":
+        """Explain a completion of a step."""
+        recomputed = recomputed_columns(run)(step, row) if run.recompute else {}
+        alternatives = recomputed.pop("alternatives", None)
+        stored = StoredTokens(row=row, specs=LossSpecs.of(run.recipe), step=step, recomputed=recomputed)
+        return cls(stored, stored.reasons(), alternatives)
+
+    @cached_property
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """The columns that derive from the row, [T] each."""
+        columns = dict(self.stored.recomputed)
+        if (proximal := self.stored.proximal_log_prob) is not None:
+            columns["proximal_log_prob"] = proximal.numpy()
+        if self.reasons is not None:
+            columns["loss_weight"] = self.reasons.weight.numpy()
+        if self.reasons is not None and self.reasons.band is not None:
+            columns |= {name: values.detach().numpy() for name, values in self.reasons.band.drawn().items()}
+        return columns
+
+    @property
+    def band(self) -> dict[str, Any] | None:
+        """The surrogate's description of its own columns."""
+        if self.reasons is None or self.reasons.band is None:
+            return None
+        band = self.reasons.band
+        return {"title": band.title, "names": [*band.drawn()], "note": band.note}
+
+    def reason(self, token: int) -> str:
+        """Explain one token in words, or say why its reason is unknown."""
+        return self.stored.problem() if self.reasons is None else str(self.reasons.reason(token))
+
+
+ALTERNATIVES = 8  # the most probable tokens at each position
+
+
+@dataclass(frozen=True, eq=False)
+class RecomputedColumns:
+    """Columns that a run does not store, computed from its weights: `proxima view --recompute`.
+
+    Runs completions through the checkpoint before their step, which is the proximal policy, and through the model
+    that the run began with, its reference. One model of each kind is kept in memory."""
+
+    run: ViewedRun
+    _models: dict[Path, Any] = field(default_factory=dict, repr=False)
+
+    def __call__(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Compute `proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and
+        `alternatives`, ids and log-probs [T, ALTERNATIVES]; columns whose weights are missing are left out."""
+        first, columns = Path(self.run.model), dict[str, Any]()
+        before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
+        if not len(row["tokens"]):
+            return columns
+        for name, folder in (("proximal_log_prob", before), ("reference_log_prob", first)):
+            if (folder / "config.json").is_file():
+                log_probs = self._log_probs(folder, row)
+                columns[name] = log_probs[np.arange(len(log_probs)), row["tokens"]]
+                if name == "proximal_log_prob":
+                    ids = np.argsort(-log_probs, axis=1, kind="stable")[:, :ALTERNATIVES]
+                    columns["alternatives"] = ids, np.take_along_axis(log_probs, ids, 1)
+        return columns
+
+    def _log_probs(self, folder: Path, row: Mapping[str, Any]) -> Any:
+        """Return the log-probs of all tokens, [T, V] nats, float32."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        if (row["prompt_tokens"] < 0).any():
+            raise UserError("what was not stored is not recomputed where a prompt shows images")
+        if folder not in self._models:
+            for earlier in [path for path in self._models if path != Path(self.run.model)]:
+                del self._models[earlier]
+            self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+        ids = torch.from_numpy(np.concatenate([row["prompt_tokens"], row["tokens"]]).astype(np.int64))
+        with torch.inference_mode():
+            logits = self._models[folder](ids[None]).logits[0, len(row["prompt_tokens"]) - 1 : -1].float()
+            return (logits / (row["temperature"] or 1.0)).log_softmax(-1).numpy()
+
+
+@lru_cache(maxsize=1)  # the weights of one run at a time
+def recomputed_columns(run: ViewedRun) -> RecomputedColumns:
+    """Return what computes a run's columns; it keeps the weights that it has loaded."""
+    return RecomputedColumns(run)

@@ -1,14 +1,13 @@
-"""The process of `proxima view`: its socket, its address and its key."""
+"""The process of `proxima view`: its socket, its address and its key. As a module, it is a `ViewerProcess`."""
 
 import asyncio
 import os
 import re
 import signal
 import socket
-import threading
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 from proxima.data import UserError
@@ -16,9 +15,11 @@ from proxima.experiments.run_reader import find_runs
 from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder
+from proxima.view.microscope import PORT
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.viewed_run import ViewedRun
 
+NICE = 10  # of the viewer of a run in progress: training has priority
 BACKLOG = 64  # connections that wait
 
 
@@ -29,10 +30,10 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
     Raises:
         UserError: a folder leads to no run. Files missing in a run are reported on its page.
     """
-    found = find_runs(folders)
+    runs = find_runs(folders)
     return [
         ViewedRun(i, RunFolder(run), recompute, name)
-        for i, (run, name) in enumerate(zip(found, distinct(found), strict=True))
+        for i, (run, name) in enumerate(zip(runs, distinct(runs), strict=True))
     ]
 
 
@@ -41,16 +42,16 @@ def distinct(folders: Sequence[Path]) -> list[str]:
     runs of a sweep are `CELL/seed-1`."""
     parts = [folder.resolve().parts for folder in folders]
 
-    def name(own: tuple[str, ...]) -> str:
-        for depth in range(1, len(own)):
-            end = own[-depth:]
+    def name(path: tuple[str, ...]) -> str:
+        for depth in range(1, len(path)):
+            end = path[-depth:]
             if sum(other[-depth:] == end for other in parts) == 1 and not (
                 depth == 1 and re.fullmatch(r"seed-\d+", end[0])
             ):
                 return "/".join(end)
-        return "/".join(own[-2:])
+        return "/".join(path[-2:])
 
-    return [name(own) for own in parts]
+    return [name(path) for path in parts]
 
 
 def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
@@ -83,9 +84,20 @@ def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seco
 
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Serve until a signal arrives."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: leave the other cores to training
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch computes anything: leave the other cores to training
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C
     with suppress(KeyboardInterrupt):
-        # imports torch, which takes seconds
-        threading.Thread(target=import_module, args=("proxima.view.microscope.explained_tokens",), daemon=True).start()
         asyncio.run(make_server(app).serve([listening]))
+
+
+def main(channel: socket.socket, folder: str) -> None:
+    """Serve a run for as long as this process lives; the address goes into the channel."""
+    os.nice(NICE)
+    app = MicroscopeApp(open_runs([folder]))
+    with listen("127.0.0.1", PORT, otherwise=0) as listening:
+        channel.sendall(f"{address_of(listening, '127.0.0.1', '')}\n".encode())
+        serve_pages(app, listening)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

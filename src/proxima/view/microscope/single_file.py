@@ -1,12 +1,16 @@
-"""What a page needs to be one file: its modules as one script, its data as text that can't run, its own policy."""
+"""What a page needs to be one file: its modules as one script, its data as text that can't run, its images as
+addresses that hold them, and its policy."""
 
 import base64
 import hashlib
+import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxima.data import UserError
+from proxima.model.images.folder import read_image, read_names
 from proxima.system.jsonl import dumps
 
 PAGE = Path(__file__).parent / "page"
@@ -50,3 +54,26 @@ def policy_of(script: str) -> str:
 def inert_json(value: Any) -> str:
     """Encode JSON for a <script> element: without `<`, hence without `</script>` or `<!--`."""
     return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", dumps(value))
+
+
+def thumbnails(run: Path, numbers: Sequence[int], side: int = 512) -> list[str]:
+    """Images of a run by their numbers, as addresses that hold them, at most `side` pixels wide and high unless their
+    files are small; empty for one that is gone or can't be read."""
+    try:
+        names = read_names(run / "images") if numbers else []
+    except UserError:  # `proxima check` tells why
+        names = []
+    return [_address(run / "images", names[number], side) if 0 <= number < len(names) else "" for number in numbers]
+
+
+def _address(folder: Path, name: str, side: int) -> str:
+    try:
+        content, image = read_image(folder, name)
+    except (ImportError, UserError):  # no PIL, or a file that is gone or damaged
+        return ""
+    if len(content) > 64 * side:
+        image.thumbnail((side, side))
+        out = io.BytesIO()
+        image.save(out, "PNG")
+        content = out.getvalue()
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"

@@ -1,13 +1,30 @@
-"""The curves of a run as its page draws them: every number of its steps, its evaluations, and what the recipe chose."""
+"""What a run's page draws: the curves of its steps with the meaning of each metric (metrics.yaml), its evaluations, the
+recipe's choices, and the last steps of timeline.json: what works, what waits, and the stage of each prompt."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.health import verdicts
 from proxima.data import FieldError
 from proxima.evaluation.headline import Headline
-from proxima.view.microscope.metric_meanings import metric_meanings
+from proxima.runtime.watch.timeline import (
+    ENGINE,
+    EPISODES,
+    PROCESSES,
+    REWARDS,
+    TRAINER,
+    Lane,
+    TimelineSpan,
+    timeline_spans,
+    union,
+)
 
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 
@@ -56,3 +73,82 @@ def guard_of(algorithm: Any) -> MismatchGuard:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+VITAL = "Vital signs"
+FILE = Path(__file__).with_name("metrics.yaml")
+
+
+@cache
+def metric_groups() -> dict[str, dict[str, str]]:
+    """Return the lines of metrics.yaml by group: the names of some metrics, and their meaning in Markdown. The first
+    group is `VITAL`, names without a meaning."""
+    groups = yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return {VITAL: dict.fromkeys(groups.pop("vital"), ""), **groups}
+
+
+def metric_meanings(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the group and the meaning of each metric, in the order in which they are shown: the vital ones first."""
+    shown = sorted((*_line(name), name) for name in names)
+    return {name: [group, meaning] for _, group, meaning, name in shown}
+
+
+@lru_cache(4096)
+def _line(name: str) -> tuple[int, str, str]:
+    """Return the place, the group and the meaning, as plain text, of a metric."""
+    groups = metric_groups()
+    vital = list(groups[VITAL])
+    lines = [(group, *line) for group, of_group in groups.items() if group != VITAL for line in of_group.items()]
+    for place, (group, names, meaning) in enumerate(lines, len(vital)):
+        if any(fnmatchcase(name, pattern) for pattern in names.split(", ")):
+            text = re.sub(r"\[|\]\([^)]*\)|[`*]", "", meaning)
+            return (vital.index(name), VITAL, text) if name in vital else (place, group, text)
+    raise AssertionError("the last line of metrics.yaml matches every name")
+
+
+STEPS, MOST_SPANS, MOST_LANES = 6, 4000, 10  # steps and spans drawn; lanes of prompts and of episodes
+ENVIRONMENTS = Lane(1, 4)  # while some episode waits for its environment; derived, not in the file
+NAMES = {TRAINER: "trainer", ENGINE: "engine", ENVIRONMENTS: "environments", REWARDS: "rewards"}
+
+
+def last_stages(file: Path) -> list[dict[str, Any]] | None:
+    """Return the spans of the last steps, lane by lane: process, activity, start and end in seconds of the run; None
+    without the file."""
+    if not file.is_file():
+        return None
+    every = list(timeline_spans(file))
+    starts = [span.start for span in every if span.name == "step"]
+    begin = starts[-STEPS:][0] if starts else 0.0
+    last = [span._replace(start=max(span.start, begin)) for span in every if span.end > begin][-MOST_SPANS:]
+    leaves = with_environments([span for span in last if not span.name.startswith(("prompt ", "episode "))])
+    return [
+        {
+            "name": span.name,
+            "process": NAMES.get(span.lane) or PROCESSES.get(span.lane.process, "").removesuffix("s"),
+            "thread": "" if span.lane in NAMES else span.lane.thread,
+            "start": span.start,
+            "end": span.end,
+            "facts": span.facts,
+        }
+        for span in sorted((span for span in leaves if span.lane.thread <= MOST_LANES), key=_place)
+    ]
+
+
+def _place(span: TimelineSpan) -> tuple[int, int]:
+    """Sort key: the stages first, in the order of `NAMES`, then episodes, then prompts."""
+    return (0, list(NAMES).index(span.lane)) if span.lane in NAMES else (-span.lane.process + 9, span.lane.thread)
+
+
+def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
+    """Add a lane for the times in which some episode waits for its environment. With episodes, the engine's lane shows
+    the times in which one of them waits for a turn, rather than the whole time of a prompt."""
+    played = [span for span in spans if span.lane.process == EPISODES]
+    if not played:
+        return [*spans]
+    lanes = {"turn": ENGINE, "environment": ENVIRONMENTS}
+    busy = [
+        TimelineSpan(name, lane, start, end, {})
+        for name, lane in lanes.items()
+        for start, end in union((span.start, span.end) for span in played if span.name == name)
+    ]
+    return [*(span for span in spans if span.lane != ENGINE), *busy]

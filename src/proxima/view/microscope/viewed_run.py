@@ -1,7 +1,8 @@
-"""A run as the microscope reads it: its recipe and the current content of its folder, checked at each request."""
+"""A run as the microscope reads it: its recipe, its tokens as text, and the current content of its folder, checked at
+each request."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,17 +10,85 @@ from typing import Any, TypeVar
 
 from proxima.core.correction.health import verdicts
 from proxima.data import UserError
+from proxima.data.image_tokens import patch_text
 from proxima.experiments.run_progress import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder, is_locked
-from proxima.view.microscope.metric_meanings import VITAL, metric_groups
-from proxima.view.microscope.stages import last_stages
 from proxima.view.microscope.step_file import StepFile
-from proxima.view.microscope.token_text import TokenText
-from proxima.view.microscope.trend import guard_of, trend_of
+from proxima.view.microscope.trend import VITAL, guard_of, last_stages, metric_groups, trend_of
 
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
+
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
+
+
+class TokenText:
+    """Decodes ids one by one.
+
+    Args:
+        file: tokenizer.json; None: not available here, so that a token is shown as its id.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+
+    @classmethod
+    def of_run(cls, folder: Path, model: str) -> "TokenText":
+        """Load the tokenizer from the model's folder, from a checkpoint of the run, or from the hub's cache."""
+        places = [Path(model), *sorted((folder / "checkpoints").glob("*/model"), reverse=True)]
+        path = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
+        return cls(path if path is not None or not model else _cached(model))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        if self.file is None:
+            return None
+        from tokenizers import Tokenizer
+
+        try:
+            return Tokenizer.from_file(str(self.file))
+        except Exception:  # tokenizers' own class, for an unreadable file
+            return None
+
+    def each(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token. A character made of several tokens is the text of the last one; the others
+        have an empty text."""
+        if self._tokenizer is None:
+            return [f"⟨{token}⟩" for token in ids]
+        shown = {at: patch_text(token) for at, token in enumerate(ids) if token < 0}
+        ids = [max(token, 0) for token in ids]
+        texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        for at, token in enumerate(ids):
+            if not texts[at] or (piece := texts[at])[0].isspace():
+                continue
+            if piece[0] != BROKEN and (self._tokenizer.id_to_token(token) or "").startswith("▁"):
+                texts[at] = f" {piece}"  # decoders of such tokens drop the leading space
+        return [shown.get(at, text) for at, text in enumerate(self._joined(ids, texts))]
+
+    def _joined(self, ids: list[int], texts: list[str]) -> list[str]:
+        """Join the parts that together make whole characters."""
+        at = 0
+        while at < len(ids):
+            if BROKEN in texts[at]:
+                for end in range(at + 2, min(at + 5, len(ids) + 1)):
+                    if BROKEN not in (whole := self._tokenizer.decode(ids[at:end], skip_special_tokens=False)):
+                        texts[at:end] = [*([""] * (end - at - 1)), whole]
+                        at = end - 1
+                        break
+            at += 1
+        return texts
+
+
+def _cached(model: str) -> Path | None:
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        file = try_to_load_from_cache(model, "tokenizer.json")
+    except Exception:  # not a model name of the hub
+        return None
+    return Path(file) if isinstance(file, str) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +105,7 @@ class ViewedRun:
     files: RunFolder
     recompute: bool = False
     name: str = ""
-    _known: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
+    _cache: dict[Path, tuple[Any, Any]] = field(default_factory=dict, repr=False)
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -85,9 +154,9 @@ class ViewedRun:
         """Return the result of `read`, cached while the file is unchanged. FileNotFoundError without a file."""
         stat = file.stat()
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if self._known.get(file, (None,))[0] != stamp:
-            self._known[file] = stamp, read()
-        value: Value = self._known[file][1]
+        if self._cache.get(file, (None,))[0] != stamp:
+            self._cache[file] = stamp, read()
+        value: Value = self._cache[file][1]
         return value
 
     def rollout_steps(self) -> list[int]:
@@ -105,9 +174,9 @@ class ViewedRun:
             raise UserError(
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
-        self._known[path] = self._known.pop(path)  # move it to the end: most recently used
-        for earlier in [key for key in self._known if key.suffix == ".parquet"][:-STEPS_KEPT]:
-            del self._known[earlier]
+        self._cache[path] = self._cache.pop(path)  # move it to the end: most recently used
+        for earlier in [key for key in self._cache if key.suffix == ".parquet"][:-STEPS_KEPT]:
+            del self._cache[earlier]
         return file
 
     def about(self) -> dict[str, Any]:

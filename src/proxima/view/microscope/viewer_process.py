@@ -1,8 +1,5 @@
 """The microscope of a run in progress or a notebook: a process that ends when its parent ends, for any reason."""
 
-import os
-import socket
-import sys
 import threading
 from pathlib import Path
 from typing import TextIO
@@ -11,11 +8,8 @@ from proxima.data import UserError
 from proxima.process.children import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
-from proxima.view.microscope import PORT
-from proxima.view.microscope.app import MicroscopeApp
-from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
 
-NICE = 10  # training has priority
+SERVER = "proxima.view.microscope.server"  # not imported: a run needs no web server in its own process
 
 
 def require_server(what: str) -> None:
@@ -33,7 +27,7 @@ class ViewerProcess:
 
     def __init__(self, folder: Path) -> None:
         require_server("view")
-        self.child = start_module(__name__, folder)
+        self.child = start_module(SERVER, folder)
 
     def address(self) -> str:
         """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""
@@ -68,16 +62,3 @@ class ViewerObserver(Observer):
     def finished(self, summary: Record) -> None:
         if self.viewer is not None:
             self.viewer.end()
-
-
-def main(channel: socket.socket, folder: str) -> None:
-    """Serve for as long as this process lives."""
-    os.nice(NICE)
-    app = MicroscopeApp(open_runs([folder]))
-    with listen("127.0.0.1", PORT, otherwise=0) as listening:
-        channel.sendall(f"{address_of(listening, '127.0.0.1', '')}\n".encode())
-        serve_pages(app, listening)
-
-
-if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -33,7 +33,7 @@ class TrackerObserver(Observer):
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._error = ""
-        self._told = self._hangs = False
+        self._warned = self._hangs = False
         self._session: TrackerSession | None = None
         self._state: dict[str, Any] = {}
         self._before: Mapping[str, int] = {}  # kind of record → the last step logged before this process
@@ -82,7 +82,7 @@ class TrackerObserver(Observer):
         self._queue.put(call)
         busy = self._busy_since
         self._hangs |= busy is not None and self.clock.now() - busy > self.patience
-        self._tell()
+        self._warn_once()
 
     def _later_log(self, record: Record) -> None:
         self._later(lambda: self._log(record))
@@ -90,13 +90,13 @@ class TrackerObserver(Observer):
     def _wait(self, event: threading.Event) -> None:
         if self._thread is not None:
             self._hangs |= not event.wait(0.0 if self._hangs else self.patience)
-        self._tell()
+        self._warn_once()
 
-    def _tell(self) -> None:
+    def _warn_once(self) -> None:
         """Warn once about any problem of the tool; called on the event loop, like all methods of observers."""
-        if self._told or not (self._error or self._hangs):
+        if self._warned or not (self._error or self._hangs):
             return
-        self._told = True
+        self._warned = True
         what = f"failed: {self._error}" if self._error else f"has not answered for {self.patience:.0f} s"
         self.warn(f"monitor {self.name} {what}; the run continues, and its own metrics are in the run folder")
 

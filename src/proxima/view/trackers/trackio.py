@@ -30,7 +30,7 @@ class Trackio(Tracker):
         import trackio
 
         for module in (trackio, trackio.run, trackio.utils):  # they print into the progress, with no option against it
-            vars(module)["print"] = lambda *words, **how: None
+            vars(module)["print"] = lambda *_, **__: None
         opened = trackio.init(
             project=self.project,
             name=run.identity or self.name or run.name,
