@@ -30,7 +30,7 @@ OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
 class OfflineWorkload:
-    """The work of a run of the families that train on a fixed data set; for the methods see `RlWorkload`."""
+    """The `Workload` of the families that train on a fixed data set."""
 
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
@@ -53,6 +53,10 @@ class OfflineWorkload:
                     "checkpoint.keep_best", True, f"has no metric to compare checkpoints by: {why}", remedy=OTHER_ROWS
                 )
             self.notes.append(f"{why}; {OTHER_ROWS}")
+
+    @property
+    def has_held_out(self) -> bool:
+        return bool(self.data.held_out)
 
     def hashes(self) -> dict[str, str]:
         return model_hashes(self.config.model) | {name: rows_sha(rows) for name, rows in self.data.rows.items()}

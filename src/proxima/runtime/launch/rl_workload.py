@@ -47,9 +47,7 @@ from proxima.training.ranks import Ranks
 
 
 class RlWorkload:
-    """The work of an RL run between its start and its end; `OfflineWorkload` has the same methods for training on a
-    fixed data set. It is created with its data, before weights are loaded; `notes` are warnings about the data.
-    `steps` are of the whole run; `images` is the `ImageStore` of the prompts; None: they are of text alone."""
+    """The `Workload` of RL. `images` is the `ImageStore` of the prompts; None: they are of text alone."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.steps = config, config.train.steps
@@ -60,20 +58,20 @@ class RlWorkload:
         self.checkpoint: Checkpoint | None = None  # that the run resumes from
         self.pending = Pending()  # the groups and prompts that the collector held for later steps
 
+    @property
+    def has_held_out(self) -> bool:
+        return bool(self.data.held_out)
+
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of everything that the run reads, keyed by its name in messages."""
         return input_hashes(self.config, self.data.source, self.data.held_out)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
         self.checkpoint, self.pending = checkpoint, restore_data(self.data.source, checkpoint, journal)
 
     def load(self, path: str | None) -> LoadedModel:
-        """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
         return self.model.load(path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
-        """The loop and everything that it uses."""
         config, data, store = self.config, self.data, services.store
         if self.images is not None:
             self.images.keep_in(store.folder.images)
@@ -116,8 +114,6 @@ class RlWorkload:
         return RankModels(stacks=stacks, stages=stages)
 
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
-        """The facts known at the start, or when the run resumes after `finished` steps; without a model if none is
-        left."""
         config, train = self.config, self.config.train
         size = train.completions_per_prompt
         prompts, kept = pruned(train.prompts_per_step, size, config.algorithm.selection)

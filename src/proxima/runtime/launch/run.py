@@ -20,7 +20,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel, quiet_transformers
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
-from proxima.runtime.loop.training_loop import RunEnded, RunServices
+from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
 from proxima.runtime.placement.follower import RankModels, follow, seen_here
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
 from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
@@ -28,7 +28,7 @@ from proxima.runtime.resume.restore import prepare_resume, report_finished
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.store import RunStore
-from proxima.runtime.state.summary import Summary, summarise_run
+from proxima.runtime.state.summary import Ending, Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
@@ -40,8 +40,6 @@ from proxima.training.checkpoint import DELETE, Checkpoint, read_checkpoint, res
 from proxima.training.messages import Start
 from proxima.training.ranks import Ranks
 from proxima.training.stack import POLICY
-
-Workload = RlWorkload | OfflineWorkload
 
 Mode = Literal["new", "resume", "change"]
 
@@ -103,7 +101,7 @@ def train(
             raise UserError(message, remedy=remedy) from error
 
 
-def _workload(config: Any, observer: Observer) -> Workload:
+def _workload(config: Any, observer: Observer) -> RlWorkload | OfflineWorkload:
     if (family := family_of_config(config)) is not None and family is not TRAIN:
         return OfflineWorkload(config, family, observer)
 
@@ -137,7 +135,7 @@ async def _run(
             await disk.write(check_resume, journal, config)
             if hashing is not None:
                 await disk.write(check_inputs, journal, await hashing)
-            for note in await disk.write(start_notes, journal, work):
+            for note in await disk.write(start_notes, journal, config, work.steps):
                 observer.warning(note)
             activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
             store = RunStore(journal, folder, disk, activity, ranks)
@@ -151,16 +149,16 @@ async def _run(
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
                 observer.warning(note)
-            status, error, resumable = "failed", None, True
+            ending = Ending(status="failed")
             try:
                 stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
-                status = "done" if await loop.run() else "stopped"
+                ending = Ending(status="done" if await loop.run() else "stopped")
             except BaseException as problem:
-                status, error, resumable = _ending(problem, ranks, disk)
+                ending = _ending(problem, ranks, disk)
                 raise
             finally:
                 opened.close()
-                summary = summarise_run(work, folder, journal, observer, (status, loop.now(), error, resumable))
+                summary = summarise_run(config, work.facts(journal), folder, journal, observer, ending, loop.now())
                 await _write_summary(summary, folder, disk, observer)
                 observer.finished(asdict(summary))
                 if not ranks.losing():
@@ -200,21 +198,22 @@ async def _write_summary(summary: Summary, folder: RunFolder, disk: Disk, observ
         observer.warning(f"{full}: the run has no summary.json until it is resumed")
 
 
-def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str, bool]:
-    """Status and error of a run that ends with an exception, and whether a plain resume may continue it."""
+def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
+    """How a run ends with an exception."""
     failure = None if ranks.monitor is None else ranks.monitor.cause(problem)
     if failure is not None:
         disk.stop.set()
-        return "failed", failure.text, True
+        return Ending(status="failed", error=failure.text)
     if isinstance(problem, asyncio.CancelledError | KeyboardInterrupt):  # a second Ctrl-C
         disk.stop.set()
-        return "stopped", "interrupted", True
+        return Ending(status="stopped", error="interrupted")
     resumable = problem.resumable if isinstance(problem, RunEnded) else True
     named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-    return "failed", str(problem) if isinstance(problem, RunEnded | UserError) else named, resumable
+    error = str(problem) if isinstance(problem, RunEnded | UserError) else named
+    return Ending(status="failed", error=error, resumable=resumable)
 
 
-def start_rank(make_work: Callable[[], Workload], ranks: Ranks, message: Start) -> RankModels:
+def start_rank(make_work: Callable[[], RlWorkload | OfflineWorkload], ranks: Ranks, message: Start) -> RankModels:
     """What a run does on rank 0, on the others: data, files, weights, and the state of a checkpoint; `make_work` makes
     its workload."""
     seen_here("run folder", message.folder, Path.is_dir)

@@ -10,22 +10,23 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.model.compute_thread import ComputeThread, Progress
+from proxima.model.pretrained import LoadedModel
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.run_checkpoints import prune_checkpoints
 from proxima.runtime.state.store import RunStore
 from proxima.runtime.watch.disk import StoppedWaiting
-from proxima.runtime.watch.observer import Observer, Stage
+from proxima.runtime.watch.observer import Observer, RunInfo, Stage
 from proxima.runtime.watch.stall import StallWatch
 from proxima.runtime.watch.step_notes import CoreShare, why_untrained
-from proxima.training.checkpoint import CheckpointContents, checkpoints, read_checkpoint
+from proxima.training.checkpoint import Checkpoint, CheckpointContents, checkpoints, read_checkpoint
 from proxima.training.ranks import RankError
 from proxima.training.stack import TrainStack
 
@@ -42,6 +43,46 @@ class RunServices:
     compute: ComputeThread
     observer: Observer
     opened: ExitStack
+
+
+class Workload(Protocol):
+    """The work of a run, built from its config with its data, before weights are loaded."""
+
+    notes: list[str]  # warnings about the data
+    steps: int  # of the whole run
+
+    @property
+    def config(self) -> RunConfig | OfflineConfig: ...
+
+    @property
+    def has_held_out(self) -> bool:
+        """True if there are held-out questions or items."""
+        ...
+
+    def hashes(self) -> dict[str, str]:
+        """SHA-256 of everything that the run reads, keyed by its name in messages."""
+        ...
+
+    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
+        ...
+
+    def load(self, path: str | None) -> LoadedModel:
+        """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
+        ...
+
+    def make_loop(self, loaded: LoadedModel, services: RunServices) -> "TrainingLoop":
+        """The loop and everything that it uses."""
+        ...
+
+    def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
+        """The facts known at the start, or when the run resumes after `finished` steps; without a model if none is
+        left."""
+        ...
+
+    def facts(self, journal: Journal) -> Mapping[str, Any]:
+        """Fields of `Summary`."""
+        ...
 
 
 class Stopped(Exception):

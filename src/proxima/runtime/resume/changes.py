@@ -20,6 +20,7 @@ from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.model_section import ModelConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment.agents import AGENT
 from proxima.evaluation.held_out import HeldOutSet
@@ -94,10 +95,10 @@ def change_notes(journal: Journal) -> list[str]:
     ]
 
 
-def start_notes(journal: Journal, work: Any) -> list[str]:
-    """Warnings about what has changed since the run of a workload began."""
-    schedule = schedule_note(journal, work.config.train.schedule, work.steps)
-    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]
+def start_notes(journal: Journal, config: RunConfig | OfflineConfig, steps: int) -> list[str]:
+    """Warnings about what has changed since a run of that many steps began."""
+    schedule = schedule_note(journal, config.train.schedule, steps)
+    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, config)) if note]
 
 
 def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.config.resolved import Resolved, dump
 from proxima.rollout.collector import Pending
-from proxima.runtime.loop.training_loop import evaluation_is_due, plateau_reached
+from proxima.runtime.loop.training_loop import Workload, evaluation_is_due, plateau_reached
 from proxima.runtime.resume.changes import Change, check_inputs, check_resume, record_changes, start_notes
 from proxima.runtime.resume.rewind import RestoredJournal, check_journal, rewind_run
 from proxima.runtime.state.folder import RunFolder
@@ -18,7 +18,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.pending_files import read_groups
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.run_checkpoints import prune_checkpoints
-from proxima.runtime.state.summary import Summary, summarise_run
+from proxima.runtime.state.summary import Ending, Summary, summarise_run
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
@@ -27,7 +27,12 @@ from proxima.training.checkpoint import CARRIED_GROUPS, Checkpoint
 
 
 def prepare_resume(
-    work: Any, hashes: Callable[[], dict[str, str]], folder: RunFolder, clock: Clock, observer: Observer, accept: bool
+    work: Workload,
+    hashes: Callable[[], dict[str, str]],
+    folder: RunFolder,
+    clock: Clock,
+    observer: Observer,
+    accept: bool,
 ) -> Checkpoint | None:
     """Refuse a run that has changed, and restore everything but weights and optimizer to its state at the last
     checkpoint, which is returned; None: there is none. With `accept`, the user accepts changes."""
@@ -46,7 +51,7 @@ def prepare_resume(
 
 
 def report_finished(
-    work: Any, resolved: Resolved[Any] | None, folder: RunFolder, clock: Clock, observer: Observer
+    work: Workload, resolved: Resolved[Any] | None, folder: RunFolder, clock: Clock, observer: Observer
 ) -> Summary | None:
     """Report a resumed run that has no step and no evaluation left, without its model, and return its outcome; None if
     something is left to do."""
@@ -54,17 +59,18 @@ def report_finished(
     with Journal(folder.journal, clock) as journal:
         over = journal.step >= work.steps or plateau_reached(config.eval, journal)
         due = config.eval.after or evaluation_is_due(config.eval, journal.step)
-        evaluated = journal.was_evaluated(journal.step) or not (due and work.data.held_out)
+        evaluated = journal.was_evaluated(journal.step) or not (due and work.has_held_out)
         if folder.ended.get("status") != "done" or not (over and evaluated):
             return None
         if resolved is not None:
             folder.write_config(dump(resolved, folder.config))
         observer.started(work.info(None, folder.path, journal.step))
-        for note in start_notes(journal, work):
+        for note in start_notes(journal, config, work.steps):
             observer.warning(note)
         prune_checkpoints(folder, config.checkpoint)
         Timeline(folder.timeline, observer.warning).close()
-        summary = summarise_run(work, folder, journal, observer, ("done", folder.elapsed(), None, True))
+        facts, ending = work.facts(journal), Ending(status="done")
+        summary = summarise_run(config, facts, folder, journal, observer, ending, folder.elapsed())
         folder.write_summary(asdict(summary))
         observer.finished(asdict(summary))
     return summary

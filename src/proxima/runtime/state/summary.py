@@ -95,13 +95,26 @@ def algorithm_name(config: RunConfig) -> str:
     return preset if written == kind else f"{preset} with {slot} {kind}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a run ended, as in `Summary`."""
+
+    status: str
+    error: str | None = None
+    resumable: bool = True
+
+
 def summarise_run(
-    work: Any, folder: RunFolder, journal: Journal, observer: Observer, end: tuple[str, float, str | None, bool]
+    config: RunConfig | OfflineConfig,
+    facts: Mapping[str, Any],
+    folder: RunFolder,
+    journal: Journal,
+    observer: Observer,
+    ending: Ending,
+    seconds: float,
 ) -> Summary:
-    """The outcome of a run of any kind that ended with a status, after some seconds, perhaps with an error, and whether
-    a plain resume may continue it; with the facts of its workload, the links of the views, and their warnings, which
-    follow those from before a resume."""
-    config, (status, seconds, error, resumable) = work.config, end
+    """The outcome of a run of any kind that ended after some seconds; with the `facts` of its workload, the links of
+    the views, and their warnings, which follow those from before a resume."""
     links = observer.ending()  # first: it may warn
     warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):
@@ -111,12 +124,12 @@ def summarise_run(
     headline = Headline.of(evals)
     named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
     rule, plateau = config.eval.stop_after, ""
-    if rule is not None and status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
+    if rule is not None and ending.status == "done" and named["after"] is None and (plateau := rule.reached(evals)):
         named["after"] = evals[-1]
     steps = [r for r in records if r["kind"] == "train"]
 
     return Summary(
-        status=status,
+        status=ending.status,
         steps=journal.step,
         seconds=seconds,
         model=config.model.path,
@@ -128,10 +141,10 @@ def summarise_run(
         changes=journal.get("changes") or (),
         warnings=warnings.records(),
         links=links,
-        error=error,
-        resumable=resumable,
+        error=ending.error,
+        resumable=ending.resumable,
         plateau=plateau,
-        **work.facts(journal),
+        **facts,
     )
 
 
