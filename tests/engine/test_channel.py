@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, NotFiniteError, UserError
-from proxima.engine.process.channel import MOST, receive, send
+from proxima.engine.process.served_engine import MOST, receive, send
 from proxima.engine.protocol import Health
 from tests.engine.helpers import engine, requests, run
 

@@ -231,9 +231,8 @@ def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
             await asyncio.wait({task}, timeout=0.02)
         return await asyncio.wait_for(task, seconds if pid in frozen else None)
 
-    for module in ("process_engine", "supervisor"):
-        timed = SimpleNamespace(**{**vars(asyncio), "wait_for": wait_for})
-        monkeypatch.setattr(f"proxima.engine.process.{module}.asyncio", timed)
+    timed = SimpleNamespace(**{**vars(asyncio), "wait_for": wait_for})
+    monkeypatch.setattr("proxima.engine.process.process_engine.asyncio", timed)
     monkeypatch.setattr(
         "proxima.engine.process.process_engine.HEALTH_SECONDS", 0.1
     )  # it is asked before it is replaced
@@ -261,7 +260,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
             writers.append(writer)
         return reader, writer
 
-    monkeypatch.setattr("proxima.engine.process.supervisor.asyncio.open_connection", connected)
+    monkeypatch.setattr("proxima.engine.process.process_engine.asyncio.open_connection", connected)
     with served() as engine_process:
         kill(pid_of(engine_process))
         eventually(lambda: engine_process._supervisor.exits and engine_process._supervisor.ready)

@@ -19,9 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.folder_sync import FolderSync
+from proxima.engine.http.folder_sync import FolderSync, WeightFolders
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weight_folder import WeightFolders
 from proxima.engine.protocol import Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel

@@ -1,25 +1,63 @@
 """The main module of the engine's process, started by `process.children`: serves `LocalEngine` over a socket and exits
-when the other end closes."""
+when the other end closes; and the messages between it and the run.
+
+A message is one line of JSON, followed by the arrays' raw bytes.
+"""
 
 import asyncio
+import json
 import os
 import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from proxima.engine.local.local_engine import LocalEngine
-from proxima.engine.process.channel import MOST, ProcessSetup, receive, send
-from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights
-from proxima.engine.protocol import WeightUpdate
+from proxima.data import NotFiniteError, UserError
+from proxima.data.flow import Completion, Prompt
+from proxima.data.sampling_mask import SamplingMask
+from proxima.engine.local.local_engine import Local, LocalEngine
+from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights, TensorPlace
+from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.images.store import ImageStore
 from proxima.model.pretrained import LoadedModel
+from proxima.process.messages import decode, encode
+
+MOST = 1 << 30  # most bytes in a line of JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSetup:
+    """The first message to the process: everything needed to build its engine.
+
+    Args:
+        files: `model_as_files`.
+        path: of the model, for its name.
+        device: of the model.
+        places: of the weights in the shared memory.
+        spec, max_length: as of `LocalEngine`.
+        threads: of torch.
+        seed: as of `LocalEngine`.
+        images: where its prompts show images, model and revision of their processor, and the folder to `follow`.
+    """
+
+    files: Mapping[str, bytes]
+    path: str
+    device: str
+    places: tuple[TensorPlace, ...]
+    spec: Local
+    max_length: int | None
+    threads: int
+    seed: int = 0
+    images: tuple[str, str | None, str] | None = None
 
 
 class ServedEngine:
@@ -104,6 +142,63 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
             elif number in tasks:
                 tasks[number].cancel()
     os._exit(0)
+
+
+VALUES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (
+        *(Completion, Health, InFlight, Local, ProcessSetup, Prompt, Request),
+        *(Sampling, SamplingMask, ScoreRequest, TensorPlace),
+    )
+}
+ERRORS: dict[str, Any] = {cls.__name__: cls for cls in (UserError, NotFiniteError)}
+
+
+def send(writer: asyncio.StreamWriter, message: Any) -> None:
+    """Queue a message without waiting. It may contain plain data, arrays, exceptions and `VALUES`."""
+    arrays: dict[int, np.ndarray] = {}
+    content = encode(message, partial(_encode, arrays))
+    shapes = [(array.dtype.str, array.shape) for array in arrays.values()]
+    writer.write(json.dumps([content, shapes]).encode() + b"\n")
+    for array in arrays.values():
+        writer.write(array.tobytes())
+
+
+async def receive(reader: asyncio.StreamReader) -> Any:
+    """Return the next message.
+
+    Raises:
+        asyncio.IncompleteReadError, ConnectionError: the other end is closed.
+    """
+    content, shapes = json.loads(await reader.readuntil(b"\n"))
+    arrays = []
+    for dtype, shape in shapes:
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        arrays.append(np.frombuffer(bytearray(await reader.readexactly(size)), dtype).reshape(shape))
+    return decode(content, partial(_decode, arrays))
+
+
+def _encode(arrays: dict[int, np.ndarray], value: Any) -> list[Any]:
+    """The tag and the contents of an object; those of an array are its index in `arrays`, which stores each array
+    once."""
+    name = type(value).__name__
+    if isinstance(value, np.ndarray):
+        arrays.setdefault(id(value), value)
+        return ["array", list(arrays).index(id(value))]
+    if isinstance(value, UserError):
+        return ["error", [name if name in ERRORS else "UserError", value.reason, value.remedy]]
+    if isinstance(value, Exception):
+        return ["error", ["RuntimeError", f"{name}: {value}", ""]]
+    return [name, {f.name: encode(getattr(value, f.name), partial(_encode, arrays)) for f in fields(VALUES[name])}]
+
+
+def _decode(arrays: list[np.ndarray], tag: str, inside: Any) -> Any:
+    if tag == "array":
+        return arrays[inside]
+    if tag == "error":
+        name, reason, remedy = inside
+        return ERRORS[name](reason, remedy=remedy) if name in ERRORS else RuntimeError(reason)
+    return VALUES[tag](**{name: decode(item, partial(_decode, arrays)) for name, item in inside.items()})
 
 
 if __name__ == "__main__":
