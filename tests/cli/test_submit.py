@@ -28,7 +28,8 @@ sys.exit(int(os.environ.get("CODE", "0")))
 
 
 def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
-    submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"])
+    config = submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"])
+    assert (config.model.device, config.placement.ranks) == ("cuda:7", 64)
 
 
 def test_files_of_the_cluster_are_not_looked_for_here():

@@ -147,7 +147,8 @@ def test_a_loss_never_waits_for_the_device(number: int) -> None:
         b = _without_values(make_batch([7, 0, 3, 5], seed=2, not_sampled=not_sampled, garbage=False))
         aggregate = list(AGGREGATES.values())[number % len(AGGREGATES)]()
         loss = policy_loss(b, surrogate=SPECS[sorted(SPECS)[number]], aggregate=aggregate, penalty=K3(), check=False)
-        torch.autograd.grad(loss.value, b.log_prob)
+        (gradient,) = torch.autograd.grad(loss.value, b.log_prob)
+        assert gradient.is_meta and gradient.shape == b.log_prob.shape
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])

@@ -42,7 +42,11 @@ def test_an_impossible_value_is_refused_with_its_position(field: str, value: flo
 
 
 def test_a_log_prob_a_rounding_error_above_zero_is_accepted() -> None:
-    policy_loss(two_tokens(log_prob=torch.tensor([1e-6, -1.0])), surrogate=PpoClip(), aggregate=TokenMean())
+    above, at_zero = (
+        policy_loss(two_tokens(log_prob=torch.tensor([first, -1.0])), surrogate=PpoClip(), aggregate=TokenMean())
+        for first in (1e-6, 0.0)
+    )
+    assert float(above.value) == pytest.approx(float(at_zero.value), abs=1e-5)
 
 
 def test_a_measured_divergence_replaces_the_top_k_that_it_needs() -> None:

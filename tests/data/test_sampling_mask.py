@@ -46,7 +46,8 @@ def test_what_is_no_sampling_mask(ids, offsets, message):
 
 
 def test_sets_of_neighbours_may_fall_or_repeat():
-    SamplingMask(np.array([5, 5, 1]), np.array([0, 1, 2, 2, 3]))
+    mask = SamplingMask(np.array([5, 5, 1]), np.array([0, 1, 2, 2, 3]))
+    assert mask == SamplingMask.of_sets([[5], [5], [], [1]])
 
 
 def completion(**changes):

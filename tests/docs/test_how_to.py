@@ -25,7 +25,12 @@ def assignments():
 def test_a_field_takes_its_value(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_reward.py").write_text("def near(completion: str, answer):\n    return 0.0\n")
-    resolve("quickstart", words)
+    resolved = resolve("quickstart", words)
+    for word in words:
+        field = word.partition("=")[0]
+        origins = {entry.origin for entry in resolved.entries if f"{field}.".startswith(f"{entry.path}.")}
+        origins |= {entry.origin for entry in resolved.entries if f"{entry.path}.".startswith(f"{field}.")}
+        assert origins & {"command line", "preset"} or word.endswith("={}"), field
 
 
 def test_every_row_names_a_field_or_a_command():

@@ -65,7 +65,7 @@ def resolved_small(case, root, folder):
 
 def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
     for case in CASES:
-        resolved_small(case, root, tmp_path / "run")
+        assert resolved_small(case, root, tmp_path / "run").config.train.steps == 2
 
 
 def tiers(test, cases):

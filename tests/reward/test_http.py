@@ -7,10 +7,12 @@ import json
 import re
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 
+from proxima.data import UserError
 from proxima.reward import http
 from proxima.reward.http import Http
 from proxima.reward.math.numbers import Number
@@ -223,8 +225,11 @@ def test_a_token_comes_from_the_environment_and_stays_out_of_the_config(monkeypa
 
 
 def test_before_the_run_nobody_need_be_there_for_what_is_only_logged():
-    with runner(quick(f"http://127.0.0.1:{kept_port()}/", retries=0, weight=0.0), Number()) as made:
-        made.check()
+    absent = f"http://127.0.0.1:{kept_port()}/"
+    for weight, expected in ((0.0, nullcontext()), (1.0, pytest.raises(UserError))):
+        with runner(quick(absent, retries=0, weight=weight), Number()) as made, expected:
+            made.check()
+    assert made.rewards[0].weight == 1.0
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])

@@ -286,7 +286,9 @@ def test_a_column_named_like_an_argument_does_not_replace_it(file):
 
 @pytest.mark.parametrize("name", ["numpy_truth", "objects", "keyword", "named", "by_place", "several", "judge"])
 def test_a_function_that_takes_them(file, name):
-    Function(path=f"{file}:{name}").check_code()
+    reward = Function(path=f"{file}:{name}")
+    reward.check_code()
+    assert reward.source == file.read_text()  # an edit during a run does not change the reward
 
 
 @pytest.mark.parametrize(

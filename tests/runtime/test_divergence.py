@@ -94,7 +94,8 @@ def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_explo
         return inner(self)
 
     monkeypatch.setattr(TrainStack, "_step", grown)
-    go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1, **NO_EVAL))
+    changes = {"train__updates_per_step": 2, "train__steps": 1, **NO_EVAL}
+    assert go(tmp_path / "run", recipe(tiny_model("llama"), **changes)).status == "done"
 
 
 def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(runs, tmp_path, monkeypatch):

@@ -37,9 +37,12 @@ def test_a_failing_observer_is_switched_off_and_the_others_hear_of_it():
 
 
 def test_all_observers_failing_fails_nothing():
-    tee = Tee(Listener("step"), Listener("warning"))
+    first, second = Listener("step"), Listener("warning")
+    tee = Tee(first, second)
     tee.step({"step": 1})
     tee.step({"step": 2})
+    assert first.heard == [("step", 1)]
+    assert [event for event, *_ in second.heard] == ["warning", "step"]  # it fails in that of the first, and ends here
 
 
 def test_ctrl_c_goes_through():
