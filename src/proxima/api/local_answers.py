@@ -48,8 +48,9 @@ def local_engine(
         loaded = load(path, dtype=torch.float32, device=device, max_length=max_length)
     if store is not None:
         loaded = replace(loaded, tokenizer=store.tokenizer)
-    own = own_stop_tokens(getattr(loaded.model, "generation_config", None), loaded.model.config, loaded.tokenizer)
-    notes = stop_note(loaded.tokenizer, own, stop, stop="--stop={!r:.60}", limit="--max-tokens")
+    generation = loaded.model.generation_config if hasattr(loaded.model, "generation_config") else None
+    ends = own_stop_tokens(generation, loaded.model.config, loaded.tokenizer)
+    notes = stop_note(loaded.tokenizer, ends, stop, stop="--stop={!r:.60}", limit="--max-tokens")
     for note in [*template_note(loaded.tokenizer, path), *notes]:
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype), max_length=max_length)

@@ -118,7 +118,7 @@ def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence
     from proxima.config.families import is_recipe_field  # reads YAML, which a command may not need
 
     for word in rest:
-        if isinstance(getattr(arguments, "prompt", None), list | tuple) and not word.startswith("-"):
+        if isinstance(vars(arguments).get("prompt"), list | tuple) and not word.startswith("-"):
             arguments.prompt = [*arguments.prompt, word]
             continue
         field, equals, value = word.removeprefix("--").partition("=")

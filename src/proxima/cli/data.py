@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -191,9 +191,9 @@ def _command(
     words = ["proxima", "data", "prepare", source]
     for place in places:
         words += ["--from", place]
-    chosen = {"subset": subset, "revision": revision} | vars(options)
-    for name, value in chosen.items():
-        if value != getattr(type(options), name, None):  # the default
+    defaults = {field.name: field.default for field in fields(options)}
+    for name, value in ({"subset": subset, "revision": revision} | vars(options)).items():
+        if value != defaults.get(name):
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words if against is None else [*words, "--against", *against])
 

@@ -85,7 +85,7 @@ def report_bug(error: BaseException) -> int:
         sys.stderr.write(trace)
     what = " ".join(f"{_rank_name()}{type(error).__name__}: {error}".split())
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
-    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", getattr(error, "run_folder", None))
+    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", vars(error).get("run_folder"))
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
     print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE

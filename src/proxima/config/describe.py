@@ -49,7 +49,7 @@ class FieldInfo:
     @property
     def presets(self) -> str | None:
         """The table of presets by which the section may be named, "package.module:DICT"; None: it has none."""
-        return getattr(self.section, "PRESETS", None)
+        return None if self.section is None else vars(self.section).get("PRESETS")
 
     @property
     def head(self) -> str | None:
@@ -129,6 +129,11 @@ def class_at(reference: str) -> type:
     return value
 
 
+def setting(spec: Any, name: str, default: Any = None) -> Any:
+    """A field of a spec whose class may be the user's and lack it."""
+    return getattr(spec, name, default)
+
+
 def kind_of(spec: object) -> str:
     """The kind by which a recipe names this spec: a key of the table of any slot of `RunConfig`, else
     `package.module:Class`."""
@@ -163,7 +168,7 @@ def documented(cls: type) -> Mapping[str, str]:
             for name in names:
                 meanings.setdefault(name, text)
         other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
-        named = getattr(sys.modules[base.__module__], other[1], None) if other else None
+        named = vars(sys.modules[base.__module__]).get(other[1]) if other else None
         if isinstance(named, type) and named is not base:
             meanings = {**documented(named), **meanings}
     return meanings

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from proxima.config.problems import require_plain_folder
 from proxima.config.sections.algorithm_section import RECOMPUTED, AlgorithmConfig
+from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.data_section import DataConfig
 from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
 from proxima.config.sections.model_section import ModelConfig
@@ -64,7 +65,7 @@ class RunConfig:
     @property
     def value_warmup(self) -> int:
         """The number of initial steps in which only the critic is trained."""
-        return getattr(self.critic, "value_warmup_steps", 0)
+        return self.critic.value_warmup_steps if isinstance(self.critic, ModelCritic) else 0
 
     @property
     def recomputes_proximal(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from proxima.config.describe import setting
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
 from proxima.core import SELECTIONS
@@ -140,7 +141,7 @@ class AlgorithmConfig:
     def penalties(self) -> list[Any]:
         """The penalties in the loss besides the entropy bonus, without those of coefficient 0."""
         specs = [self.reference_kl, *self.penalty]
-        return [spec for spec in specs if spec is not None and getattr(spec, "coefficient", 1) > 0]
+        return [spec for spec in specs if spec is not None and setting(spec, "coefficient", 1) > 0]
 
     @property
     def trains_on_rewards(self) -> bool:
@@ -177,7 +178,7 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
     for slot, spec in specs.items():
         missing = (frozenset() if spec is None else spec.needs) - supplied
         kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
-        if missing & FROM_TOP_K and getattr(engine, "top_k_log_probs", None) == 0:  # one switch for all of them
+        if missing & FROM_TOP_K and setting(engine, "top_k_log_probs") == 0:  # one switch for all of them
             message = f"{kind!r} with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20"
             yield f"algorithm.{slot}.kind", message
             missing -= FROM_TOP_K
@@ -227,7 +228,7 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
     top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
     if distillation.engine is not None and top_k:
         yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
-    reported = reported_top_k(engine)
+    reported = setting(engine, "top_k_log_probs", 0)
     if top_k > reported and distillation.divergence.top_k_of == "student":
         message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
         yield path, f"{message}, or top_k_of=teacher"
@@ -278,11 +279,11 @@ def penalties_have_their_policy(algorithm: AlgorithmConfig, train: TrainConfig) 
     """A penalty must be towards a policy that differs from the current one and that nothing else names better."""
     if not algorithm.penalties:
         return
-    if getattr(algorithm.reference_kl, "towards", "reference") != "reference":
+    if setting(algorithm.reference_kl, "towards", "reference") != "reference":
         message = "must be reference here; another policy goes into algorithm.penalty"
         yield "algorithm.reference_kl.towards", f"{message}, as [{{kind: k3, towards: behavior}}]"
     for i, spec in enumerate(algorithm.penalty):
-        if getattr(spec, "towards", "") != "proximal" or algorithm.preference is not None:
+        if setting(spec, "towards") != "proximal" or algorithm.preference is not None:
             continue
         path = f"algorithm.penalty.{i}.towards"
         if algorithm.proximal == "behavior":
@@ -333,7 +334,7 @@ def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, rewa
             remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
             message = f"{reason}, so updates can't keep their size; {remedy}"
             yield f"algorithm.selection.{i}.allocate", message
-        metric = getattr(spec, "metric", None)
+        metric = setting(spec, "metric")
         if isinstance(metric, str) and metric not in metrics:
             message = f"unknown metric of a completion; known: {', '.join(sorted(metrics))}"
             yield f"algorithm.selection.{i}.metric", message
@@ -403,17 +404,12 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
 
 def supplied_by(engine: Any) -> frozenset[str]:
     """The tensors that an engine reports; a class of the user's may not say."""
-    return frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
-
-
-def reported_top_k(engine: Any) -> int:
-    """The number of most probable tokens that an engine reports; 0 for a class of the user's that reports none."""
-    return getattr(engine, "top_k_log_probs", 0)
+    return frozenset(setting(engine, "provides", FROM_ANY_ENGINE))
 
 
 def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
     """True if a setting applies to mixtures of experts."""
-    recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
+    recorded = setting(engine, "routed_experts") or algorithm.routing_replay != "off"
     return recorded or algorithm.router_balance is not None
 
 
@@ -427,7 +423,7 @@ def check_routed(config: Any) -> None:
     settings = {
         "algorithm.routing_replay": algorithm.routing_replay != "off" and algorithm.routing_replay,
         "algorithm.router_balance.coefficient": algorithm.router_balance and algorithm.router_balance.coefficient,
-        "engine.routed_experts": getattr(config.engine, "routed_experts", False),
+        "engine.routed_experts": setting(config.engine, "routed_experts"),
     }
     for name, value in settings.items():
         if value:

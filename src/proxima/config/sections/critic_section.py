@@ -66,7 +66,8 @@ class ModelCritic(CriticConfig):
         Raises:
             FieldError: the combination is invalid, as in `train`.
         """
-        changes = {info.name: value for info in fields(train) if (value := getattr(self, info.name, None)) is not None}
+        names = {info.name for info in fields(train)}
+        changes = {name: value for name, value in vars(self).items() if name in names and value is not None}
         if "warmup_steps" in changes:
             changes["warmup_ratio"] = 0.0
         if self.schedule == "constant":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from proxima.config.describe import setting
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
@@ -107,7 +108,7 @@ def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, 
 
 def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
     """The environment or the tools of a task; None of one without such a field, as are most."""
-    return getattr(task, part, None)
+    return setting(task, part)
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:

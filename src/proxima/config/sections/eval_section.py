@@ -76,7 +76,7 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "limit", "every")
-        require_evaluations(self)
+        require_evaluations(self, self.metric)
         _require_random_samples(self)
         names = [held_out.name for held_out in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
@@ -104,12 +104,12 @@ class CheckpointConfig:
         require_at_least(self, 0, "every", "keep_last")
 
 
-def require_evaluations(config: Any) -> None:
+def require_evaluations(config: Any, metric: str | None = None) -> None:
     """Raise `FieldError` if the metric of `stop_after` is not measured during the run, or is not better when higher."""
     measured = config.stop_after is None or (config.task is not None and config.every > 0)
     remedy = "set eval.task, and eval.every to the steps between two evaluations"
     require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
-    metric = config.stop_after and (config.stop_after.metric or getattr(config, "metric", None))
+    metric = config.stop_after and (config.stop_after.metric or metric)
     name = next((name for name in NO_DIRECTION if f"/{metric}".endswith(f"/{name}")), None)
     bound, remedy = "is not better when it is higher", "name the accuracy, the reward or a reward"
     require(name is None, "stop_after.metric", metric, bound, remedy=remedy)

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from proxima.config.describe import kind_of
+from proxima.config.describe import kind_of, setting
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections import CRITICS
 from proxima.config.sections.train_section import OptimizationConfig
@@ -77,7 +77,7 @@ class ModelConfig:
         episodes, has `images`: those of the folder of a `run`, if it has begun. Raises as `UnloadedModel.read` and
         `ImageStore`."""
         model = UnloadedModel.read(self.path, self.revision, self.max_length)
-        if not any(getattr(part, "images", None) for part in shown):
+        if not any(setting(part, "images") for part in shown):
             return model
 
         return replace(model, tokenizer=ImageStore(self.path, self.revision, run and run / "images").tokenizer)

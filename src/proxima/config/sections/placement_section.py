@@ -226,22 +226,21 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
         with within("placement"):
             check_layout(placement, ranks, of)
         for name in ("model", "critic", "algorithm.distillation") if ranks != 1 else ():
-            model = r.get(name)
-            if getattr(model, "path", None) and getattr(model, "engine", None) is None:
-                _require_splittable(f"{name}.path", model, placement, ranks)
+            if r.get(f"{name}.path") and r.get(f"{name}.engine") is None:
+                _require_splittable(r, name, placement, ranks)
     except FieldError as error:
         yield error.field, error.requirement
 
 
-def _require_splittable(name: str, model: Any, placement: RankPlacement, ranks: int) -> None:
-    path, revision = model.path, getattr(model, "revision", None)
+def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement, ranks: int) -> None:
+    name, path, revision = f"{section}.path", r.get(f"{section}.path"), r.get(f"{section}.revision")
     source = base_of(path) if is_adapter(path) else BaseModel(path=path, revision=revision)
     if not is_at_hand(source.path, source.revision):
         return
     with renamed(POLICY, name):
         sharding = Sharding.of(placement)
         sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
-        adapters = getattr(model, "lora", None) is not None
+        adapters = r.get(f"{section}.lora") is not None
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 

@@ -3,8 +3,9 @@ the engine reports."""
 
 from typing import Any
 
+from proxima.config.describe import setting
 from proxima.config.resolved import Findings
-from proxima.config.sections.algorithm_section import AlgorithmConfig, reported_top_k, supplied_by
+from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_by
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.train_section import TrainConfig
 from proxima.core.correction.score_centering import ScoreCentering
@@ -74,10 +75,11 @@ def replays_sampling_masks(sampling: Sampling, algorithm: AlgorithmConfig) -> bo
 def top_k_is_usable(model: ModelConfig, sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """The vocabulary must have as many tokens, if the model's config is available locally; and a mean over the tokens
     that could be sampled needs the probabilities that they had, which the engine reports before truncation."""
-    if not reported_top_k(engine):
+    reported = setting(engine, "top_k_log_probs", 0)
+    if not reported:
         return
     vocabulary = _vocabulary(model.path, model.revision)
-    if vocabulary is not None and reported_top_k(engine) > vocabulary:
+    if vocabulary is not None and reported > vocabulary:
         yield "engine.top_k_log_probs", f"is more than the vocabulary of {model.path}; set it to {vocabulary} or less"
     if sampling.truncates and any(isinstance(spec, ScoreCentering) for spec in algorithm.correction):
         cut = next(name for name, off in SAMPLING_OFF.items() if getattr(sampling, name) != off)
