@@ -83,7 +83,7 @@ def resting(stack: Any) -> int:
 
 
 def main() -> None:
-    from proxima.config.estimate import StepEstimate
+    from proxima.config.batch_arithmetic import StepEstimate
     from proxima.config.resolution import resolve
     from proxima.model import log_prob
     from proxima.runtime.launch.learning import make_objective, make_stack

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from proxima.cli.explanation import facts_of, header_of, text_of, values_table
-from proxima.config.estimate import batch_of, longest_prompt
+from proxima.config.batch_arithmetic import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump

@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from proxima.config.estimate import batch_of
+from proxima.config.batch_arithmetic import batch_of
 from proxima.config.resolution import resolve
 from proxima_plan.model_size import known_models
 from proxima_plan.step_load import Load, load_of, load_of_examples

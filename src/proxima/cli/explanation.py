@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.cli.parameters import print_json, terminal_width, truncated
+from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
 from proxima.config.describe import first_sentence
-from proxima.config.estimate import ExampleStep, StepEstimate
 from proxima.config.families import family_name
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
@@ -44,7 +44,7 @@ def explain_recipe(
 def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bool = False) -> str:
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
-    estimate = StepEstimate(resolved)
+    estimate = BatchArithmetic(resolved)
     blocks = [trained_block(resolved), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
     remarks = [f"note     {note}" for note in estimate.notes]
@@ -59,7 +59,7 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
 
 def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
     """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
-    estimate = StepEstimate(resolved)
+    estimate = BatchArithmetic(resolved)
     return {
         "header": header_of(resolved),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
@@ -125,7 +125,7 @@ def trained_block(resolved: Resolved[Any]) -> str:
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 
 
-def _batch_block(estimate: StepEstimate) -> str:
+def _batch_block(estimate: BatchArithmetic) -> str:
     batch, longest = estimate.batch, estimate.prompt
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"

@@ -9,7 +9,7 @@
     resolved          the config, the origin of each value, and both as config.yaml
     describe          a dataclass: fields, kinds, help           other_names       the peers' names for our fields
     validate          the list of all checks                     comparable        the fields that may differ
-    estimate          the batch arithmetic of a recipe           json_schema       for editors
+    batch_arithmetic  sequences, micro-batches, updates of a step    json_schema   for editors; the catalogue of kinds
 
 Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
 `runtime`, `laws` and the rooms above.

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from proxima.config.estimate import StepEstimate, StepSize
+from proxima.config.batch_arithmetic import BatchArithmetic, GroupStep
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
@@ -41,8 +41,8 @@ class PlannedRecipe:
         """
         config, spread = resolved.config, devices.kind.rates.spread
         model, own = trained_model(config.model)
-        estimate = StepEstimate(resolved, reads_model=own is not None)
-        if isinstance(estimate.batch, StepSize):
+        estimate = BatchArithmetic(resolved, reads_model=own is not None)
+        if isinstance(estimate.batch, GroupStep):
             assert isinstance(config, RunConfig)
             most = config.sampling.max_tokens
             if mean is not None and not 1 <= mean <= most:

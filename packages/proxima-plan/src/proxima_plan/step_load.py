@@ -6,7 +6,7 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import Any
 
-from proxima.config.estimate import ExampleStep, StepSize
+from proxima.config.batch_arithmetic import ExampleStep, GroupStep
 from proxima.config.schema import RunConfig
 from proxima.reward import REWARDS
 from proxima_plan.engine_settings import EngineSettings, engine_settings
@@ -135,7 +135,7 @@ def load_of_examples(config: Any, batch: ExampleStep) -> Load:
 
 
 def load_of(
-    config: RunConfig, batch: StepSize, model: ModelFacts, mean: float | None, spread: float, context: int = 0
+    config: RunConfig, batch: GroupStep, model: ModelFacts, mean: float | None, spread: float, context: int = 0
 ) -> Load:
     """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum.
     `context`: the model's longest sequence, if known."""

@@ -4,8 +4,8 @@ which groups were generated and how they were scored; this recipe decides what h
 from pathlib import Path
 from typing import Any
 
+from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.comparable import ABSENT, flat_values
-from proxima.config.estimate import pruned
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings, Resolved
@@ -63,7 +63,7 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
 def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
     """Yield the requirements of the algorithm that the stored rollouts don't meet."""
     sizes = [
-        pruned(c.train.prompts_per_step, c.train.completions_per_prompt, c.algorithm.selection)[0]
+        prompts_and_kept(c.train.prompts_per_step, c.train.completions_per_prompt, c.algorithm.selection)[0]
         for c in (before, r.config)
     ]
     if sizes[0] != sizes[1]:

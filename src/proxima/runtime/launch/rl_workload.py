@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.config.estimate import at_once, group_arithmetic, pruned
+from proxima.config.batch_arithmetic import group_arithmetic, prompts_and_kept, prompts_at_once
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.placement_section import RayPlacement
@@ -116,8 +116,8 @@ class RlWorkload:
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
         config, train = self.config, self.config.train
         size = train.completions_per_prompt
-        prompts, kept = pruned(train.prompts_per_step, size, config.algorithm.selection)
-        step = group_arithmetic(prompts, size, kept, at_once(prompts, config.algorithm.dynamic_sampling))
+        prompts, kept = prompts_and_kept(train.prompts_per_step, size, config.algorithm.selection)
+        step = group_arithmetic(prompts, size, kept, prompts_at_once(prompts, config.algorithm.dynamic_sampling))
         return run_info(
             config,
             loaded,

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from proxima.config.estimate import ExampleStep, StepEstimate, StepSize
+from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep, GroupStep
 from proxima.config.families import family_name
 from proxima.config.resolution import resolve
 from proxima.data import UserError
@@ -66,7 +66,7 @@ def _outcome(recipe: str, overrides: Sequence[str], ranks: int, import_code: boo
         resolved = resolve(recipe, overrides, root=None, import_code=import_code)
         sharding = _sharding(resolved.config, ranks)
         shares = ranks // (1 if sharding is None else sharding.together)
-        return rehearse_step(resolved.config, shape_of(resolved.config, StepEstimate(resolved).batch, shares), ranks)
+        return rehearse_step(resolved.config, shape_of(resolved.config, BatchArithmetic(resolved).batch, shares), ranks)
     except UserError as error:  # its fields can't be passed between processes
         return str(error)
 
@@ -75,9 +75,9 @@ def _sharding(config: Any, ranks: int) -> Sharding | None:
     return None if ranks == 1 else config.model.source(placement=config.placement).sharding or Sharding()
 
 
-def shape_of(config: Any, batch: StepSize | ExampleStep, shares: int = 1) -> StepShape:
+def shape_of(config: Any, batch: GroupStep | ExampleStep, shares: int = 1) -> StepShape:
     """Return the shape of one of `shares` parts of a step: full micro-batches, and no more of them than necessary."""
-    if isinstance(batch, StepSize):
+    if isinstance(batch, GroupStep):
         length, updates = config.sampling.max_tokens, min(2, batch.updates)
         prompt, wanted = max(1, batch.longest - length), batch.kept or batch.completions
         most = batch.prompts // config.train.updates_per_step

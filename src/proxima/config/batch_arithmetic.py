@@ -33,8 +33,8 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class StepSize:
-    """The arithmetic of a step.
+class GroupStep:
+    """The arithmetic of a step on groups.
 
     Args:
         prompts, completions, sequences: prompts of a step, including those that `allocate` adds, and completions of
@@ -99,7 +99,7 @@ class ExampleStep:
         return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
 
 
-class StepEstimate:
+class BatchArithmetic:
     """The batch arithmetic of a config; `notes` say what was assumed.
 
     Args:
@@ -118,7 +118,7 @@ class StepEstimate:
         if downloadable := is_downloadable(path := config.model.path):
             self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
-        self.batch: StepSize | ExampleStep
+        self.batch: GroupStep | ExampleStep
         with fixed_clock(config.data.template_date) if self._here else nullcontext() as clock:
             self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)
         self.notes += clock_notes(clock, config.data.template_date)
@@ -130,7 +130,7 @@ class StepEstimate:
             self.notes.append(f"{name} unknown: {' '.join(str(error).split())}")
             return None
 
-    def _groups(self, config: RunConfig) -> StepSize:
+    def _groups(self, config: RunConfig) -> GroupStep:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
             prompt = self._read(lambda: longest_prompt(config, self.notes), "prompt length")
@@ -194,13 +194,13 @@ def example_lengths(config: OfflineConfig, notes: list[str]) -> tuple[int, list[
     return len(rows), [length for length in lengths if length]
 
 
-def batch_of(config: RunConfig, prompt: int) -> StepSize:
+def batch_of(config: RunConfig, prompt: int) -> GroupStep:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
-    prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
+    prompts, kept = prompts_and_kept(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     size, shared = kept or train.completions_per_prompt, config.model.share_prompt
     groups = prompts // train.updates_per_step
-    return StepSize(
+    return GroupStep(
         prompts=prompts,
         completions=train.completions_per_prompt,
         sequences=prompts * train.completions_per_prompt,
@@ -211,7 +211,7 @@ def batch_of(config: RunConfig, prompt: int) -> StepSize:
         budget=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         kept=kept,
-        at_once=at_once(prompts, config.algorithm.dynamic_sampling),
+        at_once=prompts_at_once(prompts, config.algorithm.dynamic_sampling),
         greedy=needs_baseline(config.algorithm.advantage),
     )
 
@@ -224,7 +224,7 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
-def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
+def prompts_and_kept(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
     """The prompts per step, including those that `allocate` adds, and the completions of each that are trained on;
     None: all. From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
     specs: list[Any] = [spec for spec in selection if SELECTIONS.holds(spec, "prune")]
@@ -235,16 +235,17 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
     return prompts, kept if specs else None
 
 
-def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
+def prompts_at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
     """Prompts of a generation batch: 0 if the running acceptance decides, None without dynamic sampling."""
     return None if refill is None else refill.generation_batch(prompts) or 0
 
 
-def group_arithmetic(prompts: int, completions: int, kept: int | None, together: int | None) -> str:
+def group_arithmetic(prompts: int, completions: int, kept: int | None, at_once: int | None) -> str:
     """Describe the sequences of a step, with pruning and dynamic sampling:
     `8 prompts × 16 completions = 128 sequences, 4 of 16 kept, 96 prompts at a time until it is full`."""
     factors = ((prompts, "prompt"), (completions, "completion"), (prompts * completions, "sequence"))
-    left = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
-    left += "" if kept is None else f", {kept} of {completions} kept"
-    filled = f"{together:,} prompts at a time" if together else "generated"
-    return left if together is None else f"{left}, {filled} until it is full"
+    text = "{} × {} = {}".format(*(f"{count:,} {noun}{'s' * (count != 1)}" for count, noun in factors))
+    text += "" if kept is None else f", {kept} of {completions} kept"
+    if at_once is None:
+        return text
+    return f"{text}, {f'{at_once:,} prompts at a time' if at_once else 'generated'} until it is full"
