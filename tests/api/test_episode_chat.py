@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, episodes_of, make_table, play_episodes
+from proxima.cli import chat_session
 from proxima.config.resolution import resolve
 from proxima.config.schema import PlayedConfig
 from proxima.config.sections.model_section import ModelConfig
@@ -129,7 +129,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):  # noq
     engine = Says(CALL, "42")
     (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)
     assert made.text == "42" and made.episode.reward is None and [s.role for s in made.episode.spans][1] == "user"
-    monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
+    monkeypatch.setattr(chat_session, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
     words = ("generate", tiny_model("llama"), "6*7?", "--tools", "proxima.environment.builtin:calculate")
     code, out, err = proxima(*words)
     assert code == 0, err

@@ -144,8 +144,8 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.append((options["system"], tokenizer))
         return []
 
-    monkeypatch.setattr("proxima.api.local_answers.local_engine", lambda path, *_, **__: (path, None))
-    monkeypatch.setattr("proxima.api.local_answers.generate", generate)
+    monkeypatch.setattr("proxima.cli.chat_session.local_engine", lambda path, *_, **__: (path, None))
+    monkeypatch.setattr("proxima.cli.chat_session.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))
     assert proxima("generate", "run", "hi")[0] == 0

@@ -43,7 +43,7 @@ class Loader(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
             what = f"the tag {event.tag!r} has no meaning here; leave it out"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)  # type: ignore[arg-type]
         return super().compose_node(parent, index)
 
 
