@@ -95,6 +95,6 @@ class AgentWorld(EnumerableWorld):
             path,
             turn=sampled[0],
             sampled=np.array([span.sampled for span in spans]),
-            opening=replace(PROMPT, tokens=shown) if shown else None,
+            initial_prompt=replace(PROMPT, tokens=shown) if shown else None,
             episode=Episode(spans=tuple(spans)),
         )

@@ -132,4 +132,7 @@ def test_the_experts_of_a_completion_are_of_its_tokens():
 
 
 def test_a_prompt_is_no_chat_unless_it_says_so():
-    assert (Prompt(uid=0, messages=(), tokens=(1,)).chat, Prompt(uid=0, messages=(), tokens=(1,)).opening) == (False, 0)
+    assert (Prompt(uid=0, messages=(), tokens=(1,)).chat, Prompt(uid=0, messages=(), tokens=(1,)).shared_prefix) == (
+        False,
+        0,
+    )

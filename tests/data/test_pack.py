@@ -44,7 +44,7 @@ def test_the_layout_of_paths_that_begin_alike(monkeypatch):
 
 
 def test_the_layout_of_prompts_that_begin_alike(monkeypatch):
-    monkeypatch.setattr(packed_batch, "LEAST_OPENING", 2)
+    monkeypatch.setattr(packed_batch, "LEAST_SHARED_PROMPT", 2)
     prompts = ((1, 2, 3), (1, 2, 4, 5), (1, 2, 4), (1, 3))
     b = pack([trajectory(prompt, (10, 11), group) for group, prompt in enumerate(prompts)])
     assert b.tokens.tolist() == [1, 2, 3, 10, 4, 5, 10, 4, 10, 1, 3, 10]
@@ -119,7 +119,7 @@ def groups(draw):
 def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     """Law of the layout: what a segment continues, and the segment up to `predict`, are exactly prompt + response so
     far."""
-    with mock.patch.multiple(packed_batch, LEAST_SHARED=1, LEAST_OPENING=1):
+    with mock.patch.multiple(packed_batch, LEAST_SHARED=1, LEAST_SHARED_PROMPT=1):
         b = pack(rows, share_prompt=share)
     cut, parent, contexts = b.edges, b.parents, b.contexts()
     segment_of = [g for g, (start, end) in enumerate(pairwise(cut)) for _ in range(start, end)]

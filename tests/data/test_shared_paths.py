@@ -5,7 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from proxima.data.packed_batch import LEAST_OPENING, LEAST_SHARED, common_beginning, common_opening, packing_order
+from proxima.data.packed_batch import (
+    LEAST_SHARED,
+    LEAST_SHARED_PROMPT,
+    common_prompt_prefix,
+    common_response_prefix,
+    packing_order,
+)
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import tokens_fed
 from tests.model.rows import forked
@@ -30,14 +36,14 @@ def test_what_two_paths_begin_with(alike, expected):
     place, draw = np.arange(50), np.random.default_rng(1)
     first, other = (np.where(place < alike, 7, 8 + i)[: 30 + 20 * i] for i in range(2))
     given = [Trajectory(group=0, prompt_tokens=[1], tokens=tokens, sampled=True) for tokens in (first, other)]
-    assert common_beginning(*given) == common_beginning(*given[::-1]) == expected
+    assert common_response_prefix(*given) == common_response_prefix(*given[::-1]) == expected
     experts = draw.integers(0, 4, (50, 2, 2)).astype(np.int8)
     sent = [Trajectory(**{**vars(x), "routed_experts": experts[: len(x.tokens)]}) for x in given]
-    assert common_beginning(*sent) == expected and common_beginning(given[0], sent[1]) == 0
+    assert common_response_prefix(*sent) == expected and common_response_prefix(given[0], sent[1]) == 0
     experts = experts.copy()
     experts[19] += 1  # where the token before is fed
     elsewhere = Trajectory(**{**vars(given[1]), "routed_experts": experts})
-    assert common_beginning(sent[0], elsewhere) == min(18, expected)
+    assert common_response_prefix(sent[0], elsewhere) == min(18, expected)
 
 
 def test_what_two_prompts_begin_with():
@@ -46,14 +52,14 @@ def test_what_two_prompts_begin_with():
     first, other = (
         Trajectory(group=i, prompt_tokens=np.where(tokens < 80, tokens, 100 + i), tokens=[1]) for i in range(2)
     )
-    assert common_opening(first, other) == 80 and common_opening(first, first) == 89
-    short = Trajectory(group=2, prompt_tokens=tokens[:LEAST_OPENING], tokens=[1])
-    assert common_opening(first, short) == 0  # one fewer than LEAST_OPENING
+    assert common_prompt_prefix(first, other) == 80 and common_prompt_prefix(first, first) == 89
+    short = Trajectory(group=2, prompt_tokens=tokens[:LEAST_SHARED_PROMPT], tokens=[1])
+    assert common_prompt_prefix(first, short) == 0  # one fewer than LEAST_SHARED_PROMPT
     experts = np.zeros((90, 2, 2), np.int8)
     moved = experts.copy()
     moved[70] = 1
     sent = [replace(x, prompt_routed_experts=rows) for x, rows in ((first, experts), (other, moved))]
-    assert common_opening(*sent) == 70 and common_opening(sent[0], other) == 0
+    assert common_prompt_prefix(*sent) == 70 and common_prompt_prefix(sent[0], other) == 0
 
 
 def test_paths_beside_plain_completions_are_ordered_too():

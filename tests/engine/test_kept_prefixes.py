@@ -80,13 +80,13 @@ def run_tokens(asked) -> int:
 def with_opening(asked, length: int = 20) -> list[Request]:
     """The same tokens before every prompt."""
     prompts = [(r.prompt, np.concatenate([ids(length, 5), r.prompt.tokens])) for r in asked]
-    opened = [replace(prompt, tokens=tokens, opening=length) for prompt, tokens in prompts]
+    opened = [replace(prompt, tokens=tokens, shared_prefix=length) for prompt, tokens in prompts]
     shared = [(len(tokens),) if r.shared else () for r, (_, tokens) in zip(asked, prompts, strict=True)]
     return [replace(r, prompt=prompt, shared=own) for r, prompt, own in zip(asked, opened, shared, strict=True)]
 
 
 def without_opening(asked) -> list[Request]:
-    return [replace(request, prompt=replace(request.prompt, opening=0)) for request in asked]
+    return [replace(request, prompt=replace(request.prompt, shared_prefix=0)) for request in asked]
 
 
 def test_turns_behind_an_opening_keep_it_and_their_last_context():

@@ -181,17 +181,17 @@ def test_an_opening_is_what_a_prompt_shares_with_other_rows():
     made = PromptSource(
         rows, BaseTokenizer(), context=200, cursor=Cursor(3, seed=1, shuffle=False), system="s" * 100
     )  # start token, system prompt, line end, text: 102 tokens and the O are alike
-    assert [prompt.opening for prompt in made.next(3)] == [64, 64, 64]
-    assert [prompt.opening for prompt in source([65, 3, 62], context=99).next(3)] == [0, 0, 0]
+    assert [prompt.shared_prefix for prompt in made.next(3)] == [64, 64, 64]
+    assert [prompt.shared_prefix for prompt in source([65, 3, 62], context=99).next(3)] == [0, 0, 0]
     alone = source([90], context=99)
-    assert [prompt.opening for prompt in alone.next(2)] == [0, 0]
+    assert [prompt.shared_prefix for prompt in alone.next(2)] == [0, 0]
 
 
 def test_a_first_row_that_begins_otherwise_hides_no_opening():
     few = source([3, 66, 67, 68], context=99)  # the same letter many times
-    assert [prompt.opening for prompt in few.next(4)] == [0, 64, 64, 64]
+    assert [prompt.shared_prefix for prompt in few.next(4)] == [0, 64, 64, 64]
     many = source([3] * 50 + [66, 67] * 20, context=99)
-    assert [prompt.opening for prompt in many.next(90)] == [0] * 50 + [64] * 40
+    assert [prompt.shared_prefix for prompt in many.next(90)] == [0] * 50 + [64] * 40
 
 
 def test_data_that_never_fits_ends_instead_of_turning_round():

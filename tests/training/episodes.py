@@ -22,7 +22,7 @@ def seen(tokens, turn=0, role="tool"):
     return tokens, Span(role=role, tokens=len(tokens), turn=turn)
 
 
-def path(*parts, uid=0, sample=0, turn=0, finish_reason="stop", garbage=NAN, version=0, opening=None):
+def path(*parts, uid=0, sample=0, turn=0, finish_reason="stop", garbage=NAN, version=0, initial_prompt=None):
     """A path of these `model` and `seen` parts; `garbage` is the log-prob of what the model did not write."""
     tokens = [token for own, _ in parts for token in own]
     sampled = np.array([span.sampled for own, span in parts for _ in own], bool)
@@ -38,7 +38,7 @@ def path(*parts, uid=0, sample=0, turn=0, finish_reason="stop", garbage=NAN, ver
         finish_reason=finish_reason,
         temperature=1.0,
         sampled=sampled,
-        opening=opening,
+        initial_prompt=initial_prompt,
         episode=Episode(spans=tuple(span for _, span in parts)),
     )
 

@@ -64,8 +64,8 @@ def test_an_episode_is_one_completion_and_a_trajectory_for_each_path():
 def test_a_path_with_an_opening_of_its_own():
     """As of a template whose generation prompt is not in the history: the first path alone has the group's prompt."""
     own, other = (Prompt(uid=0, messages=(), tokens=tokens) for tokens in ([7], [8]))
-    again = path(model([9], turn=0, sampled=False), TOOL, ANSWER, opening=own)
-    moved = path(model([9], turn=0, sampled=False), TOOL, ANSWER, opening=other)
+    again = path(model([9], turn=0, sampled=False), TOOL, ANSWER, initial_prompt=own)
+    moved = path(model([9], turn=0, sampled=False), TOOL, ANSWER, initial_prompt=other)
     groups = [group_of(u, [forked(path(CALL), again), forked(path(CALL), again, moved)], [1.0, 0.0]) for u in (3, 4)]
     items = builder(ADVANTAGES["rloo"]()).step_batch(groups, 1).trajectories
     assert [(item.uid, item.turn, item.group, item.prompt_tokens.tolist()) for item in items] == [

@@ -77,7 +77,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
     asyncio.run(asyncio.wait_for(go(), 600))
     assert sum(count > 0 for count in playing) > 3
     paths = [path for completion in made.values() for path in completion.paths]
-    items = [Trajectory.of(path.opening or PROMPT, path, group=i, advantage=1.0) for i, path in enumerate(paths)]
+    items = [Trajectory.of(path.initial_prompt or PROMPT, path, group=i, advantage=1.0) for i, path in enumerate(paths)]
     replays = [replayed(seed, items) for seed in range(SEEDS)]
     checked = 0
     filled = NextPolicy(executor, held, entries=cache.entries.values())
@@ -173,9 +173,9 @@ def test_a_completion_in_flight_continues_and_is_then_unconsumed():
 def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
     """An observation has the version of the turn before; nobody asks for it, nor for a turn that runs."""
     late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
-    early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True], opening=prompt(0))
+    early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True], initial_prompt=prompt(0))
     flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))  # of nobody's episode
-    recording, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
+    recording, held = Recording(), [(prompt(1), replace(late, earlier=(early,), initial_prompt=prompt(0)))]
     cache = NextPolicy(recording, lambda: held, playing=lambda running: [])
     recording.flying = [flying]
     run(cache, 2, 3)

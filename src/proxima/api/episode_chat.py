@@ -157,8 +157,8 @@ class EpisodeChat:
         before = self.played
         if before is None:
             group, played = await self._begin(self.table.prompt(text))
-            if played.opening.question != text:
-                self.hears.opening(played.opening.question)
+            if played.initial_prompt.question != text:
+                self.hears.opening(played.initial_prompt.question)
         else:
             played = replace(before, conversation=copy(before.conversation), turns=[*before.turns])
             if played.conversation.awaits_turn:  # it was stopped before the model could say anything

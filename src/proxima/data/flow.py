@@ -19,7 +19,8 @@ Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: p
 #  `<image>` of it, "raw": true for a text that the model reads as it is, without a chat template}, and what the data
 #  has for the chat template: `task.published_chats` lists the other keys
 Message = dict[str, Any]
-MARK, NO_MARK = "<image>", "< image>"  # in a message: here an image is shown; the same as a text
+IMAGE_PLACEHOLDER = "<image>"  # placeholder of an image in a text
+ESCAPED_PLACEHOLDER = "< image>"  # the same as a text of its own
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,15 +35,15 @@ class Prompt(Columns):
         answer: the reference answer; any JSON value, None if no reward needs one.
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
         chat: the data holds the prompt as a list of messages, not as a text.
-        opening: how many of its first tokens other prompts of the data share; 0 where this is not computed.
+        shared_prefix: length of the prefix shared with other prompts of the data; 0: unknown.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = ("opening",)
+    not_json: ClassVar[tuple[str, ...]] = ("shared_prefix",)
 
     uid: int
     messages: tuple[Message, ...]
     tokens: Ints
-    opening: int = 0
+    shared_prefix: int = 0
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False
@@ -86,12 +87,12 @@ class Completion(Columns):
         earlier: the other paths of the episode, in the order of their last turns; the episode's last turn is in this
             one. A new path begins when the template rewrites what the model has seen, and with another conversation of
             an agent. Each sampled token is marked `sampled` in exactly one of all these paths.
-        opening: the prompt that this path begins with, if it is another one: written by an environment in place of the
-            row's, rewritten by the template after a turn, or of an agent's other conversation. None: the prompt of the
-            request (in a `Group`, that of the group), which is what the first turn saw.
+        initial_prompt: the prompt that this path begins with, if it is another one: written by an environment in place
+            of the row's, rewritten by the template after a turn, or of an agent's other conversation. None: the prompt
+            of the request (in a `Group`, that of the group), which is what the first turn saw.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = ("episode", "earlier", "opening")
+    not_json: ClassVar[tuple[str, ...]] = ("episode", "earlier", "initial_prompt")
 
     prompt_uid: int
     sample: int
@@ -111,7 +112,7 @@ class Completion(Columns):
     sampled: Bools | None = None
     episode: Episode | None = None
     earlier: tuple["Completion", ...] = ()
-    opening: Prompt | None = None
+    initial_prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
         """Validate as in `Columns`, with a UserError that names the completion: a faulty engine would repeat it."""

@@ -35,7 +35,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
 
 LEAST_SHARED = 16  # with fewer shared tokens, a path is fed from its prompt on
-LEAST_OPENING = 64  # with fewer shared tokens, a prompt is fed whole
+LEAST_SHARED_PROMPT = 64  # with fewer shared tokens, a prompt is fed whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,27 +161,29 @@ class PackedBatch:
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; if `share_prompt`, neighbours of the same group share their prompt and the
-    tokens that `common_beginning` counts, and neighbours of two groups share those that `common_opening` counts.
+    tokens that `common_response_prefix` counts, and neighbours of two groups share those that `common_prompt_prefix`
+    counts.
     `routes`: include the `routed_experts` of the trajectories that have them.
 
     Raises ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a
     token in the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
-    opens, opened, shared = _shared(trajectories, group, share_prompt)
+    lays_prompt, prompt_shared, shared = _shared(trajectories, group, share_prompt)
 
     # segments: the unshared rest of each response, after the rest of its prompt where that is laid out
     pieces: list[NDArray[Any]] = []
-    for item, own_prompt, begin, start in zip(trajectories, opens, opened, shared, strict=True):
+    for item, own_prompt, begin, start in zip(trajectories, lays_prompt, prompt_shared, shared, strict=True):
         pieces += [item.prompt_tokens[begin:], item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
     segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
-    response = np.cumsum(1 + opens) - 1  # [S], the segment of each response
-    prompt = (response - 1)[opens][np.cumsum(opens) - 1] if len(opens) else response  # [S], of its prompt
+    response = np.cumsum(1 + lays_prompt) - 1  # [S], the segment of each response
+    # [S], of its prompt
+    prompt = (response - 1)[lays_prompt][np.cumsum(lays_prompt) - 1] if len(lays_prompt) else response
     parent = np.full(len(pieces), -1, np.int64)
     parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
-    parent[prompt[opened > 0]] = np.roll(prompt, 1)[opened > 0]
+    parent[prompt[prompt_shared > 0]] = np.roll(prompt, 1)[prompt_shared > 0]
     seen = np.zeros(len(pieces), np.int64)  # position of each segment's first token
-    seen[prompt[opens]] = opened[opens]
+    seen[prompt[lays_prompt]] = prompt_shared[lays_prompt]
     seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
     cu_seqlens = _prefix_sum(lengths)
     # token t of a response is predicted at t - 1 of its segment, token 0 at the end of its prompt
@@ -206,7 +208,7 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         elif column.dtype != "id":
             columns |= _packed(column, trajectories)
         elif routes:
-            columns |= _fed(column, trajectories, opens, opened, shared)
+            columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])
@@ -236,20 +238,20 @@ def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
     """[S] True for those that lay out their prompt: the first of a group, or all without `share_prompt`; [S] their
-    `common_opening`; [S] the `common_beginning` of the others."""
-    opens = np.append(True, group[1:] != group[:-1])[: len(group)]
-    opened, shared = np.zeros((2, len(group)), np.int64)
-    opener = 0  # index of the trajectory whose prompt was laid out last, with its routes
+    `common_prompt_prefix`; [S] the `common_response_prefix` of the others."""
+    lays_prompt = np.append(True, group[1:] != group[:-1])[: len(group)]
+    prompt_shared, shared = np.zeros((2, len(group)), np.int64)
+    last_laid = 0  # index of the trajectory whose prompt was laid out last, with its routes
     for i, (before, item) in enumerate(pairwise(trajectories), 1):
-        if opens[i]:
-            opened[i], opener = common_opening(trajectories[opener], item), i
+        if lays_prompt[i]:
+            prompt_shared[i], last_laid = common_prompt_prefix(trajectories[last_laid], item), i
             continue
         if not np.array_equal(before.prompt_tokens, item.prompt_tokens):
             raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
-        shared[i] = common_beginning(before, item)
+        shared[i] = common_response_prefix(before, item)
     if not share_prompt:
-        opens[:], opened[:], shared[:] = True, 0, 0
-    return opens, opened, shared
+        lays_prompt[:], prompt_shared[:], shared[:] = True, 0, 0
+    return lays_prompt, prompt_shared, shared
 
 
 @cache
@@ -292,22 +294,24 @@ def _refuse_missing(column: TokenColumn, number: int) -> NoReturn:
 def _fed(
     column: TokenColumn,
     trajectories: Sequence[Trajectory],
-    opens: NDArray[np.bool_],
-    opened: NDArray[np.int64],
+    lays_prompt: NDArray[np.bool_],
+    prompt_shared: NDArray[np.int64],
     shared: NDArray[np.int64],
 ) -> dict[str, NDArray[Any]]:
     """A column of every token that is fed, axis L, with `absent` for trajectories that lack it. Trajectories marked in
-    `opens` [S] lay out their prompt without its first `opened` [S] tokens; all lay out their response without its first
-    `shared` [S]. A response token is fed where the next one is predicted."""
+    `lays_prompt` [S] lay out their prompt without its first `prompt_shared` [S] tokens; all lay out their response
+    without its first `shared` [S]. A response token is fed where the next one is predicted."""
     responses = [getattr(item, column.name) for item in trajectories]
     known = [values for values in responses if values is not None]
     if not known:
         return {}
     dtype = np.result_type(*known)
     pieces: list[NDArray[Any]] = []
-    for item, response, lays_prompt, begin, start in zip(trajectories, responses, opens, opened, shared, strict=True):
+    for item, response, own_prompt, begin, start in zip(
+        trajectories, responses, lays_prompt, prompt_shared, shared, strict=True
+    ):
         prompt, size = getattr(item, f"prompt_{column.name}"), len(item.prompt_tokens)
-        parts = [(None if prompt is None else prompt[begin:], size - begin)] if lays_prompt else []
+        parts = [(None if prompt is None else prompt[begin:], size - begin)] if own_prompt else []
         parts += [(None if response is None else response[start + 1 :], len(item.tokens[start:-1]))]
         for values, count in parts:
             pieces.append(np.full((count, *known[0].shape[1:]), column.absent, dtype) if values is None else values)
@@ -323,7 +327,7 @@ def _prefix_sum(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
-def common_beginning(before: Trajectory, item: Trajectory) -> int:
+def common_response_prefix(before: Trajectory, item: Trajectory) -> int:
     """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`,
     or if they are not paths of episodes. The last token of a response, which is not fed, is not counted."""
     if before.sampled is None or item.sampled is None:
@@ -334,16 +338,16 @@ def common_beginning(before: Trajectory, item: Trajectory) -> int:
     return count if count >= LEAST_SHARED else 0
 
 
-def common_opening(before: Trajectory, item: Trajectory) -> int:
+def common_prompt_prefix(before: Trajectory, item: Trajectory) -> int:
     """Count the leading tokens that two prompts share and send to the same experts, usually a system prompt or
-    examples; 0 if fewer than `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is
-    not counted."""
+    examples; 0 if fewer than `LEAST_SHARED_PROMPT`. The last token of a prompt, which predicts the first of its
+    response, is not counted."""
     length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
-    if length < LEAST_OPENING:
+    if length < LEAST_SHARED_PROMPT:
         return 0
     same = before.prompt_tokens[:length] == item.prompt_tokens[:length]
     count = _agreeing(same, before.prompt_routed_experts, item.prompt_routed_experts, 0)
-    return count if count >= LEAST_OPENING else 0
+    return count if count >= LEAST_SHARED_PROMPT else 0
 
 
 def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDArray[Any] | None, first: int) -> int:

@@ -67,8 +67,8 @@ class Request:
     Args:
         turn: turn of a conversation. Requests of the first turn (0) of a prompt have the same tokens; later ones have
             their own, which begin with those of the previous turn, unless a template has rewritten them.
-        shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its `opening`:
-            contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
+        shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its
+            `shared_prefix`: contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
         stop_tokens: ids that end the completion; None: those of the model. Only the local engine reads it.
     """
 

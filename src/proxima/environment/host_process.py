@@ -22,12 +22,12 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import FieldError
+from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER
 from proxima.environment import interface
 from proxima.environment.interface import member, read_interface, tool_of
 from proxima.environment.protocol import Reply
 
 LONGEST = 1 << 20  # characters of a message
-MARK, NO_MARK = "<image>", "< image>"  # in a content: here an image is shown; the same as a text
 PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
 IMAGE_BYTES, IMAGES = 1 << 25, 64  # most bytes of an image, and images of a message
 LOG_BYTES = 1 << 23  # size of the shared log above which it starts over
@@ -139,7 +139,7 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
         opening = _messages(content, "reset", PROMPT_ROLES)
     elif _text(content, "reset returned") or reply.images or not messages:
         if not reply.images and any(message.get("images") for message in messages):
-            content = content.replace(MARK, NO_MARK)
+            content = content.replace(IMAGE_PLACEHOLDER, ESCAPED_PLACEHOLDER)
         shown = _shown({"content": content}, reply.images, "reset")
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
@@ -289,15 +289,16 @@ def _is_image(value: Any) -> bool:
 
 
 def _shown(message: dict[str, Any], images: Any, who: str) -> dict[str, Any]:
-    """The message with its images, in base64 as files or as the numbers that its prompt has, and a `MARK` for each."""
+    """The message with its images, in base64 as files or as the numbers that its prompt has, and a placeholder for
+    each."""
     if not isinstance(images, list | tuple) or len(images) > IMAGES:
         raise BadAnswer(f"{who} returned images that are {_named(images)}, expected a list of at most {IMAGES}")
-    marks = message["content"].count(MARK)
+    marks = message["content"].count(IMAGE_PLACEHOLDER)
     if not images:
         return message
     if marks not in (0, len(images)):
-        raise BadAnswer(f"{who} returned {len(images)} images, and {MARK} {marks} times in its text")
-    content = message["content"] if marks else MARK * len(images) + message["content"]
+        raise BadAnswer(f"{who} returned {len(images)} images, and {IMAGE_PLACEHOLDER} {marks} times in its text")
+    content = message["content"] if marks else IMAGE_PLACEHOLDER * len(images) + message["content"]
     return {**message, "content": content, "images": [_encoded(image, who) for image in images]}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from proxima.data.packed_batch import common_beginning, common_opening
+from proxima.data.packed_batch import common_prompt_prefix, common_response_prefix
 from proxima.data.trajectory import Trajectory
 
 Items = Sequence[Sequence[Trajectory]]
@@ -47,9 +47,9 @@ def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
     for trajectory in (trajectory for item in items for trajectory in item):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
         if before is None or before.group != trajectory.group:
-            total -= common_opening(opener, trajectory) if share_prompt and opener is not None else 0
+            total -= common_prompt_prefix(opener, trajectory) if share_prompt and opener is not None else 0
             opener = trajectory
         elif share_prompt:
-            total -= len(trajectory.prompt_tokens) + common_beginning(before, trajectory)
+            total -= len(trajectory.prompt_tokens) + common_response_prefix(before, trajectory)
         before = trajectory
     return total

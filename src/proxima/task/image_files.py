@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from proxima.data import UserError
-from proxima.data.flow import MARK
+from proxima.data.flow import IMAGE_PLACEHOLDER
 from proxima.system.user_modules import require_package
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
 
 
 def without_parts(chat: Any) -> tuple[Any, list[Any]]:
-    """A chat with texts, and `MARK` for each image among the parts of its messages; and these images."""
+    """A chat with texts, and `IMAGE_PLACEHOLDER` for each image among the parts of its messages; and these images."""
     images, out = list[Any](), list[Any]()
     for message in chat if isinstance(chat, list | tuple) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -42,7 +42,7 @@ def without_parts(chat: Any) -> tuple[Any, list[Any]]:
             shown = [part for part in content if part.get("type") == "image"]
             images += [part.get("bytes") or part.get("path") or part.get("image") for part in shown]
             if all(part.get("type") == "text" or part in shown for part in content):
-                texts = [MARK if part in shown else str(part.get("text", "")) for part in content]
+                texts = [IMAGE_PLACEHOLDER if part in shown else str(part.get("text", "")) for part in content]
                 message = {**message, "content": "".join(texts)}
         out.append(message)
     return (out or chat), images

@@ -232,7 +232,7 @@ class PromptSource:
         prompt = self._build(row, uid)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
-            return replace(prompt, opening=self._shared_prefix(row, prompt.tokens))
+            return replace(prompt, shared_prefix=self._shared_prefix(row, prompt.tokens))
         if self.over_length == "refuse":
             reason = f"refuses row {row}: its prompt has {len(prompt.tokens)} tokens"
             remedy = f"{self._limit()}, or set data.over_length=skip"
@@ -240,8 +240,8 @@ class PromptSource:
         return None
 
     def _shared_prefix(self, row: int, tokens: Ints) -> int:
-        """Return `Prompt.opening`: the longest prefix shared with the prompts of a few fixed rows. It depends on the
-        data alone, so that a prompt is run in the same parts whatever else is generated with it."""
+        """Return `Prompt.shared_prefix`: the longest prefix shared with the prompts of a few fixed rows. It depends on
+        the data alone, so that a prompt is run in the same parts whatever else is generated with it."""
         common = (tokens_in_common(tokens, other) for at, other in self._examples.items() if at != row)
         return max(common, default=0)
 

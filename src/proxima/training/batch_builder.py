@@ -223,7 +223,7 @@ class BatchBuilder:
         """The trajectory of each path of each completion, with an advantage of 0."""
         build = partial(Trajectory.of, advantage=0.0, behavior=self.behavior, routes=self.replays_routes)
         items = [
-            build(path.opening or group.prompt, path, group=number)
+            build(path.initial_prompt or group.prompt, path, group=number)
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
             for path, number in zip(group.paths, numbers, strict=True)
         ]
@@ -321,11 +321,13 @@ def completion_advantage(*paths: Trajectory) -> float:
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
-    """For each group, the prompt number of each path: i, that of the group, or for a path with its own opening i plus a
-    multiple of the number of groups."""
+    """For each group, the prompt number of each path: i, that of the group, or for a path with its own initial prompt i
+    plus a multiple of the number of groups."""
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
-        yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
+        yield [
+            i if path.initial_prompt is None else others[path.initial_prompt.tokens.tobytes()] for path in group.paths
+        ]
 
 
 def _completions(groups: Sequence[Group]) -> list[Completion]:

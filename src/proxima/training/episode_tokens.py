@@ -53,8 +53,8 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
         end = start + span.tokens
         if span.sampled:
             state: Hashable = path.tokens[seen:start].tobytes() if span.state is None else span.state
-            if span.state is None and not seen and path.opening is not None:
-                state = path.opening.tokens.tobytes(), state
+            if span.state is None and not seen and path.initial_prompt is not None:
+                state = path.initial_prompt.tokens.tobytes(), state
             yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
         if span.role == "assistant":
             seen = end

@@ -167,7 +167,9 @@ class NextPolicy:
             parts = self.playing(running)
         waiting = {partial.key: (partial, sampled) for partial, sampled in parts if partial.temperature > 0}
         paths = (
-            (path.opening or prompt, path) for prompt, completion in self.unconsumed() for path in completion.paths
+            (path.initial_prompt or prompt, path)
+            for prompt, completion in self.unconsumed()
+            for path in completion.paths
         )
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []

@@ -172,7 +172,7 @@ def compare(conversation: Conversation, played: Played) -> None:
     turns = []
     for path in paths:
         assert len(path.tokens) == len(path.sampled) == sum(span.tokens for span in path.spans)
-        opening = conversation.prompt if path.opening is None else path.opening
+        opening = conversation.prompt if path.initial_prompt is None else path.initial_prompt
         whole, start = [*opening.tolist(), *path.tokens.tolist()], len(opening)
         for span in path.spans:
             stop = start + span.tokens

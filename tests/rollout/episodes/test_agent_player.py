@@ -90,7 +90,7 @@ def paths_are_what_the_policy_saw(policy, completion):
     """Each request's context is a prefix of a path, and each sampled token is once in one path as sampled."""
     seen = {}
     for path in completion.paths:
-        begin = (path.opening or prompt()).tokens
+        begin = (path.initial_prompt or prompt()).tokens
         whole, at = np.concatenate([begin, path.tokens]).tolist(), len(begin)
         for span in path.episode.spans:
             if span.sampled:
@@ -126,8 +126,8 @@ def test_tools_in_json_and_streamed():
         observed = [span.text for span in completion.episode.spans if not span.sampled]
         assert observed == ["1", "2", "3"]
         paths_are_what_the_policy_saw(policy, completion)
-    (opening,) = {request.prompt.opening for request in policy.requests}  # the tools
-    assert opening > 0 and "begin" not in TOKENIZER.decode(policy.requests[0].prompt.tokens[:opening])
+    (shared,) = {request.prompt.shared_prefix for request in policy.requests}  # the tools
+    assert shared > 0 and "begin" not in TOKENIZER.decode(policy.requests[0].prompt.tokens[:shared])
 
 
 def test_other_conversations_are_paths_of_their_own():
@@ -151,8 +151,8 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     paths_are_what_the_policy_saw(policy, completion)
     group, (of_group,) = with_group_prompt(prompt(), [completion])
     assert group.tokens.tolist() == prompt().tokens.tolist()
-    assert [path.opening is None for path in of_group.paths] == [True, False, False, False]
-    assert TOKENIZER.decode(of_group.paths[2].opening.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
+    assert [path.initial_prompt is None for path in of_group.paths] == [True, False, False, False]
+    assert TOKENIZER.decode(of_group.paths[2].initial_prompt.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def test_an_opening_without_a_place_for_turns_is_all_that_was_seen():
     tokenizer = speaker("chatml", summary + CHATML)
     conversation = converse(tokenizer, "1<|im_end|>", "2<|im_end|>", "3<|im_end|>")
     paths = conversation.paths()
-    assert [len(path.spans) for path in paths] == [3, 5] and tokenizer.decode(paths[1].opening).startswith("later: 2")
+    assert [len(path.spans) for path in paths] == [3, 5] and tokenizer.decode(paths[1].initial_prompt).startswith(
+        "later: 2"
+    )
     conversation = converse(tokenizer, "1<|im_end|>", "2<|im_end|>", forks="refuse")
     with pytest.raises(ForkRefused, match=r"rewrites what the model saw: '<\|im_st.* becomes 'later: 2"):
         conversation.observe(LOWER)
@@ -201,8 +203,8 @@ def test_a_begun_thought_that_the_template_removes_is_a_fork():
     tokenizer = speaker("chatml", forgets)
     conversation = converse(tokenizer, "er</think>5<|im_end|>", "7<|im_end|>", opening=opening)
     first, second = conversation.paths()
-    assert tokenizer.decode(conversation.prompt).endswith("assistant\n<think>\nLow") and first.opening is None
-    assert tokenizer.decode(second.opening).endswith("<|im_start|>assistant\n")
+    assert tokenizer.decode(conversation.prompt).endswith("assistant\n<think>\nLow") and first.initial_prompt is None
+    assert tokenizer.decode(second.initial_prompt).endswith("<|im_start|>assistant\n")
     assert shown(tokenizer, conversation)[1] == (
         "5<|im_end|>\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n⟦7<|im_end|>⟧"
     )

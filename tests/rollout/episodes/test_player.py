@@ -116,7 +116,10 @@ class Watched:
             own = [(part, sampled) for part, sampled in parts if part.key[:2] == turn.key[:2]]
             for part, sampled in own:
                 path, count = paths[part.key], len(part.tokens)
-                assert part.prompt_tokens.tolist() == (path.opening or PROMPT).tokens.tolist() or path.opening is None
+                assert (
+                    part.prompt_tokens.tolist() == (path.initial_prompt or PROMPT).tokens.tolist()
+                    or path.initial_prompt is None
+                )
                 assert part.tokens.tolist() == path.tokens[:count].tolist()
                 assert part.policy_version.tolist() == path.policy_version[:count].tolist()
                 assert sampled.tolist() == path.sampled[:count].tolist() and sampled[-1]
@@ -212,7 +215,7 @@ def test_turns_and_the_calls_of_the_engine():
     assert first.untruncated_log_prob is first.sampled_log_prob
     assert first.policy_version.tolist() == [1] * (4 + len(observed)) + [2] * 4
     assert (first.text, first.finish_reason, first.turn) == ("two", "stop", 0)
-    assert first.opening.tokens.tolist() == opening and first.opening.uid == 7
+    assert first.initial_prompt.tokens.tolist() == opening and first.initial_prompt.uid == 7
     spans = first.episode.spans
     assert [(s.role, s.turn, s.reward, s.state, s.tokens) for s in spans] == [
         ("assistant", 0, 0.5, "begun", 4),
@@ -252,7 +255,7 @@ def test_a_template_without_tools_gets_their_description_and_answers_of_the_user
         episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
         episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
         (completion,) = play(episodes)
-        messages = completion.opening.messages
+        messages = completion.initial_prompt.messages
         assert messages[0]["role"] == "system" and [m["content"] for m in messages][: len(contents)] == contents
         assert completion.episode.spans[1].role == "user"
 
@@ -268,7 +271,7 @@ def test_a_request_says_what_other_prompts_begin_with(system):
         play(episodes)
         seen += [request.prompt for call in engine.calls for request in call]
     common = len(ids("s" + system)) // 64 * 64 if system else 0
-    assert [prompt.opening for prompt in seen] == [common] * 4 and (common > 0) == bool(system)
+    assert [prompt.shared_prefix for prompt in seen] == [common] * 4 and (common > 0) == bool(system)
     assert len({prompt.tokens[:common].tobytes() for prompt in seen}) == 1
 
 
@@ -292,7 +295,7 @@ def test_limits(settings, texts, cut, turns, reason):
     (completion,) = play(player(engine, world, **settings))
     assert (completion.episode.cut, len(completion.episode.turns), completion.finish_reason) == (cut, turns, reason)
     assert completion.sampled[-1]  # nothing follows the last turn
-    assert len(completion.tokens) + len(completion.opening.tokens) <= 200
+    assert len(completion.tokens) + len(completion.initial_prompt.tokens) <= 200
     assert "tokens" not in settings or len(completion.tokens) <= settings["tokens"]
     assert completion.episode.reward is not None and not completion.episode.failure  # scored, and kept
     assert world.alive == 0 and episode_metrics([completion])["episode/cut"] == 1
@@ -336,7 +339,7 @@ def test_faults_of_others_are_not_counted_and_end():
     ("openings", "failure"),
     [
         (["one", "two"], "`reset` gives the completions of a prompt different messages"),
-        (["one", "x" * 300], "its opening has 303 tokens, and the context 200"),
+        (["one", "x" * 300], "its initial prompt has 303 tokens, and the context 200"),
     ],
 )
 def test_openings_that_can_not_be(openings, failure):
@@ -439,10 +442,10 @@ def test_forks_become_paths():
     assert completion.generated == 4 + 4 + 6 and completion.versions.tolist() == [1] * 4 + [2] * 4 + [3] * 6
     for path, request in zip(completion.paths, [call[0] for call in engine.calls], strict=True):
         own = int(path.sampled.sum())
-        assert [*completion.opening.tokens, *path.tokens[:-own]] == request.prompt.tokens.tolist()
+        assert [*completion.initial_prompt.tokens, *path.tokens[:-own]] == request.prompt.tokens.tolist()
         assert (path.sampled_log_prob[~path.sampled] == 0).all() and (path.sampled_log_prob[path.sampled] < 0).all()
         assert (path.sampling_mask.counts[~path.sampled] == 0).all()
-        Trajectory.of(completion.opening, path, group=0, advantage=1.0, behavior="sampled")
+        Trajectory.of(completion.initial_prompt, path, group=0, advantage=1.0, behavior="sampled")
     refused = player(Engine(["one", "two"]), World([said("go")]), template=FORGETFUL, forks="refuse")
     (completion,) = play(refused)
     assert "rewrites what the model saw" in completion.episode.failure and completion.episode.attempts == 1
@@ -479,11 +482,11 @@ def test_a_group_has_the_prompt_of_first_turns(openings):
     asked = {(request.sample, request.turn): request for call in engine.calls for request in call}
     for completion in group.completions:
         first, last = completion.paths
-        assert first.opening is None and not last.opening.messages
-        assert [*last.opening.tokens, *ids("#")] == group.prompt.tokens.tolist()
+        assert first.initial_prompt is None and not last.initial_prompt.messages
+        assert [*last.initial_prompt.tokens, *ids("#")] == group.prompt.tokens.tolist()
         for path in (first, last):
-            begin = (path.opening or group.prompt).tokens.tolist()
+            begin = (path.initial_prompt or group.prompt).tokens.tolist()
             seen = [*begin, *path.tokens[: -int(path.sampled.sum())]]
             assert seen == asked[completion.sample, path.turn].prompt.tokens.tolist()
-            item = Trajectory.of(path.opening or group.prompt, path, group=0, advantage=1.0)
+            item = Trajectory.of(path.initial_prompt or group.prompt, path, group=0, advantage=1.0)
             assert item.prompt_tokens.tolist() == begin

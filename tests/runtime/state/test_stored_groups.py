@@ -52,7 +52,7 @@ def played() -> Group:
         replace(first, turn=i, sampled=np.roll(mask, i), episode=Episode(spans=SPANS, forks=2, cut="turns"))
         for i in range(3)
     ]
-    paths[2] = replace(paths[2], opening=Prompt(uid=7, messages=(), tokens=[4, 2]))
+    paths[2] = replace(paths[2], initial_prompt=Prompt(uid=7, messages=(), tokens=[4, 2]))
     whole = replace(paths[2], episode=replace(paths[2].episode, reward=0.1), earlier=tuple(paths[:2]))
     failed = replace(empty, sampled=np.zeros(0, np.bool_), episode=Episode(failure="it broke", attempts=3))
     return replace(group, completions=(whole, failed))

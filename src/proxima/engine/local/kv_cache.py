@@ -82,7 +82,7 @@ Beginning = tuple[bytes, int]  # name and number of the first tokens: rows with 
 
 
 class KeptPrefixes:
-    """Runs prompts and keeps the KV of prefixes that other requests share (`Prompt.opening`, `Request.shared`).
+    """Runs prompts and keeps the KV of prefixes that other requests share (`Prompt.shared_prefix`, `Request.shared`).
 
     A prompt is always run in parts that end at these lengths, whether the KV of the first ones is kept or not, and the
     same part after the same parts has the same bits. So a completion does not depend on what is kept, on memory or on
@@ -147,7 +147,7 @@ class KeptPrefixes:
         key = _prefix_key(prompt.tokens, shared)
         if key not in self.kept:
             self.kept[key] = kv.contiguous()  # a view would keep the whole batch
-        if sum(length > prompt.opening for length in shared) > 2:  # a later turn: its prefix is used only in this
+        if sum(length > prompt.shared_prefix for length in shared) > 2:  # a later turn: its prefix is used only in this
             self.kept.pop(_prefix_key(prompt.tokens, shared[:-1]), None)  # conversation, the first turn's by a group
 
     def trim(self, most: int) -> None:

@@ -46,7 +46,9 @@ class WaitingPrompt:
     kv: Tensor | None = None
     beginnings: Sequence[Beginning] = ()
     routes: Tensor | None = None
-    shared: tuple[int, ...] = ()  # its opening, and the shared lengths of its requests, if the decoder takes a past
+    shared: tuple[
+        int, ...
+    ] = ()  # its shared prefix, and the shared lengths of its requests, if the decoder takes a past
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +141,7 @@ class Scheduler:
             prompt = request.prompt
             check_prompt(prompt, self.max_length)
             # an agent may ask twice after the same messages: each length counts once
-            lengths = {prompt.opening, *request.shared} if self.decoder.takes_past else set()
+            lengths = {prompt.shared_prefix, *request.shared} if self.decoder.takes_past else set()
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
             key = prompt.uid, prompt.tokens.tobytes(), shared
             if key not in groups:

@@ -11,7 +11,7 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
-from proxima.data.flow import MARK, Message
+from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import image_tokens
 from proxima.model.chat.template import NAME as CLOCK
 from proxima.model.chat.template import (
@@ -123,13 +123,13 @@ class SafeMessage:
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
         shows = getattr(tokenizer, "images", None) is not None
         self.images: tuple[int, ...] = tuple(message.get("images", ())) if shows else ()
-        pieces = message["content"].split(MARK) if self.images else [message["content"]]
+        pieces = message["content"].split(IMAGE_PLACEHOLDER) if self.images else [message["content"]]
         if self.images and len(pieces) != len(self.images) + 1:
-            what = f"a message has {len(self.images)} images and {MARK} {len(pieces) - 1} times"
+            what = f"a message has {len(self.images)} images and {IMAGE_PLACEHOLDER} {len(pieces) - 1} times"
             raise UserError(f"{what}: {message['content']!r:.100}")
         safe = [with_stand_ins(piece, tokenizer) for piece in pieces]
         neutral = [_neutral(piece) for piece in pieces]
-        self.text = MARK.join(safe)
+        self.text = IMAGE_PLACEHOLDER.join(safe)
         named = {name: value for name, value in message.items() if name not in PLAIN}
         if THOUGHT in named:
             named[thought_name(tokenizer)] = named.pop(THOUGHT)

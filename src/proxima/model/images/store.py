@@ -18,7 +18,7 @@ from torch import Tensor
 
 from proxima.data import UserError, require
 from proxima.data.columns import Ints
-from proxima.data.flow import MARK, Message
+from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.architecture import SHOWN_IMAGES
 from proxima.model.chat.encode import encode_part, image_mark
@@ -240,8 +240,8 @@ class ImageStore:
         return self._texts[number]
 
     def numbered(self, messages: Sequence[Message], images: Sequence["Image"]) -> tuple[Message, ...]:
-        """A chat in which each message has the numbers of the images that its `MARK`s stand for, as `images`; if no
-        message has a mark, they stand before the text of the last message of the user.
+        """A chat in which each message has the numbers of the images that its placeholders stand for, as `images`; if
+        no message has a placeholder, they stand before the text of the last message of the user.
 
         Raises:
             UserError: there is another number of marks than of images.
@@ -368,7 +368,7 @@ def _tiles(rows: int, columns: int, own: str) -> str:
 
 def _marks(message: Message) -> int:
     """The images that a message shows; what the system or the model writes is text."""
-    return message["content"].count(MARK) if message["role"] in ("user", "tool") else 0
+    return message["content"].count(IMAGE_PLACEHOLDER) if message["role"] in ("user", "tool") else 0
 
 
 def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:
@@ -376,9 +376,11 @@ def _marked(messages: Sequence[Message], images: int) -> Sequence[Message]:
     marks = sum(map(_marks, messages))
     if marks == 0:
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
-        shown = {**messages[last], "content": MARK * images + messages[last]["content"]}
+        shown = {**messages[last], "content": IMAGE_PLACEHOLDER * images + messages[last]["content"]}
         return [*messages[:last], shown, *messages[last + 1 :]]
     if marks != images:
-        remedy = f"write {MARK} once for each image, or nowhere: then they stand before the question"
-        raise UserError(f"there are {images} images, and {MARK} stands {marks} times in the messages", remedy=remedy)
+        remedy = f"write {IMAGE_PLACEHOLDER} once for each image, or nowhere: then they stand before the question"
+        raise UserError(
+            f"there are {images} images, and {IMAGE_PLACEHOLDER} stands {marks} times in the messages", remedy=remedy
+        )
     return messages

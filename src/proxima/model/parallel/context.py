@@ -146,14 +146,15 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
     predict = _predicting(batch)
     predicted = np.flatnonzero((predict >= start) & (predict < start + width))
     rows = to_device(torch.from_numpy(predicted), batch.tokens.device)
-    pieces = {name: getattr(batch, name)[start : start + width] for name in ("tokens", "position")}
-    changed: dict[str, Any] = {name: F.pad(piece, (0, width - len(piece))) for name, piece in pieces.items()}
+    changed: dict[str, Any] = {}
     for name, hint in tensor_hints(PackedBatch).items():
-        if hint.split()[1] == "N" and (column := getattr(batch, name)) is not None:
+        (dtype, axis, *others), column = hint.split(), getattr(batch, name)
+        if column is not None and axis == "N":
             changed[name] = column.index_select(0, rows)
-    if batch.routed_experts is not None:
-        piece = batch.routed_experts[start : start + width]
-        changed["routed_experts"] = F.pad(piece, (0, 0, 0, 0, 0, width - len(piece)), value=-1)
+        elif column is not None and axis == "L":
+            piece = column[start : start + width]
+            padding = (*(0, 0) * len(others), 0, width - len(piece))
+            changed[name] = F.pad(piece, padding, value=-1 if dtype == "id" else 0)
     changed["predict"] = changed["predict"] - start
     return BatchPart(**vars(batch) | changed | _kept(batch, predicted), rows=rows)
 

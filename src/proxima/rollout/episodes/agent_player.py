@@ -137,11 +137,11 @@ class AgentEpisodes(EpisodePlayer):
 
     @asynccontextmanager
     async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
-        openings: dict[int, Prompt] = {}
+        initial_prompts: dict[int, Prompt] = {}
 
         async def play(request: Request) -> None:
             try:
-                deliver(await self._play(request, openings, deliver))
+                deliver(await self._play(request, initial_prompts, deliver))
             except BaseException as error:
                 deliver(error)
 
@@ -164,18 +164,18 @@ class AgentEpisodes(EpisodePlayer):
     # ---- an episode --------------------------------------------------------------------------------------------------
 
     async def _play(
-        self, request: Request, openings: dict[int, Prompt], fail: Callable[[Exception], None]
+        self, request: Request, initial_prompts: dict[int, Prompt], fail: Callable[[Exception], None]
     ) -> Completion:
         """Play an episode to its end, restarting it if its agent fails."""
         attempts = Attempts(self.settings.retries)
         while True:
             try:
-                return await self._attempt(AgentEpisode(request, fail), openings, attempts.made)
+                return await self._attempt(AgentEpisode(request, fail), initial_prompts, attempts.made)
             except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur
                 if not attempts.again(failure):
                     return failed_episode(request, str(failure), attempts.made)
 
-    async def _attempt(self, episode: AgentEpisode, openings: dict[int, Prompt], attempts: int) -> Completion:
+    async def _attempt(self, episode: AgentEpisode, initial_prompts: dict[int, Prompt], attempts: int) -> Completion:
         key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
@@ -203,21 +203,21 @@ class AgentEpisodes(EpisodePlayer):
         talks = [talk for talk in episode.talks if talk.played.turns]
         if not talks or episode.last is None:
             raise EnvironmentFailure("its agent never asked the policy")
-        return self._completion(episode, talks, openings, reward, attempts)
+        return self._completion(episode, talks, initial_prompts, reward, attempts)
 
     def _completion(
         self,
         episode: AgentEpisode,
         talks: Sequence[Talk],
-        openings: dict[int, Prompt],
+        initial_prompts: dict[int, Prompt],
         reward: float | None,
         attempts: int,
     ) -> Completion:
         """Join the paths of all conversations in the order of their last turns; the completion is the last path, which
         has the episode's last turn."""
         assert episode.last is not None
-        opening = openings.setdefault(episode.request.prompt.uid, talks[0].played.opening)
-        if not np.array_equal(opening.tokens, talks[0].played.opening.tokens):
+        initial_prompt = initial_prompts.setdefault(episode.request.prompt.uid, talks[0].played.initial_prompt)
+        if not np.array_equal(initial_prompt.tokens, talks[0].played.initial_prompt.tokens):
             what = "its agent gives the completions of a prompt different first messages"
             raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
@@ -330,8 +330,8 @@ class AgentEpisodes(EpisodePlayer):
             messages = with_instructions(messages, describe_tools(asked.tools, self.tool_format))
         conversation = Conversation(template, messages, self.settings.forks, continues=False)  # as in OpenAI's API
         if not np.array_equal(prompt.tokens, conversation.prompt):
-            opening = template.opening(messages, conversation.prompt)
-            prompt = replace(prompt, messages=messages, tokens=conversation.prompt, opening=opening)
+            shared = template.shared_prefix(messages, conversation.prompt)
+            prompt = replace(prompt, messages=messages, tokens=conversation.prompt, shared_prefix=shared)
         return Talk(Played(request, prompt, None, conversation), asked.tools)
 
     def _message(self, message: ChatMessage, tools: Sequence[Mapping[str, Any]]) -> Message:

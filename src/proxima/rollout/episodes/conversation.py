@@ -68,11 +68,11 @@ class TurnTemplate:
         return render_chat(messages, self.tokenizer, self._arguments, ending=ending)
 
     def encode_opening(self, text: str) -> list[int]:
-        """Encode the text of an opening."""
+        """Encode the text of an initial prompt."""
         return encode_opening(text, self.tokenizer)
 
-    def opening(self, messages: Sequence[Message], tokens: Ints) -> int:
-        """Compute `Prompt.opening` of an episode: the number of tokens in its first prompt for tools and for the
+    def shared_prefix(self, messages: Sequence[Message], tokens: Ints) -> int:
+        """Compute `Prompt.shared_prefix` of an episode: the number of tokens in its first prompt for tools and for the
         messages before the first user message. Which part of a `reset` text is constant can't be told from other
         rows."""
         before = tuple(takewhile(lambda message: message["role"] != "user", messages))
@@ -188,13 +188,13 @@ class Path:
         tokens: [T] int32, all after the prompt.
         sampled: [T] bool, tokens that the model wrote and that no earlier path marks as sampled.
         spans: the messages, which cover all of the tokens, in order. Messages between two turns form one span.
-        opening: the prompt tokens before them, if they differ from the conversation's `prompt`.
+        initial_prompt: the prompt tokens before them, if they differ from the conversation's `prompt`.
     """
 
     tokens: Ints
     sampled: Bools
     spans: tuple[Span, ...]
-    opening: Ints | None = None
+    initial_prompt: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -212,43 +212,44 @@ class Conversation:
 
     Each observation renders the whole chat. If the text begins with what the model saw, only the rest is encoded.
     Otherwise the template rewrites the past, as Qwen3's does by removing the thoughts of earlier turns. That is a fork:
-    a new path, on which unchanged messages keep their tokens. The path has its own opening if the template rewrites
-    that, too: most templates omit from the history a generation prompt that begins a thought.
+    a new path, on which unchanged messages keep their tokens. The path has its own initial prompt if the template
+    rewrites that, too: most templates omit from the history a generation prompt that begins a thought.
 
     Args:
         template: the run's template.
-        opening: the messages before the first turn.
+        initial_messages: the messages before the first turn.
         forks: `train`: continue on the new path; `refuse`: raise ForkRefused.
-        continues: the first turn continues an opening that ends with the assistant; false: it is a message of its own.
+        continues: the first turn continues an initial prompt that ends with the assistant; false: it is a message of
+            its own.
 
-    `prompt` are the tokens of the opening, with the generation prompt, or with the beginning of the first turn if the
-    opening ends with the assistant; `awaits_turn`: the next message is the model's. A `copy.copy` continues
-    independently of the original.
+    `prompt` are the tokens of the initial prompt, with the generation prompt, or with the beginning of the first turn
+    if the initial prompt ends with the assistant; `awaits_turn`: the next message is the model's. A `copy.copy`
+    continues independently of the original.
 
     Raises:
-        UserError: the template fails for the opening, or makes nothing of it.
+        UserError: the template fails for the initial prompt, or makes nothing of it.
     """
 
     def __init__(
         self,
         template: TurnTemplate,
-        opening: Sequence[Message],
+        initial_messages: Sequence[Message],
         forks: Literal["train", "refuse"] = "train",
         *,
         continues: bool = True,
     ) -> None:
         self._template, self._forks = template, forks
-        self._messages = [template.message(message) for message in opening]
-        self._begun = ""  # the text of the opening that the first turn continues
+        self._messages = [template.message(message) for message in initial_messages]
+        self._begun = ""  # the text of the initial prompt that the first turn continues
         ending: Ending = "prompt"
-        if continues and is_begun(opening):
-            self._begun, ending = opening[-1]["content"], "open"
-        self._opening = self._seen = template.render(self._messages, ending=ending)
+        if continues and is_begun(initial_messages):
+            self._begun, ending = initial_messages[-1]["content"], "open"
+        self._initial_prompt = self._seen = template.render(self._messages, ending=ending)
         if ending == "open":
             self._messages.pop()  # it is part of the first turn
         self._first = len(self._messages)  # index of the first turn
-        self.prompt = self._encoded_opening()
-        self._own: Ints | None = None  # tokens of `_opening`, if they differ from `prompt`
+        self.prompt = self._encoded_initial_prompt()
+        self._own: Ints | None = None  # tokens of `_initial_prompt`, if they differ from `prompt`
         self._nodes: list[_MessageNode] = []
         self._ended: list[Path] = []
         self._turns = 0
@@ -257,8 +258,8 @@ class Conversation:
     @property
     def context(self) -> Ints:
         """The tokens that the next turn is conditioned on."""
-        opening = self.prompt if self._own is None else self._own
-        return np.concatenate([opening, *(node.tokens for node in self._nodes)])
+        initial_prompt = self.prompt if self._own is None else self._own
+        return np.concatenate([initial_prompt, *(node.tokens for node in self._nodes)])
 
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
         """Add the tokens that the model wrote after `context`. The chat template gets their decoded text instead of
@@ -299,9 +300,9 @@ class Conversation:
             answer = answer.partition(end)[2] if end else answer
             place = len(chat) - len(answer) if chat.endswith(answer) else len(chat)
             self._ended = [*self._ended, _path(nodes, self._own)]
-            if not chat.startswith(self._opening):
-                self._rewrite_opening([*history, *following], chat[:place], nodes[0].text)
-            place = max(len(self._opening), place)
+            if not chat.startswith(self._initial_prompt):
+                self._rewrite_initial_prompt([*history, *following], chat[:place], nodes[0].text)
+            place = max(len(self._initial_prompt), place)
             nodes = self._carried_over(nodes, chat[:place])
             seen = chat[:place]
         self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
@@ -313,18 +314,18 @@ class Conversation:
         """Return the paths on which the model wrote, oldest first, each up to its last turn there."""
         return tuple(path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans)
 
-    def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
-        """Set the new path's opening to the text before the first turn in a chat, or to the whole chat if the template
-        gives no such position. White space before a turn may belong to the turn."""
+    def _rewrite_initial_prompt(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
+        """Set the new path's initial prompt to the text before the first turn in a chat, or to the whole chat if the
+        template gives no such position. White space before a turn may belong to the turn."""
         before, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
         begun = before + self._template.safe(self._begun)
-        opening = next((text for text in (begun, before) if chat.startswith(text)), chat)
-        variants = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
-        self._opening = next(variants, opening)
-        self._own = self._encoded_opening()
+        initial_prompt = next((text for text in (begun, before) if chat.startswith(text)), chat)
+        variants = (text for text in (initial_prompt, initial_prompt.rstrip()) if chat.startswith(turn, len(text)))
+        self._initial_prompt = next(variants, initial_prompt)
+        self._own = self._encoded_initial_prompt()
 
-    def _encoded_opening(self) -> Ints:
-        tokens = np.array(self._template.encode_opening(self._opening), np.int32)
+    def _encoded_initial_prompt(self) -> Ints:
+        tokens = np.array(self._template.encode_opening(self._initial_prompt), np.int32)
         if not len(tokens):  # nothing would predict the first token of a turn
             raise UserError("these messages give a prompt without tokens")
         return tokens
@@ -337,9 +338,9 @@ class Conversation:
         return _MessageNode(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
 
     def _carried_over(self, nodes: Sequence[_MessageNode], chat: str) -> list[_MessageNode]:
-        """Carry the nodes of a path over to another chat, which begins with the opening: an observation that is found
-        again and a turn at its old position keep their tokens; everything between them is re-encoded."""
-        place, carried, changed = len(self._opening), list[_MessageNode](), list[_MessageNode]()
+        """Carry the nodes of a path over to another chat, which begins with the initial prompt: an observation that is
+        found again and a turn at its old position keep their tokens; everything between them is re-encoded."""
+        place, carried, changed = len(self._initial_prompt), list[_MessageNode](), list[_MessageNode]()
         for node in nodes:
             start = place if not changed and chat.startswith(node.text, place) else -1
             if start < 0 and node.span.role != "assistant":
@@ -376,7 +377,7 @@ def _refusal(chat: str, seen: str) -> ForkRefused:
     return ForkRefused(f"the chat template rewrites what the model saw: {shown}", remedy=remedy)
 
 
-def _path(nodes: Sequence[_MessageNode], opening: Ints | None = None) -> Path:
+def _path(nodes: Sequence[_MessageNode], initial_prompt: Ints | None = None) -> Path:
     """Build a path from the nodes up to the last turn that was sampled on it."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
     nodes = nodes[: last + 1]
@@ -384,5 +385,5 @@ def _path(nodes: Sequence[_MessageNode], opening: Ints | None = None) -> Path:
         np.concatenate([np.empty(0, np.int32), *(node.tokens for node in nodes)]),
         np.concatenate([np.empty(0, np.bool_), *(np.full(len(n.tokens), n.span.sampled) for n in nodes)]),
         tuple(node.span for node in nodes),
-        opening,
+        initial_prompt,
     )

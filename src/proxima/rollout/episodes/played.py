@@ -50,13 +50,13 @@ class Played:
 
     Args:
         request: request of the episode; its `sampling` applies to each turn.
-        opening: the prompt that it begins with.
+        initial_prompt: the prompt that it begins with.
         instance: its environment, an `Instance`; None for an external agent, which has its own.
         state: the environment's current name for its state.
     """
 
     request: Request
-    opening: Prompt
+    initial_prompt: Prompt
     instance: Any
     conversation: Conversation
     state: str | None = None
@@ -77,7 +77,7 @@ class Played:
         """Build the request of the next turn. Its `shared` lists the lengths of earlier turns' contexts that its own
         begins with, and of its own context, with which the next one begins; contexts abandoned by a fork are left
         out."""
-        prompt, sampling = self.opening, self.request.sampling
+        prompt, sampling = self.initial_prompt, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
         if max_tokens < sampling.max_tokens:
@@ -107,7 +107,7 @@ class Played:
             (
                 InFlight(
                     key=(*self.request.key[:2], first if numbers is None else numbers[first]),
-                    prompt_tokens=self.opening.tokens if path.opening is None else path.opening,
+                    prompt_tokens=self.initial_prompt.tokens if path.initial_prompt is None else path.initial_prompt,
                     tokens=path.tokens,
                     policy_version=_versions(
                         _placed(
@@ -167,10 +167,10 @@ class Played:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
         columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
         routes = first.prompt_routed_experts
-        if path.opening is not None and routes is not None:  # the engine saw another opening
-            routes = np.full((len(path.opening), *routes.shape[1:]), -1, routes.dtype)
+        if path.initial_prompt is not None and routes is not None:  # the engine saw another initial prompt
+            routes = np.full((len(path.initial_prompt), *routes.shape[1:]), -1, routes.dtype)
         return columns | {
-            "opening": self._opening(path),
+            "initial_prompt": self._initial_prompt(path),
             "prompt_uid": first.prompt_uid,
             "sample": first.sample,
             "turn": numbers[0][0],
@@ -181,11 +181,11 @@ class Played:
             "prompt_routed_experts": routes,
         }
 
-    def _opening(self, path: Path) -> Prompt | None:
+    def _initial_prompt(self, path: Path) -> Prompt | None:
         """Return the prompt that a path begins with if it differs from that of the request."""
-        if path.opening is not None:
-            return replace(self.opening, messages=(), tokens=path.opening)
-        return None if self.opening is self.request.prompt else self.opening
+        if path.initial_prompt is not None:
+            return replace(self.initial_prompt, messages=(), tokens=path.initial_prompt)
+        return None if self.initial_prompt is self.request.prompt else self.initial_prompt
 
 
 def _sampled_places(path: Path) -> list[tuple[int, int, int]]:
@@ -231,13 +231,15 @@ def _empty_sets(count: int) -> SamplingMask:
 
 def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tuple[Prompt, list[Completion]]:
     """Return the prompt that the first turn of each episode of a group saw, and the episodes, whose paths keep an
-    `opening` only if it differs from that prompt."""
+    `initial_prompt` only if it differs from that prompt."""
     first = [min(completion.paths, key=lambda path: path.turn) for completion in completions]
-    prompt = next((path.opening for path in first if path.opening is not None), prompt)
+    prompt = next((path.initial_prompt for path in first if path.initial_prompt is not None), prompt)
 
     def path_of_group(path: Completion) -> Completion:
-        same = path.opening is None or np.array_equal(path.opening.tokens, prompt.tokens)
-        return replace(path, opening=None if same else path.opening, earlier=tuple(map(path_of_group, path.earlier)))
+        same = path.initial_prompt is None or np.array_equal(path.initial_prompt.tokens, prompt.tokens)
+        return replace(
+            path, initial_prompt=None if same else path.initial_prompt, earlier=tuple(map(path_of_group, path.earlier))
+        )
 
     return prompt, [path_of_group(completion) for completion in completions]
 

@@ -1,8 +1,8 @@
 """Plays episodes: like an engine's `generate`, but each completion has several turns.
 
-The first turns of a prompt's completions go to the engine in one call, so that it processes the opening once; each
-further turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample, turn) and
-the environment's seed by (seed, uid), so that an episode that is replayed, after a kill or a failure of its
+The first turns of a prompt's completions go to the engine in one call, so that it processes the initial prompt once;
+each further turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample,
+turn) and the environment's seed by (seed, uid), so that an episode that is replayed, after a kill or a failure of its
 environment, is identical.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife
-from proxima.data.flow import MARK, NO_MARK, Completion, Message, Prompt
+from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER, Completion, Message, Prompt
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import Parameters, ToolFormat, read_calls
@@ -60,7 +60,7 @@ class Rules:
         responds: the environment answers messages that call no tool.
         rewards: there is an environment, whose turns have rewards.
         instructions: text of the system message that describes the tools if the chat template can't.
-        system: the system prompt for openings without one.
+        system: the system prompt for initial prompts without one.
     """
 
     settings: EpisodeSettings
@@ -128,7 +128,7 @@ class GroupTable:
         self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances not yet ended
-        self.opening: Prompt | None = None  # of the first episode that opened
+        self.initial_prompt: Prompt | None = None  # of the first episode that opened
         self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waits
         self.clock = asyncio.get_running_loop().time
         self.began = self.clock()
@@ -158,7 +158,7 @@ class GroupTable:
         return await asyncio.gather(*map(self._begin, self.requests))
 
     async def play(self) -> None:
-        """Play all episodes of the prompt: the openings together, then each episode separately."""
+        """Play all episodes of the prompt: the initial prompts together, then each episode separately."""
         begun = await self.begin()
         played = {each.request.sample: each for each in begun if isinstance(each, Played)}
         for request, each in zip(self.requests, begun, strict=True):
@@ -207,17 +207,17 @@ class GroupTable:
         self.open.add(instance)
         self.player.times.environment += instance.seconds
         try:
-            messages = await self._opening(instance.opening, prompt)
+            messages = await self._initial_prompt(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
-            opening = self._checked(prompt, messages, conversation)
+            initial_prompt = self._checked(prompt, messages, conversation)
         except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
             return GivenUp(str(reason)) if isinstance(reason, UserError) else reason
-        played = Played(request, opening, instance, conversation, instance.state)
+        played = Played(request, initial_prompt, instance, conversation, instance.state)
         self.player.playing[prompt.uid, request.sample] = played
         return played
 
-    async def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
+    async def _initial_prompt(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """Return the messages that an episode begins with."""
         messages = prompt.messages
         if given is not None:
@@ -230,15 +230,17 @@ class GroupTable:
         """Return the prompt made of these messages; it must be the same for all episodes."""
         tokens, context = conversation.prompt, self.rules.context
         if len(tokens) >= context:
-            raise GivenUp(f"its opening has {len(tokens)} tokens, and the context {context} (model.max_length)")
-        if self.opening is None:
+            raise GivenUp(f"its initial prompt has {len(tokens)} tokens, and the context {context} (model.max_length)")
+        if self.initial_prompt is None:
             same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
-            opening = self.player.template.opening(messages, tokens)
-            self.opening = prompt if same else replace(prompt, messages=messages, tokens=tokens, opening=opening)
-        if not np.array_equal(self.opening.tokens, tokens):
+            shared = self.player.template.shared_prefix(messages, tokens)
+            self.initial_prompt = (
+                prompt if same else replace(prompt, messages=messages, tokens=tokens, shared_prefix=shared)
+            )
+        if not np.array_equal(self.initial_prompt.tokens, tokens):
             reason = "`reset` gives the completions of a prompt different messages"
             raise GivenUp(f"{reason}: everything random must come from the row and the seed")
-        return self.opening
+        return self.initial_prompt
 
     # ---- turns -------------------------------------------------------------------------------------------------------
 
@@ -369,7 +371,10 @@ class GroupTable:
         images = [number for message in messages for number in message.get("images", ())]
         if not images:
             return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
-        texts = (m["content"] if m.get("images") else m["content"].replace(MARK, NO_MARK) for m in messages)
+        texts = (
+            m["content"] if m.get("images") else m["content"].replace(IMAGE_PLACEHOLDER, ESCAPED_PLACEHOLDER)
+            for m in messages
+        )
         return [{"role": "user", "content": "\n".join(texts), "images": images}]
 
     def _context_left(self, played: Played) -> int:

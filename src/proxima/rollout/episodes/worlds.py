@@ -25,7 +25,7 @@ from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.column_mapping import TOOLS
 
-TRIED = 4  # prompts whose openings are tried
+TRIED = 4  # prompts whose episodes are tried
 SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: some templates remove earlier thoughts
 
 
@@ -172,19 +172,19 @@ def _spec(task: Any) -> EnvironmentSpec:
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
-    """Try some prompts until two episodes of one begin, and render a synthetic episode after their opening.
+    """Try some prompts until two episodes of one begin, and render a synthetic episode after their initial prompt.
 
     Returns: a warning if the template rewrites what the model saw.
 
     Raises:
-        FieldError: no episode can begin, two openings differ, or the template can't render an answer.
+        FieldError: no episode can begin, two initial prompts differ, or the template can't render an answer.
     """
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
     field = "environment" if world.hosts.spec.kind else "tools"
     problem, chat = None, None
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
-            begun = loop.call(_openings(world, prompt, seed))
+            begun = loop.call(_begin_twice(world, prompt, seed))
             problem = next((each for each in begun if not isinstance(each, Played)), None)
             if problem is None:
                 chat = begun[0]
@@ -196,7 +196,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     roles = ["user"] * (world.rules.responds or bool(world.rules.instructions))
     roles += ["tool"] * (world.rules.tool_format is not None and not world.rules.instructions)
     notes = []
-    for error in template_errors(world.template, chat.opening.messages, roles):
+    for error in template_errors(world.template, chat.initial_prompt.messages, roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
             notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a separate sequence")
         else:
@@ -204,14 +204,14 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     return notes[:1]
 
 
-def template_errors(template: TurnTemplate, opening: Sequence[Message], roles: Sequence[str]) -> Iterator[UserError]:
+def template_errors(template: TurnTemplate, messages: Sequence[Message], roles: Sequence[str]) -> Iterator[UserError]:
     """Yield the first error of each synthetic episode in which a message of one of the roles answers the turns, a
     ForkRefused where the template only rewrites what the model saw."""
     end = template.tokenizer.eos_token or ""
     tokens = np.array(template.tokenizer(SAID + end, add_special_tokens=False)["input_ids"], np.int32)
     for role in roles:
         try:
-            conversation = Conversation(template, opening, "refuse")
+            conversation = Conversation(template, messages, "refuse")
             for _ in range(2):
                 conversation.add_turn(tokens, SAID, "stop")
                 conversation.observe([{"role": role, "content": "Right."}])
@@ -219,7 +219,7 @@ def template_errors(template: TurnTemplate, opening: Sequence[Message], roles: S
             yield error
 
 
-async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:
+async def _begin_twice(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:
     requests = [Request(prompt=prompt, sample=sample, sampling=Sampling(), seed=seed) for sample in range(2)]
     table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]
     try:

@@ -144,7 +144,7 @@ def completion_row(completion: Completion) -> dict[str, Any]:
         if column.ragged and (sets := row.get(column.name)) is not None:
             row |= {column.name: sets.ids, counts_of(column.name): sets.counts}
     row["episode"] = None if completion.episode is None else completion.episode.to_json()
-    row["opening"] = None if completion.opening is None else completion.opening.tokens
+    row["opening"] = None if completion.initial_prompt is None else completion.initial_prompt.tokens
     return row
 
 

@@ -74,7 +74,7 @@ def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
     if row.get("episode") is not None:
         columns["episode"] = Episode.from_json(row["episode"])
         if row["opening"] is not None:
-            columns["opening"] = Prompt(uid=uid, messages=(), tokens=row["opening"])
+            columns["initial_prompt"] = Prompt(uid=uid, messages=(), tokens=row["opening"])
     return Completion(prompt_uid=uid, **columns)
 
 
