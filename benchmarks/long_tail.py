@@ -63,28 +63,16 @@ def make_model(folder: Path, *, layers: int = 2, hidden: int = 128) -> Path:
     """Create a Llama with random weights, seed 0, and its tokenizer, as a Hugging Face folder."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
+
+    from evidence.start_model import random_llama
 
     words = {"<end>": END} | {f"w{i}": i for i in range(1, WORDS + 1)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<end>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>")
     fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    config = LlamaConfig(
-        vocab_size=len(words),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 32,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=END,
-        pad_token_id=END,
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
+    model = random_llama(fast, hidden=hidden, layers=layers, positions=512, tied=False, seed=0)
     with torch.no_grad():
         model.model.embed_tokens.weight *= 50  # to about size 1, so that the layers can tell the words apart
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = END

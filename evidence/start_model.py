@@ -24,9 +24,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def make_start_model(folder: Path, *, hidden: int = 128, layers: int = 5, seed: int = 1) -> Path:
-    """Write the model with random weights and its tokenizer as a Hugging Face folder."""
-    words = tokenizer()
+def random_llama(
+    words: PreTrainedTokenizerFast, *, hidden: int, layers: int, positions: int, tied: bool, seed: int
+) -> LlamaForCausalLM:
+    """Return a Llama of this shape over a tokenizer's words, with random weights; torch's generators stay as they
+    were."""
     config = LlamaConfig(
         vocab_size=len(words),
         hidden_size=hidden,
@@ -34,14 +36,21 @@ def make_start_model(folder: Path, *, hidden: int = 128, layers: int = 5, seed: 
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
         num_key_value_heads=hidden // 32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
+        max_position_embeddings=positions,
+        tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=words.eos_token_id,
         pad_token_id=words.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        LlamaForCausalLM(config).save_pretrained(folder)
+        return LlamaForCausalLM(config)
+
+
+def make_start_model(folder: Path, *, hidden: int = 128, layers: int = 5, seed: int = 1) -> Path:
+    """Write the model with random weights and its tokenizer as a Hugging Face folder."""
+    words = tokenizer()
+    model = random_llama(words, hidden=hidden, layers=layers, positions=1024, tied=True, seed=seed)
+    model.save_pretrained(folder)
     words.save_pretrained(folder)
     return folder

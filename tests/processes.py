@@ -1,8 +1,9 @@
-"""Processes of this machine, as /proc shows them."""
+"""Processes of this machine, as /proc shows them, and waiting for a condition."""
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,27 @@ def family(pid: int) -> list[int]:
 def eventually(condition: Callable[[], Any], what: Any = "") -> Any:
     """What the condition says once it is true; a hang is an AssertionError after minutes, with the end of a log if
     `what` is its path."""
-    deadline, pause = time.monotonic() + 600, 0.005
+    pauses = _pauses(condition, what, 0.005, 0.05)
+    while True:
+        try:
+            time.sleep(next(pauses))
+        except StopIteration as end:
+            return end.value
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """`eventually`, while the event loop runs."""
+    for pause in _pauses(condition, "", 0.002, 0.002):
+        await asyncio.sleep(pause)
+
+
+def _pauses(condition: Callable[[], Any], what: Any, pause: float, most: float) -> Generator[float, None, Any]:
+    deadline = time.monotonic() + 600
     while not (said := condition()):
         if time.monotonic() > deadline:
             raise AssertionError(what.read_text(errors="replace")[-6000:] if isinstance(what, Path) else what)
-        time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        yield pause
+        pause = min(2 * pause, most)
     return said
 
 

@@ -55,6 +55,7 @@ from tests.engine.http.fake_model import (
     truncated,
 )
 from tests.engine.http.fake_vllm import unread
+from tests.processes import until
 
 FACTS: dict[str, Any] = {
     "server": "fake 1",
@@ -452,12 +453,6 @@ def check(asked: Sequence[Request], given, *only: int) -> None:
 
 
 # ---- what happens meanwhile ------------------------------------------------------------------------------------------
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(LONG):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def held(server: PlainServer, tokens: int) -> bool:

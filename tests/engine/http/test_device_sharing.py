@@ -13,7 +13,8 @@ from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineRequirements
 from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm
-from tests.engine.http.plain_servers import LONG, begun, check, go_on, hold_scores, replicas, requests, until, update
+from tests.engine.http.plain_servers import LONG, begun, check, go_on, hold_scores, replicas, requests, update
+from tests.processes import until
 
 SLEEPS = {"sleeps": True}
 

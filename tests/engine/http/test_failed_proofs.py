@@ -17,9 +17,9 @@ from tests.engine.http.plain_servers import (
     hold_scores,
     replicas,
     requests,
-    until,
     update,
 )
+from tests.processes import until
 
 
 async def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights(fleet):

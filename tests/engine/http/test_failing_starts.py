@@ -4,7 +4,8 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.local.local_engine import collect
-from tests.engine.http.plain_servers import check, engine_over, fakes, replicas, requests, until, update
+from tests.engine.http.plain_servers import check, engine_over, fakes, replicas, requests, update
+from tests.processes import until
 
 
 @pytest.mark.parametrize("call", ["/load", "/tokenize"])

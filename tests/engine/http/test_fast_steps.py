@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.engine.http.plain_servers import PlainDialect, PlainSync, hold_scores, until, update
+from tests.engine.http.plain_servers import PlainDialect, PlainSync, hold_scores, update
+from tests.processes import until
 
 
 @pytest.mark.parametrize(("owner", "name"), [(PlainDialect, "probe"), (PlainSync, "push")])

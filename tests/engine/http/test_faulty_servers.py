@@ -19,9 +19,9 @@ from tests.engine.http.plain_servers import (
     held,
     replicas,
     requests,
-    until,
     update,
 )
+from tests.processes import until
 
 
 @pytest.mark.parametrize(("fault", "count"), [("error", 1), ("overload", 2), ("hang", 2), ("break", 1), ("nan", 2)])

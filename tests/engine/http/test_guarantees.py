@@ -27,11 +27,11 @@ from tests.engine.http.plain_servers import (
     go_on,
     hold_scores,
     requests,
-    until,
     update,
     versions,
 )
 from tests.engine.http.raw_server import RawServer
+from tests.processes import until
 
 
 def jobs_of(engine):

@@ -10,7 +10,8 @@ from proxima.engine.http.folder_sync import sync_figures
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.laws import engine_laws
-from tests.engine.http.plain_servers import LONG, go_on, requests, until, update
+from tests.engine.http.plain_servers import LONG, go_on, requests, update
+from tests.processes import until
 
 
 async def test_what_is_in_flight(fleet):

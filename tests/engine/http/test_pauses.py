@@ -19,9 +19,9 @@ from tests.engine.http.plain_servers import (
     expected,
     go_on,
     requests,
-    until,
     update,
 )
+from tests.processes import until
 
 PAUSED = [(IN_PLACE, True), (IN_PLACE, False), (ELSEWHERE, False), (ELSEWHERE, True)]
 

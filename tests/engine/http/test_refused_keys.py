@@ -8,7 +8,8 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
-from tests.engine.http.plain_servers import check, engine_over, fakes, held, replicas, requests, until, update
+from tests.engine.http.plain_servers import check, engine_over, fakes, held, replicas, requests, update
+from tests.processes import until
 
 CALLS = ("/facts", "/load", "/tokenize", "/generate", "/score", "/pause", "/resume", "/weights", "/forget")
 

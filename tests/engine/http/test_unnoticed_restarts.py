@@ -13,7 +13,8 @@ from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import sequence_log_probs
-from tests.engine.http.plain_servers import IN_PLACE, WEIGHTS, check, go_on, held, requests, until, update
+from tests.engine.http.plain_servers import IN_PLACE, WEIGHTS, check, go_on, held, requests, update
+from tests.processes import until
 
 SILENT = {"version_spans": False}  # completions do not say which weights sampled them
 NEVER = 3600.0  # between two health checks: none comes but those that something asks for
