@@ -282,7 +282,7 @@ def make_next_policy(
 
 
 def device_turns(placement: Any, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
-    """The turns of engine and trainer; each has its own devices unless they are colocated and the engine can sleep."""
+    """The turns of engine and trainer; devices are separate unless they are colocated and the engine can sleep."""
     colocated = isinstance(placement, RayPlacement) and placement.colocate
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:
         return DeviceTurns()

@@ -214,8 +214,8 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
 
 
 def start_rank(make_work: Callable[[], RlWorkload | OfflineWorkload], ranks: Ranks, message: Start) -> RankModels:
-    """What a run does on rank 0, on the others: data, files, weights, and the state of a checkpoint; `make_work` makes
-    its workload."""
+    """Do on another rank what the run does on rank 0: data, files, weights, the state of a checkpoint; `make_work`
+    makes its workload."""
     seen_here("run folder", message.folder, Path.is_dir)
     work = make_work()
     if (images := work.images) is not None:

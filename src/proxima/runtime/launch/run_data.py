@@ -198,7 +198,7 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
 def engine_choices(
     config: RunConfig, model: UnloadedModel, teacher: UnloadedModel | None
 ) -> dict[str, EngineSelection]:
-    """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
+    """The engines of the rollouts, the reference and the teacher, if the run has them, each with what it must
     meet, by their paths in the config; `model` is the policy. No engine is queried yet."""
     algorithm, temperature = config.algorithm, config.sampling.temperature
     rollouts, choices = rollout_needs(config, model), list[EngineSelection]()

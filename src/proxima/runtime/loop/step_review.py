@@ -124,7 +124,7 @@ def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Seque
 
 
 def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]) -> str:
-    """Where groups were dropped as uniform in a metric although their rewards differ, name it and the field to set;
+    """Name the metric, and the field to set, if groups were dropped as uniform in it although their rewards differ;
     otherwise empty."""
     uniform = [group for group, reason in dropped if reason == DropUniformGroups.reason]
     specs = [(i, spec) for i, spec in enumerate(selection) if isinstance(spec, DropUniformGroups)]

@@ -211,7 +211,7 @@ class TrainingLoop:
         return self.journal.step < self.steps and not plateau_reached(self.config.eval, self.journal)
 
     def evaluation_record(self, label: str, start: float) -> dict[str, Any]:
-        """What the line of every evaluation, which ends now, begins with."""
+        """The first fields of the line of an evaluation, which ends now."""
         now = self.now()
         step = {"kind": "eval", "step": self.journal.step, "label": label}
         return {**step, "time": now, "time/evaluate": now - start}

@@ -93,8 +93,8 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> Summary:
 
 
 def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
-    """What this node reads at a path that rank 0 has written: all ranks write checkpoints there, and none may load
-    other weights.
+    """The content that this node reads at a path that rank 0 has written: all ranks write checkpoints there, none may
+    load other weights.
 
     Raises:
         UserError: this node does not see it.

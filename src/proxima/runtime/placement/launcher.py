@@ -1,5 +1,5 @@
-"""What torchrun, srun or Ray has set in the environment of a run's process: whether it is one of several ranks, and
-where the engine's servers are. The ranks meet in `rendezvous`."""
+"""Reads what torchrun, srun or Ray has set in the environment of a run's process: its rank among several, and the
+addresses of the engine's servers. The ranks meet in `rendezvous`."""
 
 import os
 import re

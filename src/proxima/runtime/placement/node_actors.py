@@ -25,7 +25,7 @@ QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a ch
 
 @dataclass(frozen=True, kw_only=True)
 class ActorPlace:
-    """Where an actor is.
+    """The place of an actor.
 
     Args:
         node: Ray's id of the node, `host` its name, `address` where the other nodes reach it.
@@ -63,7 +63,7 @@ class RankHost:
     def run(
         self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str], folder: str
     ) -> Iterator[tuple[int, list[str]] | int]:
-        """Call a function of a module, "module:name", in a process of its own; yields the lines that it prints, with
+        """Call a function of a module, "module:name", in a separate process; yields the lines that it prints, with
         their stream, 1 or 2, and at last the exit code: -N is signal N.
 
         Args:

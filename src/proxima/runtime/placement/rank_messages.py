@@ -74,7 +74,7 @@ class Channel:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """What ends a rank, and perhaps the run.
+    """An error that ends a rank, and perhaps the run.
 
     Args:
         trace: traceback of the rank; empty if it has sent no traceback.

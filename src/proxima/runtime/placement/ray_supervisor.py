@@ -276,7 +276,7 @@ def start_group(
 
 
 def _not_started(error: Exception, spec: RayPlacement) -> UserError:
-    """What an actor's own error, such as an import that fails there, or one of Ray's says to the user."""
+    """The user's error for an actor that did not start: its own error, such as a failed import, or one of Ray's."""
     from ray.exceptions import GetTimeoutError
 
     if isinstance(error, GetTimeoutError):

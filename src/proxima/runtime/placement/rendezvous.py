@@ -199,7 +199,7 @@ def rank_facts(config: Any) -> dict[str, Any]:
 
 
 def lack_of_space(shared: int) -> str:
-    """What this node lacks, and the remedy, if it needs that many bytes of shared memory; empty if it has all."""
+    """The space that this node lacks, with the remedy, if it needs that many bytes of shared memory; empty: none."""
     bigger = "start its container with a larger one (docker run --shm-size=8g), or empty it"
     disk = (tempfile.gettempdir(), LEAST_DISK, "free some space there, or set TMPDIR on that node")
     for folder, least, remedy in (("/dev/shm", shared, bigger), disk):

@@ -1,4 +1,4 @@
-"""What is known of a run at its start (`RunInfo`), and its outcome in one small file, summary.json."""
+"""The facts of a run at its start (`RunInfo`), and its outcome in one small file, summary.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,7 +150,7 @@ def summarise_run(
 
 def tokens_per_second(steps: Sequence[Record]) -> dict[str, float | None]:
     """Tokens per second over some steps, of generation and of training; None for a stage that took no time. An engine
-    of its own generates during the whole step, and the time of the stage `generate` is then the trainer's wait."""
+    beside the trainer generates during the whole step; the time of the stage `generate` is then the trainer's wait."""
 
     def rate(tokens: str, time: str) -> float | None:
         amount, spent = (sum(r.get(key) or 0.0 for r in steps) for key in (tokens, time))
