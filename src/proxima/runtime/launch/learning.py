@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from proxima.config.describe import kind_of
 from proxima.config.schema import RunConfig
-from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import RECOMPUTED, DistillationConfig
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.config.sections.sampling_section import replays_sampling_masks
@@ -175,7 +174,7 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
 
 
 def make_critic(
-    spec: Any,
+    spec: HeadCritic | ModelCritic,
     train: TrainConfig,
     source: ModelSource,
     policy: LoadedModel,
@@ -188,7 +187,7 @@ def make_critic(
     Raises:
         UserError: `critic.path` can't be loaded.
     """
-    if CRITICS.holds(spec, "model"):
+    if isinstance(spec, ModelCritic):
         return _critic_model(spec, train, source, restored, ranks), None
     return None, _value_head(spec, policy, source.seed, restored)
 

@@ -281,7 +281,7 @@ def make_next_policy(
     return cache
 
 
-def device_turns(placement: Any, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
+def device_turns(placement: object, generator: GroupGenerator | None, learner: Learner) -> DeviceTurns:
     """The turns of engine and trainer; devices are separate unless they are colocated and the engine can sleep."""
     colocated = isinstance(placement, RayPlacement) and placement.colocate
     if generator is None or not colocated or not generator.engine.capabilities.sleeps:

@@ -9,7 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.config.families import TRAIN, family_of_config
+from proxima.config.families import family_of_config
 from proxima.config.resolved import Resolved, dump
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -101,11 +101,12 @@ def train(
             raise UserError(message, remedy=remedy) from error
 
 
-def _workload(config: Any, observer: Observer) -> RlWorkload | OfflineWorkload:
-    if (family := family_of_config(config)) is not None and family is not TRAIN:
-        return OfflineWorkload(config, family, observer)
-
-    return RlWorkload(config)
+def _workload(config: RunConfig | OfflineConfig, observer: Observer) -> RlWorkload | OfflineWorkload:
+    if isinstance(config, RunConfig):
+        return RlWorkload(config)
+    family = family_of_config(config)
+    assert family is not None
+    return OfflineWorkload(config, family, observer)
 
 
 async def _run(
@@ -186,7 +187,7 @@ def _compare_files(hashes: Callable[[], dict[str, str]], ranks: Ranks) -> None:
         agree_on_files(hashes, ranks)
 
 
-def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
+def _environment(config: RunConfig | OfflineConfig, loaded: LoadedModel) -> dict[str, Any]:
     model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
     return describe_environment(config.seed, model)
 

@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 from proxima.config.schema import RunConfig
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.eval_section import EvalConfig
+from proxima.config.sections.offline_section import OfflineConfig, OfflineEvalConfig
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.protocol import Health
 from proxima.model.compute_thread import ComputeThread, Progress
@@ -102,12 +103,12 @@ class RunEnded(Exception):
         self.reported, self.resumable = reported, resumable
 
 
-def evaluation_is_due(settings: Any, step: int) -> bool:
+def evaluation_is_due(settings: EvalConfig | OfflineEvalConfig, step: int) -> bool:
     """True if the section `eval` asks for an evaluation after this step, during the run."""
     return bool(step and settings.every and step % settings.every == 0)
 
 
-def plateau_reached(settings: Any, journal: Journal) -> bool:
+def plateau_reached(settings: EvalConfig | OfflineEvalConfig, journal: Journal) -> bool:
     """True if the evaluations so far end the run, as the section `eval` says."""
     rule = settings.stop_after
     return rule is not None and bool(rule.reached(journal.get("evaluations") or ()))

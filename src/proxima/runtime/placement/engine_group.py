@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Serve
@@ -54,7 +55,7 @@ class EnginePlan:
         return partial(start_servers, **self.arguments | {"serve": serve, "log": log, "key": key})
 
 
-def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
+def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan | None:
     """The plan with which the servers of a run are started; None if the placement starts none.
 
     Raises:

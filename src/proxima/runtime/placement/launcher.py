@@ -89,7 +89,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
 URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
 
 
-def starts_later(placement: Any) -> bool:
+def starts_later(placement: object) -> bool:
     """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
     return isinstance(placement, RayPlacement) and bool(placement.engines) and URLS not in os.environ
 

@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore
 
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
+from proxima.config.schema import RunConfig
+from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.placement_section import RankPlacement
 from proxima.data import FieldError, UserError
 from proxima.process.entry import end_with_parent
 from proxima.runtime.loop.training_loop import RunEnded
@@ -38,7 +41,7 @@ MONITOR = "watch"  # key of the store: address, port and token of rank 0's monit
 _groups = count()
 
 
-def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
+def ranks_of(config: RunConfig | OfflineConfig) -> AbstractContextManager[Ranks]:
     """The ranks of the run, of which this process is one; they form a process group within the block.
 
     Raises:
@@ -51,7 +54,7 @@ def ranks_of(config: Any) -> AbstractContextManager[Ranks]:
 
 
 @contextmanager
-def met_ranks(config: Any) -> Iterator[Ranks]:
+def met_ranks(config: RunConfig | OfflineConfig) -> Iterator[Ranks]:
     """`ranks_of` in one of several processes."""
     placement, facts = config.placement, rank_facts(config)
     per_share = placement.tensor_parallel * placement.context_parallel
@@ -66,7 +69,9 @@ def met_ranks(config: Any) -> Iterator[Ranks]:
 
 
 @contextmanager
-def _first_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
+def _first_rank(
+    store: Store, ranks: ProcessRanks, facts: Mapping[str, Any], placement: RankPlacement
+) -> Iterator[None]:
     """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
     listens, called = watch_addresses(os.environ)
     ranks.monitor = monitor = RankWatch(ranks, placement.timeout, listens)
@@ -93,7 +98,9 @@ def _first_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], place
 
 
 @contextmanager
-def _other_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Iterator[None]:
+def _other_rank(
+    store: Store, ranks: ProcessRanks, facts: Mapping[str, Any], placement: RankPlacement
+) -> Iterator[None]:
     """Within the block, this rank's lines and its errors go to rank 0."""
     lifeline = _lifeline(store, ranks, facts, placement)
     obey_rank_zero()
@@ -107,7 +114,7 @@ def _other_rank(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], place
     lifeline.close()
 
 
-def _lifeline(store: Any, ranks: ProcessRanks, facts: Mapping[str, Any], placement: Any) -> Lifeline:
+def _lifeline(store: Store, ranks: ProcessRanks, facts: Mapping[str, Any], placement: RankPlacement) -> Lifeline:
     try:
         host, port, token = store.get(MONITOR).decode().split()
     except Exception:
@@ -146,7 +153,7 @@ def _store(seconds: float) -> PrefixStore:
     return PrefixStore(f"proxima/{next(_groups)}", store)
 
 
-def _connect(store: PrefixStore, ranks: ProcessRanks, placement: Any) -> None:
+def _connect(store: PrefixStore, ranks: ProcessRanks, placement: RankPlacement) -> None:
     # derives from torch.distributed.checkpoint, which only several ranks load
     from proxima.training.sharded_checkpoint import ShardedWriter
 
@@ -164,7 +171,7 @@ def _connect(store: PrefixStore, ranks: ProcessRanks, placement: Any) -> None:
     ranks.writer = ShardedWriter()
 
 
-def _patience(placement: Any) -> float:
+def _patience(placement: RankPlacement) -> float:
     return min(MEET_SECONDS, float(placement.timeout))
 
 
@@ -183,7 +190,7 @@ ONE_RECIPE = "start every rank with one command line, and one recipe"
 COPY = "copy the files of rank 0's node there, or use a shared file system"
 
 
-def rank_facts(config: Any) -> dict[str, Any]:
+def rank_facts(config: RunConfig | OfflineConfig) -> dict[str, Any]:
     """This rank's facts: `same` must agree between ranks, `lack` is what its node lacks."""
     import torch
 

@@ -50,7 +50,7 @@ class Change(TypedDict):
     now: Any
 
 
-def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list[Change]:
+def check_resume(journal: Journal, config: RunConfig | OfflineConfig, *, accept: bool = False) -> list[Change]:
     """Record the config in a new journal; refuse a resume whose config differs in fields that may not. With `accept`,
     the user accepts differences where a checkpoint fits the other value.
 
@@ -72,7 +72,7 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
 
 
-def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:
+def record_changes(journal: Journal, config: RunConfig | OfflineConfig, changes: Sequence[Change]) -> None:
     """Continue with another config from here on, and record the former one."""
     if changes:
         entry = {"step": journal.step, "changes": list(changes)}
