@@ -281,7 +281,7 @@ def scripted_episode(
         request = Request(prompt=prompt, sample=0, sampling=resolved.config.sampling)
         (completion,) = episodes_of(data.world.player(engine), [request])
     failure = completion.episode.failure if completion.episode else ""
-    paths = [_path(engine.tokenizer, path.opening or prompt, path) for path in completion.paths]
+    paths = [_path(engine.tokenizer, path.initial_prompt or prompt, path) for path in completion.paths]
     return paths, data.notes, failure
 
 
