@@ -83,7 +83,7 @@ def resting(stack: Any) -> int:
 
 
 def main() -> None:
-    from proxima.config.batch_arithmetic import StepEstimate
+    from proxima.config.batch_arithmetic import BatchArithmetic
     from proxima.config.resolution import resolve
     from proxima.model import log_prob
     from proxima.runtime.launch.learning import make_objective, make_stack
@@ -98,7 +98,7 @@ def main() -> None:
     config: Any = resolved.config
     log_prob.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
     with ranks_of(config) as ranks:
-        batch = StepEstimate(resolved).batch
+        batch = BatchArithmetic(resolved).batch
         shape = shape_of(config, batch, ranks.size)
         first = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
         before, live = resident("VmRSS"), LiveTensors()

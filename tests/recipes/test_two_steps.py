@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts that have tests of their own
-    "quickstart": r"cpu/(cppo|dppo|drpo|grpo|gspo)|grpo_cppo-.*",
+    "quickstart": r"cpu/(dppo|drpo|grpo|gspo)|grpo_cppo-.*",
     "classic/reward": "cpu/reward",
     "classic/sft": "cpu/sft",
     "classic/dpo": "cpu/dpo",

@@ -15,8 +15,8 @@ from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.data_section import DataConfig
 from proxima.config.sections.eval_section import CheckpointConfig, EvalConfig
 from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.placement_section import PLACED
-from proxima.config.sections.runtime_section import RuntimeConfig
+from proxima.config.sections.placement_section import Placement
+from proxima.config.sections.runtime_section import Folder, Monitor, RuntimeConfig, View
 from proxima.config.sections.train_section import TrainConfig
 from proxima.data.kinds import Slot
 from proxima.engine.protocol import Sampling
@@ -37,7 +37,7 @@ class RunConfig:
     critic: Annotated[Any, Slot("proxima.config.sections:CRITICS"), "estimates values for gae; null: none"] = None
     seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1
     rollouts: Annotated[str | None, "a run folder: train on its stored rollouts; null: generate"] = None
-    folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
+    folder: Folder = None
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
     episode: Annotated[EpisodeSettings, EPISODE] = field(default_factory=EpisodeSettings)
@@ -45,9 +45,9 @@ class RunConfig:
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
-    placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
-    monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
-    view: Annotated[bool, "start `proxima view` of the run with it, and print its address"] = False
+    placement: Placement = None
+    monitor: Monitor = ()
+    view: View = False
 
     def __post_init__(self) -> None:
         require_plain_folder(self.folder)

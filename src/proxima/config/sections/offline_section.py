@@ -10,8 +10,8 @@ from proxima.config.problems import require_at_least, require_plain_folder
 from proxima.config.sections.data_section import RowsConfig
 from proxima.config.sections.eval_section import CheckpointConfig, require_evaluations
 from proxima.config.sections.model_section import ModelConfig
-from proxima.config.sections.placement_section import PLACED
-from proxima.config.sections.runtime_section import STALL, require_stall_seconds
+from proxima.config.sections.placement_section import Placement
+from proxima.config.sections.runtime_section import STALL, Folder, Monitor, View, require_stall_seconds
 from proxima.config.sections.train_section import OptimizationConfig
 from proxima.data import require
 from proxima.data.kinds import Slot
@@ -108,15 +108,15 @@ class OfflineConfig:
     model: Annotated[ModelConfig, "the model that is trained"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training rows"]
     seed: Annotated[int, "seeds data order and initialisation"] = 1
-    folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
+    folder: Folder = None
     data: Annotated[OfflineDataConfig, "how rows become examples"] = field(default_factory=OfflineDataConfig)
     train: Annotated[OfflineTrainConfig, "batch, optimizer, schedule"] = field(default_factory=OfflineTrainConfig)
     eval: Annotated[OfflineEvalConfig, "held-out evaluation"] = field(default_factory=OfflineEvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[OfflineRuntimeConfig, "the machine"] = field(default_factory=OfflineRuntimeConfig)
-    placement: Annotated[Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), PLACED] = None
-    monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
-    view: Annotated[bool, "start `proxima view` of the run with it, and print its address"] = False
+    placement: Placement = None
+    monitor: Monitor = ()
+    view: View = False
 
     def __post_init__(self) -> None:
         require_plain_folder(self.folder)

@@ -20,7 +20,9 @@ from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 KIND = "placement.kind"
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # set for ranks that something other than torchrun started
 STARTED_AGAIN = "placement.restarts"  # in an error that already says what the ranks' supervisor will do
-PLACED = "the processes that compute"
+Placement = Annotated[  # the field of every run
+    Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), "the processes that compute"
+]
 
 
 @dataclass(frozen=True, kw_only=True)

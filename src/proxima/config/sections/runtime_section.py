@@ -11,8 +11,14 @@ from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_by
 from proxima.config.sections.train_section import TrainConfig
 from proxima.data import require, require_threads
+from proxima.data.kinds import Slot
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.prompt_limits import OverAge
+
+# fields of every run, beside `placement`
+Folder = Annotated[str | None, "run folder; null: runs/<recipe>-<time>"]
+Monitor = Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"]
+View = Annotated[bool, "start `proxima view` of the run with it, and print its address"]
 
 STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
 
