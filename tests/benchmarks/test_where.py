@@ -20,7 +20,7 @@ def test_every_function_that_is_watched_exists():
     for place in places:
         owner, name = phases.find(place)
         assert callable(getattr(owner, name))
-    with pytest.raises(RuntimeError, match="engine.cache:KVCache.gone does not exist"):
+    with pytest.raises(RuntimeError, match="kv_cache:KVCache.gone does not exist"):
         phases.find("proxima.engine.local.kv_cache:KVCache.gone")
 
 
