@@ -173,24 +173,24 @@ def _mistral(text: str, tools: Parameters) -> ParsedCalls:
     at = mistral_start(text, tools)
     if at < 0:
         return
-    tagged, found, end = "[TOOL_CALLS]" in text or "[ARGS]" in text, list[ToolCall](), len(text.rstrip(" \t\r\n;,"))
+    tagged, calls, end = "[TOOL_CALLS]" in text or "[ARGS]" in text, list[ToolCall](), len(text.rstrip(" \t\r\n;,"))
     while at < end:
         call = MISTRAL_CALL.match(text, at)
         if call is None:
             if tagged:
-                yield from found
+                yield from calls
                 yield "[TOOL_CALLS] is not followed by a name, [ARGS] and {"
             return  # JSON within a sentence is an answer
         try:
             value, at = _json_at(text, call.end())
         except ValueError as error:
-            yield from found
+            yield from calls
             yield str(error)
             return
-        found.append(ToolCall(name=call[1], arguments=value))
+        calls.append(ToolCall(name=call[1], arguments=value))
         while at < end and text[at] in ";, \t\r\n":
             at += 1
-    yield from found
+    yield from calls
 
 
 def mistral_start(text: str, tools: Parameters) -> int:
@@ -254,17 +254,17 @@ def _kimi(text: str, tools: Parameters) -> ParsedCalls:
 
 def _tagged(text: str, tag: re.Pattern[str], opening: re.Pattern[str], why: str) -> ParsedCalls:
     """Find calls of a name and its arguments as JSON, each after a tag; the name is the last group of `opening`."""
-    found = tag.search(text)
-    while found is not None:
-        call, at = opening.match(text, found.start()), found.end()
+    mark = tag.search(text)
+    while mark is not None:
+        call, at = opening.match(text, mark.start()), mark.end()
         try:
             if call is None:
-                raise ValueError(f"{why} {found[0]}")
+                raise ValueError(f"{why} {mark[0]}")
             value, at = _json_at(text, call.end())
             yield _call({"name": call[call.lastindex or 0], "arguments": value})
         except ValueError as error:
             yield str(error)
-        found = tag.search(text, max(at, found.end() + (found.end() == found.start())))
+        mark = tag.search(text, max(at, mark.end() + (mark.end() == mark.start())))
 
 
 MINIMAX_NAME = re.compile(r"<invoke name=[\"']?([^\s\"'<>]{1,200})[\"']?>")

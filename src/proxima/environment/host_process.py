@@ -144,9 +144,9 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
         last = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=None)
         if last is None:
             messages, last = [*messages, {"role": "user", "content": ""}], len(messages)
-        asked = messages[last]
-        messages[last] = {**asked, "content": asked["content"] + shown["content"]}
-        if images := [*asked.get("images", ()), *shown.get("images", ())]:
+        last_message = messages[last]
+        messages[last] = {**last_message, "content": last_message["content"] + shown["content"]}
+        if images := [*last_message.get("images", ()), *shown.get("images", ())]:
             messages[last]["images"] = images
         opening = messages
     if opening is not None and not any(message["content"] for message in opening):

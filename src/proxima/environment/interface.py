@@ -105,14 +105,14 @@ class EnvironmentInterface:
         if call.name not in self.tools:
             raise ValueError(f"there is no tool {call.name[:60]!r}, only {', '.join(self.tools) or 'none'}")
         properties = self.tools[call.name].get("properties", {})
-        given = call.arguments
-        for name in given:
+        arguments = call.arguments
+        for name in arguments:
             if name not in properties:
                 raise ValueError(f"{call.name} has no argument {name[:60]!r}, only {', '.join(properties) or 'none'}")
         for name in self.tools[call.name].get("required", ()):
-            if name not in given:
+            if name not in arguments:
                 raise ValueError(f"{call.name} needs the argument {name!r}")
-        return {name: _typed(name, value, properties[name]) for name, value in given.items()}
+        return {name: _typed(name, value, properties[name]) for name, value in arguments.items()}
 
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -306,8 +306,8 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
     names = set(taken)
     for schema in schemas:
         function = schema.get("function") if isinstance(schema, dict) else None
-        whole = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
-        require(whole, "environment", kind, f"lists the tool {json.dumps(schema):.80}, which is not a schema")
+        complete = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
+        require(complete, "environment", kind, f"lists the tool {json.dumps(schema):.80}, which is not a schema")
         problem = tool_problem({"type": "function"} | schema, json.dumps(schema["function"]["name"])[:60])
         require(not problem, "environment", kind, f"lists a tool that is not a schema: {problem}")
         name = schema["function"]["name"]
@@ -335,7 +335,7 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
 
 
 def tool_problem(tool: Any, where: str) -> str:
-    """What is wrong with a tool, as `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
+    """Describe the problem of a tool, as `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
     below `where`; empty if nothing is. A chat template and the readers of calls may then use what it has without
     further checks."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
@@ -357,7 +357,7 @@ def tool_problem(tool: Any, where: str) -> str:
 
 
 def _schema_problem(schema: Any, where: str) -> str:
-    """What is wrong with the schema of a value, in the parts that a template or a reader of calls uses."""
+    """Describe the problem of the schema of a value, in the parts that a template or a reader of calls uses."""
     if not isinstance(schema, dict):
         return f"{where:.150}: must be an object, a JSON schema"
     kind = schema.get("type", "object")

@@ -182,9 +182,9 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
 
 
 def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """What the template writes for a turn with the call, as it is decoded: without control tokens. Templates differ in
-    how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
-    asked = {"role": "user", "content": "Try it."}
+    """Yield what the template writes for a turn with the call, as it is decoded: without control tokens. Templates
+    differ in how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
+    question = {"role": "user", "content": "Try it."}
     render = partial(tokenizer.apply_chat_template, **{**arguments, "tools": [SCHEMA], "tokenize": False})
     controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
     ids = "trial0001", f"functions.{TRIAL.name}:0"  # Mistral's have nine letters; Kimi K2 writes the id, not the name
@@ -192,15 +192,15 @@ def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str
         call = {"id": number, "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            before = render([asked], add_generation_prompt=True)
-            whole = render([asked, turn])
+            before = render([question], add_generation_prompt=True)
+            chat = render([question, turn])
         except Exception:  # a template is a program and may raise anything
             continue
-        same = next((i for i, (a, b) in enumerate(zip(before, whole, strict=False)) if a != b), len(before))
-        tag = whole.rfind("<", 0, same)
-        if tag >= 0 and ">" not in whole[tag:same]:  # <think> of the generation prompt, and <tool_call>
+        same = next((i for i, (a, b) in enumerate(zip(before, chat, strict=False)) if a != b), len(before))
+        tag = chat.rfind("<", 0, same)
+        if tag >= 0 and ">" not in chat[tag:same]:  # <think> of the generation prompt, and <tool_call>
             same = tag
-        yield controls.sub("", whole[same:])
+        yield controls.sub("", chat[same:])
 
 
 def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
@@ -208,9 +208,9 @@ def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
     read = read_calls(turn, tool_format, {TRIAL.name: PARAMETERS})
     if read.unreadable or len(read.calls) != 1 or read.calls[0].name != TRIAL.name:
         return False
-    given = read.calls[0].arguments
-    same = (given.get(name) in (value, str(value)) for name, value in TRIAL.arguments.items())  # XML has texts only
-    return given.keys() == TRIAL.arguments.keys() and all(same)
+    arguments = read.calls[0].arguments
+    same = (arguments.get(name) in (value, str(value)) for name, value in TRIAL.arguments.items())  # XML has texts only
+    return arguments.keys() == TRIAL.arguments.keys() and all(same)
 
 
 def _may_be(tool_format: str, turns: list[str]) -> bool:

@@ -107,8 +107,8 @@ class WeightedReward:
             answers = self.right_answers(prompt.answer)
         except ValueError as error:
             raise ValueError(f"answer {prompt.answer!r:.80} of prompt {prompt.uid} is {error}") from None
-        one = len(answers) == 1 and answers[0] is prompt.answer
-        return [prompt] if one else [replace(prompt, answer=answer) for answer in answers]
+        unchanged = len(answers) == 1 and answers[0] is prompt.answer
+        return [prompt] if unchanged else [replace(prompt, answer=answer) for answer in answers]
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
@@ -314,10 +314,10 @@ def right_answers(answer: Any) -> list[Any]:
 
 def first_reason(reasons: Sequence[str | None]) -> str | None:
     """The first reason why one of several answers can't be read, with its number; None without any."""
-    found = [(number, why) for number, why in enumerate(reasons) if why is not None]
-    if not found or len(reasons) == 1:
-        return found[0][1] if found else None
-    return "element {}: {}".format(*found[0])
+    numbered = [(number, why) for number, why in enumerate(reasons) if why is not None]
+    if not numbered or len(reasons) == 1:
+        return numbered[0][1] if numbered else None
+    return "element {}: {}".format(*numbered[0])
 
 
 def best_score(scores: Sequence[Score]) -> Score:

@@ -172,7 +172,7 @@ class WorkerCalls(RewardCalls):
         return [first_reason([next(whys) if isinstance(job, Job) else job for job in several]) for several in jobs]
 
     def _answer_jobs(self, answer: Any) -> list[Job | str | None]:
-        """What tells whether the answer can be read: for each of several right answers, a job or its result."""
+        """The checks of an answer: for each of several right answers, a job or its result."""
         try:
             return [self.reward.answer_job(each) for each in self.reward.right_answers(answer)]
         except ValueError as error:

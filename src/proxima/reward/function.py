@@ -281,8 +281,8 @@ class CallShape:
         if EPISODE in self.named:
             columns = {EPISODE: messages_of(completion)} | columns
         if self.style == "verl":
-            given = {"extra_info": {}} | columns | {"solution_str": completion.text}
-            return {"values": self._chosen(given), "verl": True}
+            passed_by_name = {"extra_info": {}} | columns | {"solution_str": completion.text}
+            return {"values": self._chosen(passed_by_name), "verl": True}
         names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
         texts, objects = {"prompt": prompt.question, "completion": completion.text}, {}
         passed: dict[str, Any] = {}

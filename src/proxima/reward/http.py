@@ -136,7 +136,7 @@ class Http(WeightedReward):
         return [_score(item) for item in scores]
 
     def _post(self, p: Prompt | None, completions: Sequence[Completion]) -> bytes:
-        asked = p and {"uid": p.uid, "messages": p.messages, "answer": p.answer, "metadata": dict(p.metadata)}
+        prompt_fields = p and {"uid": p.uid, "messages": p.messages, "answer": p.answer, "metadata": dict(p.metadata)}
         sent = [
             {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
             for c in completions
@@ -149,7 +149,7 @@ class Http(WeightedReward):
         }
         if self.token_env is not None:
             headers["Authorization"] = f"Bearer {bearer_token(self.token_env, 'token_env')}"
-        body = json.dumps({"prompt": asked, "completions": sent}).encode()
+        body = json.dumps({"prompt": prompt_fields, "completions": sent}).encode()
         return self._retried(body, headers, RESPONSE_BYTES + COMPLETION_BYTES * len(sent))
 
     def _retried(self, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:

@@ -134,8 +134,8 @@ class RewardRunner:
         """One score per completion, in the same order. An episode that failed is not passed to any reward."""
         failed = [Score.failed(c.episode.failure) if c.episode and c.episode.failure else None for c in completions]
         if any(failed):
-            whole = [c for c, score in zip(completions, failed, strict=True) if score is None]
-            scores = iter(await self.score(prompt, whole) if whole else ())
+            playable = [c for c, score in zip(completions, failed, strict=True) if score is None]
+            scores = iter(await self.score(prompt, playable) if playable else ())
             return [score or next(scores) for score in failed]
         columns = await self._columns(False, [prompt.uid], lambda i: self._calls[i].group(prompt, completions))
         before, last = Score(value=0.0), not self._batch_counts

@@ -188,11 +188,11 @@ class ColumnMapping(PlayedTask):
         if (column := self.prompt if self.messages is None else self.messages) is not None:
             return column, look_up(values, column)
         names = sorted(template_fields(self.question, "question")) if "{" in self.question else []
-        given = {name: look_up(values, name) for name in names}
-        for name, value in given.items():
+        columns = {name: look_up(values, name) for name in names}
+        for name, value in columns.items():
             if _is_nested(value):
                 require_text(value, f"column {name!r}, of the template in task.question,", name)
-        empty = bool(given) and all(value is None or value == "" for value in given.values())
+        empty = bool(columns) and all(value is None or value == "" for value in columns.values())
         return None, None if empty else _value(self.question, values)
 
     def _text(self, value: Any, field: str, where: str, images: bool) -> tuple[Message, ...]:
@@ -208,13 +208,13 @@ class ColumnMapping(PlayedTask):
         arguments: dict[str, Any] = {}
         name = self.template_arguments
         if name is not None and (name != TEMPLATE_ARGUMENTS or name in values):
-            given = look_up(values, name)
-            if isinstance(given, str) and given.strip():
-                given = json_value(given, f"{source}: column {name!r}")
-            if not isinstance(given or {}, Mapping):
-                what = f"{source}: column {name!r} holds {given!r:.60}, expected an object"
+            variables = look_up(values, name)
+            if isinstance(variables, str) and variables.strip():
+                variables = json_value(variables, f"{source}: column {name!r}")
+            if not isinstance(variables or {}, Mapping):
+                what = f"{source}: column {name!r} holds {variables!r:.60}, expected an object"
                 raise UserError(what, remedy="map another with template_arguments, or set it to null")
-            arguments = {str(key): item for key, item in to_json_value(without_nulls(given or {})).items()}
+            arguments = {str(key): item for key, item in to_json_value(without_nulls(variables or {})).items()}
         if arguments and is_played(self):
             what = f"{source}: column {name!r} has variables of the chat template, which all episodes of a task share"
             raise UserError(what, remedy="set data.template_arguments and template_arguments=null")
@@ -257,7 +257,7 @@ def require_text(value: Any, where: str, column: str) -> None:
 
 
 def _layout(columns: Iterable[str]) -> str | None:
-    """How to map columns of a known layout that have no question; None for others."""
+    """Explain how to map columns of a known layout that have no question; None for others."""
     present = list(columns)
     if {"instruction", "output"} <= set(present):  # Alpaca's
         more = "\\n{input}" if "input" in present else ""

@@ -95,8 +95,8 @@ class ChatReader:
         for message in messages:
             if message["role"] == "assistant":
                 name = "completion" if message is messages[-1] else "messages"
-                said = bool(message["content"].strip() or message.get("tool_calls"))
-                require(said, name, message["content"], "is empty")
+                has_content = bool(message["content"].strip() or message.get("tool_calls"))
+                require(has_content, name, message["content"], "is empty")
         return messages
 
     def _completion(self, row: Row) -> str:

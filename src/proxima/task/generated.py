@@ -86,8 +86,8 @@ class Arithmetic(PlayedTask):
         questions = list(islice((question for turn in turns for question in turn if question), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
-            given = f"operands {a}…{b} and {c}…{d} with {' '.join(self.operators)}"
-            available = f"must be <= {len(questions)}, the number of distinct questions that {given} give on the "
+            operands = f"operands {a}…{b} and {c}…{d} with {' '.join(self.operators)}"
+            available = f"must be <= {len(questions)}, the number of distinct questions that {operands} give on the "
             side = f"{self.split} side (held_out={self.held_out:g})"
             raise FieldError("size", self.size, available + side, remedy="widen the range or lower size")
         return MappedRows(questions, self._row)

@@ -91,8 +91,8 @@ def open_image(value: Any) -> "Image":
     except UnidentifiedImageError:
         raise UserError(f"{shown} can't be read: it is none of {', '.join(FORMATS)}", remedy="repair it") from None
     except Exception as error:  # damaged files raise all kinds of errors
-        said = " ".join(str(error).split())[:100]
-        raise UserError(f"{shown} can't be read: {said or type(error).__name__}", remedy="repair it") from error
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{shown} can't be read: {reason or type(error).__name__}", remedy="repair it") from error
 
 
 def _has_second_frame(image: "Image") -> bool:

@@ -18,7 +18,7 @@ from proxima.data.image_tokens import outside_image
 from proxima.data.random import permutation
 from proxima.model.chat.encode import Tokenizer, prompt_tokens, rendered_text, safe_value
 from proxima.model.chat.template import unread, unwritten_keys
-from proxima.model.images.store import ImageStore, ImageTokenizer
+from proxima.model.images.store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 
@@ -55,11 +55,6 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
         return store.numbered(chat, [open_image(image) for image in row.images])
     except UserError as error:
         raise FieldError("images", len(row.images), f"can't be shown: {error.reason}", remedy=error.remedy) from None
-
-
-def image_store(tokenizer: Tokenizer) -> ImageStore | None:
-    """The images that prompts show to the model; None for a model of text alone."""
-    return tokenizer.images if isinstance(tokenizer, ImageTokenizer) else None
 
 
 def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> Mapping[str, Any]:

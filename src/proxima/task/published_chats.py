@@ -112,24 +112,24 @@ def _thought(thoughts: Sequence[Any], source: str) -> str | None:
 
 def _weight(left: dict[str, Any], role: str, source: str) -> int | None:
     """1 or 0 if a message says whether it is trained; None if it does not."""
-    given = {key: left.pop(key) for key in TRAINED if key in left}
-    for key, weight in given.items():
+    weights = {key: left.pop(key) for key in TRAINED if key in left}
+    for key, weight in weights.items():
         if weight not in (0, 1):
             raise UserError(f"{source} holds a message with {key}={weight!r:.40}", remedy="it must be 0 or 1")
         if weight and role != "assistant":
             what = f"{source} holds a message of role {role!r} with {key}={weight!r}"
             raise UserError(what, remedy="only turns of the assistant are trained: remove the key, or set it to 0")
-    if len(set(map(bool, given.values()))) > 1:
-        raise UserError(f"{source} holds a message whose {', '.join(given)} differ", remedy="keep one of these keys")
-    return int(next(iter(given.values()))) if given and role == "assistant" else None
+    if len(set(map(bool, weights.values()))) > 1:
+        raise UserError(f"{source} holds a message whose {', '.join(weights)} differ", remedy="keep one of these keys")
+    return int(next(iter(weights.values()))) if weights and role == "assistant" else None
 
 
 def _calls(left: dict[str, Any], source: str, fills_nulls: bool) -> list[dict[str, Any]]:
     """The tool calls of a message, in the form that chat templates read: arguments are an object."""
-    given, older = left.pop("tool_calls", None) or [], left.pop("function_call", None)
-    if isinstance(given, str):
-        given = json_value(given, f"{source}: tool_calls")
-    calls = [*(given if isinstance(given, list | tuple) else [given]), *([older] if older else [])]
+    value, older = left.pop("tool_calls", None) or [], left.pop("function_call", None)
+    if isinstance(value, str):
+        value = json_value(value, f"{source}: tool_calls")
+    calls = [*(value if isinstance(value, list | tuple) else [value]), *([older] if older else [])]
     calls = [inner for call in calls for inner in _several(call, source)]
     return [_call(call, source, fills_nulls) for call in calls]
 
@@ -168,16 +168,16 @@ def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict
     if isinstance(value, str) and value.strip():
         value = json_value(value, f"{source}: tools")
     tools = []
-    for given in _listed(value, source):
-        tool = given
-        if isinstance(given, str) and given.lstrip().startswith("{"):
-            tool = json_value(given, f"{source}: a tool")
+    for entry in _listed(value, source):
+        tool = entry
+        if isinstance(entry, str) and entry.lstrip().startswith("{"):
+            tool = json_value(entry, f"{source}: a tool")
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             what = f"{source} holds {tool!r:.60} as a tool, expected {{type: function, function: {{name, parameters}}}}"
             raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
-        whole = tool if function is not tool else {"type": "function", "function": tool}
-        tools.append(to_json_value(without_nulls(whole) if fills_nulls else whole))
+        wrapped = tool if function is not tool else {"type": "function", "function": tool}
+        tools.append(to_json_value(without_nulls(wrapped) if fills_nulls else wrapped))
     return tools
 
 

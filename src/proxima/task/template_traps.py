@@ -75,10 +75,10 @@ def _rendered_rows(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[s
     turns = {*TURNS, *(text for text in control_texts(tokenizer) if text in written)}
     pattern = re.compile("|".join(map(re.escape, sorted(turns, key=len, reverse=True))))
     texts = ("\n".join(str(message["content"]) for message in chat) for chat in chats)
-    found = [mark for text in texts if (mark := pattern.search(text))]
-    if not found:
+    marks = [mark for text in texts if (mark := pattern.search(text))]
+    if not marks:
         return []
-    what = f"{len(found)} of {len(chats)} rows read hold the control token {found[0][0]} in their text"
+    what = f"{len(marks)} of {len(chats)} rows read hold the control token {marks[0][0]} in their text"
     why = "it is plain text there, within a turn of the chat template"
     remedy = "if these chats are rendered already, name their column in task.prompt, or map task.messages to chats"
     return [f"{what}: {why}; {remedy}"]

@@ -82,20 +82,20 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
     done = f"{counts[RunState.DONE]}/{len(progresses)} done"
     rest = (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
     others = [f"{counts[state]} {state.value}" for state in rest if counts[state]]
-    left = time_left(progresses, jobs) if counts[RunState.RUNNING] else None
-    return ", ".join([done, *others]) + (f"   eta {duration(left)}" if left else "")
+    seconds = time_left(progresses, jobs) if counts[RunState.RUNNING] else None
+    return ", ".join([done, *others]) + (f"   eta {duration(seconds)}" if seconds else "")
 
 
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     """Estimate the seconds of training left; unstarted runs count as the mean of the others. None before any step."""
-    whole = [s.seconds + s.remaining for s in progresses if s.remaining is not None and s.step]
-    if not whole:
+    totals = [s.seconds + s.remaining for s in progresses if s.remaining is not None and s.step]
+    if not totals:
         return None
     running = [s.remaining for s in progresses if s.state is RunState.RUNNING]
     waiting = sum(s.state is RunState.WAITING for s in progresses) + running.count(None)
-    left = [seconds for seconds in running if seconds is not None]
-    total = sum(left) + waiting * sum(whole) / len(whole)
-    return max(total / jobs, max(left, default=0.0))
+    remaining = [seconds for seconds in running if seconds is not None]
+    total = sum(remaining) + waiting * sum(totals) / len(totals)
+    return max(total / jobs, max(remaining, default=0.0))
 
 
 def progress_text(progress: RunProgress) -> str:

@@ -266,7 +266,7 @@ def calibrated(
 
 
 def threshold_lines(calibration: Calibration, share: float, folder: Path) -> list[str]:
-    """What was measured, and the thresholds that follow."""
+    """Format what was measured, and the thresholds that follow."""
     names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
     levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
     spec = calibration.spec

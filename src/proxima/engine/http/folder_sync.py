@@ -35,7 +35,6 @@ from proxima.engine.http.weight_probe import (
     bound_of,
     check_distance,
     first_compared,
-    image_store,
     perturbed,
     probe_tokens,
     rounding,
@@ -43,6 +42,7 @@ from proxima.engine.http.weight_probe import (
 )
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.engine.protocol import EngineSetup, WeightUpdate
+from proxima.model.images.store import image_store
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"

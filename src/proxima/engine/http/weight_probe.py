@@ -32,7 +32,7 @@ from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import base_layer, beside_decoder, parts
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.images.inputs import ImageReader
-from proxima.model.images.store import ImageStore, ImageTokenizer
+from proxima.model.images.store import image_store
 from proxima.model.log_prob import token_log_prob
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
@@ -65,11 +65,6 @@ class Bound:
 # bfloat16 0.040 / 0.27. Four to ten times as much is allowed.
 BOUNDS = {"float32": Bound(1e-3, 2e-2), "bfloat16": Bound(0.15, 1.5), "float16": Bound(0.05, 0.5)}
 QUANTISED = Bound(0.5, 5.0)
-
-
-def image_store(tokenizer: Any) -> ImageStore | None:
-    """The images of the prompts that this tokenizer reads; None: they show none."""
-    return tokenizer.images if isinstance(tokenizer, ImageTokenizer) else None
 
 
 def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:

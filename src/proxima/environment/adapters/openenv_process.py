@@ -27,8 +27,8 @@ def main() -> None:
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
     sessions: dict[int, Any] = {}
     for line in sys.stdin:
-        asked = json.loads(line)
-        method, number, arguments = asked["method"], asked["params"]["number"], asked["params"]["arguments"]
+        request = json.loads(line)
+        method, number, arguments = request["method"], request["params"]["number"], request["params"]["arguments"]
         result: Any = {}
         try:
             if method == "make":
@@ -39,10 +39,10 @@ def main() -> None:
             else:
                 step = getattr(sessions[number], method)(**arguments)
                 result = {"observation": step.observation, "reward": step.reward, "done": bool(step.done)}
-            answer = json.dumps({"id": asked["id"], "result": result})
+            answer = json.dumps({"id": request["id"], "result": result})
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            answer = json.dumps({"id": asked["id"], "error": {"message": reason[:300]}})
+            answer = json.dumps({"id": request["id"], "error": {"message": reason[:300]}})
         answers.write(answer + "\n")
 
 

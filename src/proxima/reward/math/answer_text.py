@@ -187,14 +187,14 @@ def unfinished_operation(answer: str, reference: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def only_text(formula: str) -> bool:
-    r"""Whether a row's answer has words that math-verify would drop with all that follows: of `2\text{ hours
+    r"""Return True if a row's answer has words that math-verify would drop with all that follows: of `2\text{ hours
     }30\text{ minutes}` it reads 2. Units, `and`, `or`, names before an equals sign and `where …` are none of them."""
     sides = equation_sides(without_range(formula), "")
     return any(without_words(side, "") is None for side in sides)
 
 
 def is_equation(formula: str) -> bool:
-    """Whether a formula is an equation, such as `x+y = 5`, and not a value with a name, such as `y = 5`."""
+    """Return True if a formula is an equation, such as `x+y = 5`, and not a value with a name, such as `y = 5`."""
     first, *others = _EQUALITY.split(formula)
     return bool(others) and not _QUANTITY.fullmatch(unwrap_fonts(first.strip()))
 

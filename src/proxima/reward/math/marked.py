@@ -80,8 +80,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def solution_hint(answer: str, reads_box: bool = False) -> str | None:
-    r"""What reads a row's answer that is a whole solution, with text around a `\boxed{…}` or with `####`; None for any
-    other. `reads_box`: the reward has the field `answer_in_box`."""
+    r"""Name the reward for a row's answer that is a whole solution, with text around a `\boxed{…}` or with `####`; None
+    for any other. `reads_box`: the reward has the field `answer_in_box`."""
     boxed = last_boxed(answer)
     if boxed is not None and answer.strip(" $.\n") not in (f"\\boxed{{{boxed}}}", f"\\fbox{{{boxed}}}"):
         shown = boxed if len(boxed) <= 40 else f"{boxed[:40]}…"

@@ -80,7 +80,7 @@ _SAME_DOTS = re.compile(r"[,\s]{0,9}(?:\\(?:[lcdvh]?dots[bcmio]?)(?![A-Za-z])|\.
 
 
 def same_text(first: str, second: str) -> bool:
-    """Whether two formulas are the same text, apart from typesetting, spaces and the kind of dots."""
+    """Return True if two formulas are the same text, apart from typesetting, spaces and the kind of dots."""
     texts = [strip_markup(_SAME_DOTS.sub("…", text)) for text in (first, second) if len(text) <= 4000]
     return len(texts) == 2 and texts[0].replace(" ", "") == texts[1].replace(" ", "") != ""
 
@@ -139,11 +139,11 @@ def without_words(formula: str, reference: str) -> str | None:
         words = re.sub(r"[~\\ $]+", " ", texts[-1][1]).strip()
         if words and is_unit(words) and not head.endswith(("=", "<", ">")):
             formula, texts = head, texts[:-1]
-    known = _WORDS_IN_FORMULA.findall(reference)
+    reference_words = _WORDS_IN_FORMULA.findall(reference)
     if HEDGES.search(unwrap_fonts(formula)) and not HEDGES.search(unwrap_fonts(reference)):
         return None
-    foreign = [text[1] for text in texts if not _CONNECTOR.fullmatch(text[1]) and text[1] not in known]
-    if not _long_words(foreign) <= _long_words(known) or any(re.search("[0-9,;=]", text) for text in foreign):
+    foreign = [text[1] for text in texts if not _CONNECTOR.fullmatch(text[1]) and text[1] not in reference_words]
+    if not _long_words(foreign) <= _long_words(reference_words) or any(re.search("[0-9,;=]", text) for text in foreign):
         return None
     return _WORDS_IN_FORMULA.sub(_unwrapped, formula) if texts else formula
 
@@ -164,7 +164,7 @@ def _long_words(texts: Iterable[str]) -> set[str]:
 
 
 def _is_range(words: str, rest: str) -> bool:
-    """Whether `where …` only says which values a letter takes."""
+    """Return True if `where …` only says which values a letter takes."""
     rest_words = [word for text in _WORDS_IN_FORMULA.findall(rest) for word in text.split()]
     bare = _WORDS_IN_FORMULA.sub(" ", rest)
     named = words.replace(",", " ").replace(".", " ").split() + [word.strip(",.") for word in rest_words]

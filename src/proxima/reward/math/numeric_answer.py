@@ -115,7 +115,7 @@ def parse_number(text: str, question: str = "") -> WrittenNumber | None:
 
 
 def is_name(side: str) -> bool:
-    """Whether the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
+    """Return True if the left side of an equality names a quantity: `x`, `f(2)`, `AB`, `m+n`, `Total cost`."""
     if _NAME.fullmatch(side):
         return not HEDGES.search(side)
     return (
@@ -124,7 +124,7 @@ def is_name(side: str) -> bool:
 
 
 def is_sum_of_names(name: str | None) -> bool:
-    """Whether a name is an expression: as a row's answer, `m+n = 61` is an equation, unless that is asked for."""
+    """Return True for an expression as a name: as a row's answer, `m+n = 61` is an equation, unless asked for."""
     return name is not None and _NAME.fullmatch(name) is None
 
 
@@ -135,7 +135,7 @@ def asked_number(answer: str, question: str) -> WrittenNumber | None:
 
 
 def is_asked(side: str, question: str) -> bool:
-    """Whether the question asks for the value of this formula: `Find $10a+b$`, and not `if $10a+b=61$`."""
+    """Return True if the question asks for the value of this formula: `Find $10a+b$`, and not `if $10a+b=61$`."""
     if not (1 < len(side) <= 100 and question):
         return False
     formula = r"\s*".join(map(re.escape, side.replace(" ", "")))
@@ -219,7 +219,7 @@ def _parse_side(side: str) -> WrittenNumber | None:
 
 
 def is_unit(unit: str | None) -> bool:
-    """Whether these words can follow a number without a change of its value: a unit, or what is counted."""
+    """Return True if these words can follow a number without a change of its value: a unit, or what is counted."""
     if unit is None:
         return True
     words = re.findall("[A-Za-z]+", unit)

@@ -298,8 +298,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         UserError: the host is not an address of this machine, or the address is in use.
     """
     try:
-        found = socket.getaddrinfo(host or "?", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        addresses = socket.getaddrinfo(host or "?", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
         # asyncio sets TCP_NODELAY only where the protocol is named; without it the body of an answer waits 40 ms
         listening = socket.socket(family, kind, protocol)
         try:

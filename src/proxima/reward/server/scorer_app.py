@@ -129,13 +129,13 @@ class ScorerApp:
 
 def slices(group: Group) -> Iterator[Sequence[Completion]]:
     """Split the completions of a group into parts of bounded work."""
-    asked = sum(len(message["content"]) for message in group.prompt.messages)
-    start, size = 0, asked
+    prompt_characters = sum(len(message["content"]) for message in group.prompt.messages)
+    start, size = 0, prompt_characters
     for end, completion in enumerate(group.completions):
         size += len(completion.text)
         if end > start and (size > SLICE_CHARACTERS or end - start == SLICE_COMPLETIONS):
             yield group.completions[start:end]
-            start, size = end, asked + len(completion.text)
+            start, size = end, prompt_characters + len(completion.text)
     if group.completions:
         yield group.completions[start:]
 

@@ -199,8 +199,8 @@ def verify(reference: Any, answer: Any) -> bool:
     2^-60 differs from 2^-61, and 1 - 2^-99 from 1; to math-verify, numbers are equal that differ by less than 1e-15. A
     decimal is compared after rounding, see `rounds_to`.
     """
-    given = [[_with_imaginary_unit(formula) for formula in parsed] for parsed in (reference, answer)]
-    return bool(_grader().verify(*given, timeout_seconds=None))
+    formulas = [[_with_imaginary_unit(formula) for formula in parsed] for parsed in (reference, answer)]
+    return bool(_grader().verify(*formulas, timeout_seconds=None))
 
 
 def _with_imaginary_unit(formula: Any) -> Any:
@@ -230,8 +230,9 @@ def _grader() -> Any:
 
 
 def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_precision: int) -> bool:
-    """Whether two numbers, or matrices of them, are equal; False for anything that can't be evaluated. A percentage is
-    equal to its number without the percent sign. The last two parameters are math-verify's, and are ignored."""
+    """Return True if two numbers, or matrices of them, are equal; False for anything that can't be evaluated. A
+    percentage is equal to its number without the percent sign. The last two parameters are math-verify's, and are
+    ignored."""
     from sympy import Float, Integer, MatrixBase, MatrixExpr
 
     if isinstance(first, MatrixBase | MatrixExpr) and isinstance(second, MatrixBase | MatrixExpr):
@@ -251,8 +252,8 @@ def numerically_equal(first: Any, second: Any, float_rounding: int, numeric_prec
 
 
 def rounds_to(first: Any, second: Any) -> bool:
-    """Whether two numbers are equal after rounding to six decimal places, and to at least five significant digits. A
-    decimal of fewer places is exact: 1.0 is not 1 - 2^-99."""
+    """Return True if two numbers are equal after rounding to six decimal places, and to at least five significant
+    digits. A decimal of fewer places is exact: 1.0 is not 1 - 2^-99."""
     from sympy import Float, Rational, floor, log
 
     for decimal, other in ((first, second), (second, first)):
@@ -267,7 +268,7 @@ def rounds_to(first: Any, second: Any) -> bool:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Whether the difference of two numbers is 0, or has no significant digit when it is computed to 300."""
+    """Return True if the difference of two numbers is 0, or has no significant digit when it is computed to 300."""
     from sympy import Float
 
     difference = first - second

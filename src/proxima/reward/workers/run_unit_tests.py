@@ -75,7 +75,7 @@ class Code:
                 for argument, after in zip(arguments[1:], reply["after"], strict=True):
                     _change(argument, decode(after, self._object))
                 return decode(reply["value"], self._object)
-            kind, message = getattr(builtins, str(reply["error"]), None), str(reply["message"])
+            kind, message = vars(builtins).get(str(reply["error"])), str(reply["message"])
         except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error

@@ -148,14 +148,14 @@ def grade_function(
     """The return value of the user's function, as a dict with `value`. `values` is keyed by parameter, and its first
     `positional` values are passed by position. `prompt` and `completion` name the parameters that get objects. With
     `verl`, a returned dict has verl's keys."""
-    given = dict(values)
+    parameters = dict(values)
     if prompt is not None:
-        given[prompt] = _prompt(given[prompt])
+        parameters[prompt] = _prompt(parameters[prompt])
     if completion is not None:
-        given[completion] = Completion(**given[completion])
-    arguments = [given.pop(name) for name in list(given)[:positional]]
+        parameters[completion] = Completion(**parameters[completion])
+    arguments = [parameters.pop(name) for name in list(parameters)[:positional]]
     try:
-        result = call_function(path, *arguments, **given)
+        result = call_function(path, *arguments, **parameters)
     except (AttributeError, TypeError) as error:
         if completion is not None and "Completion" in str(error):
             error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
