@@ -208,7 +208,7 @@ def test_a_sample_keeps_a_mutant_whose_function_has_moved():
     assert kept == [moved, *drawn[:2]]
 
 
-def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(monkeypatch):
+def test_a_mutant_meets_what_executes_it_and_a_constant_its_whole_file(monkeypatch):
     checks = {"tests/data/test_a.py::a": 1.0, "tests/data/test_a.py::b": 9.0, "tests/core/test_c.py::c": 0.1}
     lines = {"spec.py": {"3 3": [0, 2], "9 9": [1]}, "other.py": {"3 3": [1]}}
     checks |= {"tests/data/test_a.py::beside": 2.0, "tests/data/test_z.py::elsewhere": 0.1}

@@ -57,7 +57,7 @@ def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
     thread.join()
 
 
-def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_loaded(command, tmp_path, monkeypatch):
+def test_a_reward_that_always_raises_is_refused_before_weights_are_loaded(command, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", None)
     code, error = command(RAISES)
     assert code == 2 and error.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -21,7 +21,7 @@ main(["train", "quickstart", "model.path=" + sys.argv[1]])
 """
 
 
-def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(tmp_path):
+def test_a_run_prints_it_before_transformers_is_imported(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
     lines = done.stdout.splitlines()

@@ -80,7 +80,7 @@ def test_the_help_groups_the_commands(proxima):
     assert re.findall(r"^    ([\w-]+) ", out, re.MULTILINE) == [*COMMANDS] and len(COMMANDS) == 20
 
 
-def test_the_help_has_the_actions_of_a_command_and_the_groups_of_their_options(done):
+def test_the_help_has_the_actions_of_a_command_and_their_option_groups(done):
     text = " ".join(done("reward", "--help").split())
     assert "actions: ACTION score score the texts of a file" in text and "serve serve a reward model over HTTP" in text
     assert "Raises" not in text  # the first paragraph of a docstring, and no more

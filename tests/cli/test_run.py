@@ -36,7 +36,7 @@ def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here
     assert (code, err) == (0, "")
 
 
-def test_a_folder_that_is_taken_is_refused_before_the_demos_model_is_downloaded(refusal, here, monkeypatch):
+def test_a_used_folder_is_refused_before_the_demo_model_is_downloaded(refusal, here, monkeypatch):
     monkeypatch.setattr("proxima.config.validate.download_demo_model", lambda path: pytest.fail(f"downloads {path}"))
     (here / "taken").mkdir()
     (here / "taken" / "notes.txt").touch()
@@ -77,9 +77,7 @@ def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, ref
     assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
 
 
-def test_a_resume_by_a_recipe_of_another_kind_or_with_another_model_is_one_line(
-    run, proxima, refusal, here, tiny_model
-):
+def test_a_resume_by_another_kind_or_model_is_refused_in_a_line(run, proxima, refusal, here, tiny_model):
     """Before a model is downloaded."""
     other = tiny_model("qwen2")
     code, _, err = proxima("train", "run", "--resume", f"model.path={other}")
@@ -90,7 +88,7 @@ def test_a_resume_by_a_recipe_of_another_kind_or_with_another_model_is_one_line(
     assert said in refusal("train", "cpu/sft", "folder=run", "--resume")
 
 
-def test_a_resume_with_another_engine_on_its_command_line_takes_that_engine(done, proxima, refusal, recipe, here):
+def test_a_resume_takes_the_engine_of_its_command_line(done, proxima, refusal, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
     code, _, err = proxima("train", "run", "--resume", "engine=local", "train.steps=3")
@@ -125,7 +123,7 @@ def test_generate_from_a_run(run, done):
         assert all(log_prob <= 0 for log_prob in completion["sampled_log_prob"])
 
 
-def test_generate_text_goes_to_standard_output_and_the_rate_to_standard_error(proxima, here, tiny_model, monkeypatch):
+def test_generated_text_goes_to_stdout_and_the_rate_to_stderr(proxima, here, tiny_model, monkeypatch):
     import io
 
     code, out, err = proxima("generate", tiny_model("llama"), "hello", "--max-tokens", "3")

@@ -23,7 +23,7 @@ def test_gpg_is_the_paper(recipe):
     assert (preset.reference_kl, preset.selection, preset.correction) == (None, (), ())
 
 
-def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(recipe):
+def test_segment_wise_decoupled_ppo_goes_towards_the_next_policy(recipe):
     decoupled, sdp = (algorithm(recipe, name) for name in ("decoupled", "sdp"))
     assert (decoupled.proximal, sdp.proximal) == ("recompute", "next")
     assert decoupled.surrogate == sdp.surrogate == PpoClip(epsilon_low=0.4, epsilon_high=0.4)

@@ -164,7 +164,7 @@ def test_the_trust_regions_differ_in_the_loss_alone(size):
     assert (train.steps, train.schedule) == (800, "constant")
 
 
-def test_segment_wise_decoupled_ppo_differs_from_its_baseline_in_the_method():
+def test_segment_wise_decoupled_ppo_differs_from_its_baseline_alone():
     config, base = published("gsm8k_grpo_sdp"), published("gsm8k")
     for section in ("model", "task", "sampling"):
         assert getattr(config, section) == getattr(base, section)

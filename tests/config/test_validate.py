@@ -126,7 +126,7 @@ def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, upda
     assert resolve(recipe(), overrides).config.train.warmup_of(100) == updates
 
 
-def test_a_function_without_its_file_is_a_warning_where_nothing_is_imported(recipe):
+def test_a_function_without_its_file_is_a_warning_without_imports(recipe):
     Path("here.py").touch()
     for path in ("./here.py:f", "./gone.py:f", "no.such:f"):
         words = ["task=arithmetic", f"reward={{kind: function, path: {path}}}"]

@@ -39,7 +39,7 @@ def by_definition(kind, student, teacher, beta=0.5):
 
 @pytest.mark.parametrize("kind", sorted(DISTILLATIONS))
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_all_tokens_of_the_vocabulary_give_the_exact_divergence_and_gradient(kind, dtype):
+def test_the_whole_vocabulary_gives_the_exact_divergence_and_gradient(kind, dtype):
     student, teacher = logits(1, dtype).requires_grad_(), logits(2, dtype)
     actual = DISTILLATIONS[kind](top_k=V)(batch(student, teacher, torch.arange(V).expand(T, V)))
     expected = by_definition(kind, student, teacher)

@@ -65,7 +65,7 @@ def test_without_a_proximal_policy_there_are_no_ratio_metrics() -> None:
     assert float(loss.value) == 1.0 and set(loss.metrics) == {"masked_fraction"}
 
 
-def test_the_kl_to_the_reference_is_measured_whatever_the_penalty_estimates() -> None:
+def test_the_kl_to_the_reference_is_measured_under_any_penalty() -> None:
     b = two_tokens(log_prob=torch.tensor([-1.0, -1.0]), reference_log_prob=torch.tensor([-1.0, -1.5]))
     k1, k3 = PENALTIES["k1"](0.1), PENALTIES["k3"](0.1)
     losses = [policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), penalty=p) for p in (None, k1, k3)]

@@ -28,12 +28,12 @@ def test_a_geometric_weight_is_the_mean_over_loss_tokens():
     assert weight.tolist() == pytest.approx([math.cbrt(4.0)] * 3 + [0.0])
 
 
-def test_weights_are_normalised_by_their_mean_over_loss_tokens_rejected_ones_too():
+def test_weights_are_normalised_by_the_mean_over_all_loss_tokens():
     weight = Importance(bound="clip", upper=5.0, lower=1.0, normalise=True)(batch([1, 1, 1, 0])).weight
     assert weight.tolist() == pytest.approx([1.0, 0.0, 2.0, 0.0])  # 2, 0, 4 by their mean, 2
 
 
-def test_weights_of_sequences_are_normalised_by_their_mean_over_sequences_rejected_ones_too():
+def test_sequence_weights_are_normalised_by_the_mean_over_all_sequences():
     """Ratios 2 and 9, of which the second is rejected; a third sequence has no loss token."""
     rho = torch.tensor([[2.0, 1.0], [3.0, 3.0], [7.0, 7.0]]).log()
     columns = {"log_prob": rho - 9, "proximal_log_prob": rho - 9, "behavior_log_prob": rho * 0 - 9}
@@ -43,7 +43,7 @@ def test_weights_of_sequences_are_normalised_by_their_mean_over_sequences_reject
     assert weight.tolist() == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 0.0])  # 2 by the mean of 2 and 0
 
 
-def test_the_share_of_catastrophic_tokens_is_below_the_veto_and_of_loss_tokens():
+def test_catastrophic_tokens_are_loss_tokens_below_the_veto():
     metrics = Importance(veto=0.6)(batch([1, 1, 1, 0])).metrics  # of 2, 1/2 and 4
     assert metrics["correction/rollout_is_catastrophic_token_fraction"].value == 1 / 3
 

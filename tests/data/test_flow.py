@@ -37,7 +37,7 @@ def test_the_question_is_the_last_user_message():
     assert Prompt(uid=0, messages=({"role": "system", "content": "s"},), tokens=(1,)).question == ""
 
 
-def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_data():
+def test_a_trajectory_takes_the_requested_behavior_and_its_temperature():
     made = completion(sample=2, turn=1)
     row = Trajectory.of(PROMPT, made, group=9, advantage=-2.0)
     assert row.behavior_log_prob.tolist() == [-1.0, -1.0] and row.policy_version.tolist() == [4, 4]
@@ -98,7 +98,7 @@ def test_a_column_is_equal_to_no_absent_one():
     assert known != row and row != known and known == replace(row, behavior_log_prob=[-1.0, np.nan])
 
 
-def test_an_episode_was_started_once_and_has_one_path_unless_it_says_otherwise():
+def test_an_episode_has_one_start_and_one_path_by_default():
     assert (Episode().attempts, Episode().forks, Episode().cut, Episode().failure) == (1, 0, "", "")
     assert Episode().turns == () and Episode.from_json(Episode().to_json()) == Episode()
 

@@ -10,7 +10,7 @@ def group(uid, *scores):
     return Group(prompt=Prompt(uid=uid, messages=(), tokens=(1,)), completions=completions, scores=scores)
 
 
-def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_nan():
+def test_rewards_are_columns_in_the_recipes_order_and_failed_ones_nan():
     scores = (
         Score(value=float("nan"), valid=False, parts={"short": 0.5}, error="number: boom"),
         Score(value=10.5, parts={"number": 10.0, "number/digits": 2.0, "short": 0.5}),
@@ -24,7 +24,7 @@ def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_
     assert [round(x, 3) for x in advantage.tolist()[1:]] == [1.414, -1.414]
 
 
-def test_rewards_of_several_tasks_each_have_a_column_and_gdpo_compares_each_only_where_it_applies():
+def test_rewards_of_several_tasks_are_columns_that_gdpo_compares_apart():
     rewards = {"code": (0.0, 4.0), "math": (0.25, 0.75)}
     groups = [
         group(uid, *(Score(value=value, parts={name: value}) for value in values))

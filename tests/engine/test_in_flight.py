@@ -34,7 +34,7 @@ async def watched(engine, asked, update=None):
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
-async def test_the_tokens_in_flight_and_yielded_are_all_that_were_sampled_with_their_versions(interrupt):
+async def test_tokens_in_flight_and_yielded_are_all_that_were_sampled(interrupt):
     local, waited = engine(interrupt=interrupt), 0
     asked = [requests(3, 4, max_tokens=24), requests(2, 4, first=9, max_tokens=3, temperature=0.7)]
     seen, made = await watched(local, asked, WeightUpdate(version=1, module=loaded("llama", 1).model))

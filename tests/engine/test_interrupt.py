@@ -108,7 +108,7 @@ CALLS = st.tuples(
 @example("finish", [(5, "keep"), (0, "abort"), (0, "publish")])
 @example("keep", [(5, "keep"), (0, "abort_all")])
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
-def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
+def test_any_schedule_gives_each_request_one_true_completion(interrupt, schedule):
     asyncio.run(follow(interrupt, schedule, *undisturbed()))
 
 

@@ -79,7 +79,7 @@ def test_at_real_sizes_too(kind, decoder, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("length", [60, 300])
 @pytest.mark.parametrize("group", [1, 3])
-def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(group, length, dtype):
+def test_a_long_neighbour_does_not_move_the_split_of_a_sum(group, length, dtype):
     query, key, value = (torch.randn(8, heads, 512, 64).to(dtype) for heads in (3 * group, 3, 3))
     position = torch.full((8,), length - 1)
 
@@ -207,7 +207,7 @@ def test_several_stop_tokens():
     assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
 
 
-def test_the_earliest_of_several_stop_strings_ends_the_completion_and_leaves_the_text():
+def test_the_earliest_stop_string_ends_the_completion_and_leaves_the_text():
     """One token a byte, so a stop string of three letters spans three tokens."""
     asked = requests(1, 2, max_tokens=40, temperature=1.3)
     free, decode = run(engine(), asked), tiny_tokenizer().decode

@@ -92,7 +92,7 @@ def test_rounding_by_hand():
         ("gpt2", "recompute", torch.bfloat16),
     ],
 )
-def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind, decoder, dtype):
+def test_a_decoder_with_rounded_weights_is_that_of_a_rounded_model(kind, decoder, dtype):
     """At the start, and with new weights; in bfloat16 the weights of the trainer are rounded, not those of the copy."""
 
     def logits(decoder):

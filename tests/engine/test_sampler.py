@@ -82,7 +82,7 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
     ("temperature", "min_p", "kept"),
     [(0.5, 0.2, 2), (0.5, 0.1, 3), (1.0, 0.3, 3), (1.0, 0.5, 2), (2.0, 0.7, 2), (2.0, 0.5, 3)],
 )
-def test_min_p_is_a_share_of_the_likeliest_token_s_probability_at_the_temperature(temperature, min_p, kept):
+def test_min_p_is_a_share_of_the_highest_probability_at_the_temperature(temperature, min_p, kept):
     """Weights 1, .37, .14 at temperature 1/2; 1, .61, .37 at 1; 1, .78, .61 at 2."""
     logits = torch.tensor([[0.0, -0.5, -1.0, -20.0]])
     out = sample_tokens(logits, settings(1, temperature, min_p=min_p), torch.tensor([0.0]), masks=True)

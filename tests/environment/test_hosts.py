@@ -290,7 +290,7 @@ def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(opened, t
     assert all(log.stat().st_size < (1 << 16) + 200 for log in logs[:2])
 
 
-def test_each_call_has_its_limit_and_the_first_reset_that_succeeds_that_of_the_import(opened, monkeypatch):
+def test_each_call_has_its_limit_and_the_first_reset_the_imports(opened, monkeypatch):
     """What an environment imports and builds may be left to the reset that succeeds."""
     run, limits = Worker.run, []
     monkeypatch.setattr(Worker, "run", lambda worker, *call: limits.append(call[::2]) or run(worker, *call))

@@ -29,7 +29,7 @@ def results(tmp_path, *sides):
     return collected
 
 
-def test_turns_and_calls_of_episodes_are_compared_and_their_length_is_what_the_model_wrote(tmp_path):
+def test_episodes_are_compared_by_turns_calls_and_written_length(tmp_path):
     said = Span(role="assistant", tokens=1, sampled=True, calls=(ToolCall(name="add"),))
     spans = (said, Span(role="tool", tokens=1), replace(said, turn=1, calls=()))
     plain, played = group(0, ("abc", Score(value=1.0))), Episode(spans=spans, reward=1.0)

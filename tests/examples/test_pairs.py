@@ -57,7 +57,7 @@ def test_a_file_that_is_missing_is_one_line(tmp_path, monkeypatch):
     assert stopped.value.code == line  # which Python prints, and ends with exit code 1
 
 
-def test_pairs_of_rollouts_are_of_whichever_run_and_the_frequent_answers_first(tmp_path, monkeypatch):
+def test_pairs_of_rollouts_are_of_any_run_with_frequent_answers_first(tmp_path, monkeypatch):
     """Two runs: early all are wrong, mostly in one way, and later most are right."""
     pandas = pytest.importorskip("pandas")
     early = [("rare", False), *[("often", False)] * 5, ("other", False), (" ", False), ("unknown", None)]

@@ -24,7 +24,7 @@ def corpus(tmp_path, monkeypatch):
     return {name: [json.loads(line) for line in open(CORPUS / f"{name}.jsonl")] for name in ("train", "test")}
 
 
-def test_a_search_for_the_name_finds_the_answer_and_no_held_out_person_is_trained_on(corpus):
+def test_searches_find_the_answer_and_no_held_out_person_is_trained_on(corpus):
     pytest.importorskip("bm25s")
     search = Search(str(CORPUS / "passages.jsonl"), top=1).search
     people = {}

@@ -181,7 +181,7 @@ def test_two_side_by_side_with_their_threads(lab, monkeypatch):
     assert (made.folder / "a" / "seed-1" / "threads").read_text() == "1"
 
 
-def test_a_failure_costs_one_cell_waits_to_be_asked_for_and_keeps_what_it_said(lab):
+def test_a_failure_costs_one_cell_and_keeps_its_output(lab):
     made = lab(a="fails", b="done", c="dies")
     first = {s.run.cell: s for s in made.run()}
     assert states(first.values()) == {"a": "failed", "b": "done", "c": "failed"}

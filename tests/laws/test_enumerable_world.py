@@ -69,7 +69,7 @@ def test_other_weights_are_biased(level):
     assert float((moments.mean - true).norm() / true.norm()) > 0.05
 
 
-def test_decoupled_weight_of_the_whole_completion_is_unbiased_across_versions():
+def test_a_completions_decoupled_weight_is_unbiased_across_versions():
     versions = [WORLD.policy(0), WORLD.policy(0) + WORLD.policy(1, 0.3), WORLD.policy(0) + WORLD.policy(2, 0.5)]
     behavior, policy = WORLD.mixed_log_prob(versions, (1, 3)), versions[-1]
     fields = {"advantage": rewards, "proximal_log_prob": WORLD.log_prob(policy)}

@@ -45,7 +45,7 @@ def test_both_readings_are_told_where_the_owner_is_a_folder_here():
     assert "does not exist: a path is relative to the current folder" in problem and "hf download outs/other" in problem
 
 
-def test_a_name_in_the_cache_is_one_of_the_hub_though_the_owner_is_a_folder_here(offline):
+def test_a_cached_name_is_the_hubs_even_if_a_folder_has_the_owners_name(offline):
     snapshot = offline / "cache" / "models--outs--known" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")

@@ -92,17 +92,15 @@ def one_at_a_time(model, store, rows):
 FIRST = ("qwen2_vl", "gemma3", "smolvlm")
 ALIKE = ("qwen2_5_vl", "idefics3")  # to the packing, as qwen2_vl and smolvlm
 APART = [kind for kind in FAMILIES if kind not in ALIKE]
-AFTER_AN_UPDATE = (
-    "tests/model/test_images.py::test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update"
-)
-ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time"
+AFTER_AN_UPDATE = "tests/model/test_images.py::test_the_engine_has_the_trainers_log_probs_before_and_after_an_update"
+ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients_are_those_of_single_sequences"
 
 
 @pytest.mark.parametrize(
     ("share_prompt", "vision"), [(True, 1.0), *campaign(ONE_AT_A_TIME, [(True, 0.0), (False, 0.0)])]
 )
 @pytest.mark.parametrize("kind", [*APART, *campaign(ONE_AT_A_TIME, ALIKE)])
-def test_packed_log_probs_and_gradients_are_those_of_one_sequence_at_a_time(kind, share_prompt, vision, reader):
+def test_packed_log_probs_and_gradients_are_those_of_single_sequences(kind, share_prompt, vision, reader):
     store = ImageStore(reader(kind))
     loaded = replace(load(reader(kind)), tokenizer=store.tokenizer, vision_lr_ratio=vision)
     policy = Policy(loaded, share_prompt=share_prompt)
@@ -147,7 +145,7 @@ async def gaps(policy, store, engine, version):
 
 
 @pytest.mark.parametrize("kind", [*FIRST, *campaign(AFTER_AN_UPDATE, [kind for kind in FAMILIES if kind not in FIRST])])
-def test_the_engine_samples_with_the_log_probs_of_the_trainer_before_and_after_an_update(kind, reader):
+def test_the_engine_has_the_trainers_log_probs_before_and_after_an_update(kind, reader):
     """The vision tower moves too: the engine keeps an image's features, and has to forget them."""
     store = ImageStore(reader(kind))
     policy = Policy(replace(load(reader(kind)), tokenizer=store.tokenizer, vision_lr_ratio=1.0))
@@ -180,7 +178,7 @@ def test_prompts_are_those_of_the_processor(reader):
     assert np.where(ours < 0, store.config.image_token_id, ours).tolist() == expected
 
 
-def test_an_image_has_one_number_and_one_file_and_keeps_them_over_a_restart(reader, store, tmp_path):
+def test_an_image_keeps_its_number_and_its_file_over_a_restart(reader, store, tmp_path):
     first = [store.add(image) for image in (*PICTURES, PICTURES[1].copy())]
     assert first == [0, 1, 2, 1]
     store.keep_in(tmp_path)

@@ -277,7 +277,7 @@ def test_large_logits_cost_no_digits():
     torch.testing.assert_close(result.others[:, 0].double(), exact, rtol=0, atol=1e-6)
 
 
-def test_the_error_of_a_bf16_head_is_that_of_bf16_logits_over_the_temperature():
+def test_the_error_of_a_bf16_head_is_that_of_logits_over_the_temperature():
     """docs/mismatch.md: for tokens that were not sampled at the temperature it grows as 1 / temperature."""
     draw = torch.Generator().manual_seed(1)
     hidden, weight = 2 * torch.randn(64, 64, generator=draw), 0.5 * torch.randn(500, 64, generator=draw)

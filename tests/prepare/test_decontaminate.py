@@ -36,7 +36,7 @@ def test_the_same_text_in_other_clothes():
     assert hits(overlap("Compute $2^{10}$.", n=0), "compute 2^{10}") != []
 
 
-def test_an_evaluation_question_with_something_added_is_found_however_often():
+def test_an_evaluation_question_with_an_addition_is_always_found():
     question = " ".join(W[:20])
     index = overlap(question, " ".join([*W[30:], *W[:10]]))
     looked = [index.find(f"{question} Variant number {i}") for i in range(12)]
@@ -89,7 +89,7 @@ def test_a_phrase_does_not_save_what_shares_more():
     assert hit.grams == (" ".join(W[1:14]),)
 
 
-def test_questions_that_are_no_training_questions_do_not_count_towards_a_phrase():
+def test_only_training_questions_count_towards_a_phrase():
     index = overlap(" ".join(W[:13]), common=1)
     index.find(" ".join(W[:14]), count=False)
     assert index.contaminated(index.find(" ".join(W[:14])))

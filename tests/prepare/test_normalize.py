@@ -42,7 +42,7 @@ def test_an_instruction_in_the_middle_stays():
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_every_preset_that_adds_to_the_question_is_stripped_again_or_keeps_it(name):
+def test_every_preset_is_stripped_again_or_leaves_the_question(name):
     asked = TEMPLATES[name].messages("What is $\\frac{1}{2}$?")[-1]["content"]
     assert "What is $\\frac{1}{2}$?" in asked
     if name in ("dapo", "boxed", "plain", "think_answer"):

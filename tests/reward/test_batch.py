@@ -236,7 +236,7 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
     assert second.parts["facts/n"] == 1.0
 
 
-def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(file, monkeypatch):
+def test_a_failing_function_costs_the_step_and_the_next_continues(file, monkeypatch):
     hurry(monkeypatch, "hang")
     errors = {"raise": "KeyError: 'gone' (my_batch.py:7)", "die": "its worker ended"}
     errors["hang"] = f"timed out after {2 * SHORT:g} s"  # of two groups

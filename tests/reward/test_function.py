@@ -187,7 +187,7 @@ def start(prompt, completion):
 @pytest.mark.parametrize(
     ("how", "killed"), [("child", False), ("session", False), ("orphan", False), ("session", True), ("orphan", True)]
 )
-def test_what_a_reward_starts_ends_with_the_run_and_with_a_fork_server_that_is_killed(how, killed, tmp_path):
+def test_processes_of_a_reward_end_with_the_run_and_the_fork_server(how, killed, tmp_path):
     (tmp_path / "mine.py").write_text(STARTS)
     with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
         (score,) = ask(made, "42", how)

@@ -136,7 +136,7 @@ def test_errors_that_stay_are_invalid_and_never_zero(status, requests):
     assert score.error.startswith(f"http: PostFailed: {server.url} answers {status} ") and score.error.endswith(times)
 
 
-def test_a_connection_that_breaks_off_is_tried_again_and_the_server_is_asked_again_when_it_is_back():
+def test_a_broken_connection_is_retried_when_the_server_is_back():
     def answer(request, n):
         if n in (0, 3):
             raise ConnectionAbortedError
@@ -169,7 +169,7 @@ def test_the_time_of_an_attempt_ends_while_the_server_hangs_or_drips():
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_completions(monkeypatch, status):
+def test_a_redirect_is_not_followed_and_its_server_gets_nothing(monkeypatch, status):
     monkeypatch.setenv("SCORER_TOKEN", "secret")
     with scorer(lengths) as other, scorer(lambda request, n: (status, b"", {"Location": other.url})) as server:
         reward = quick(server.url, token_env="SCORER_TOKEN")

@@ -102,7 +102,7 @@ def test_text_is_read_by_the_reward_models_own_template(folder, prompt):
     assert own == scores
 
 
-def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_it(folder, prompt, tmp_path):
+def test_a_template_that_joins_prompt_and_answer_reads_as_hugging_face(folder, prompt, tmp_path):
     """As one whose generation prompt opens a thought that no finished turn shows."""
     shutil.copytree(folder, tmp_path / "joined")
     file = tmp_path / "joined" / "chat_template.jinja"

@@ -55,7 +55,7 @@ def test_every_task_scores_its_own_answer(judged, task):
         assert right.value == pytest.approx(1.0) and right.correct is True
 
 
-def test_an_answer_that_its_scorer_cannot_read_is_wrong_and_a_broken_entry_is_not(judged):
+def test_an_unreadable_answer_is_wrong_and_a_broken_entry_is_not(judged):
     row = row_of("prime_factorization")
     (score,) = judged(row, "I don't know.")
     assert (score.valid, score.value, score.correct) == (True, 0.0, False)

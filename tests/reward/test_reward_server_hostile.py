@@ -84,7 +84,7 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
             made.check()
 
 
-def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(shared):
+def test_a_browser_may_not_ask_by_another_name_or_from_another_site(shared):
     """tests/system/test_web_requests.py has more of them."""
     for headers in ({"Host": "localhost.evil.example"}, {"Host": "localhost:8000", "Origin": "http://localhost:3000"}):
         status, answer = post(f"{shared.url}/score", request_of("a"), **headers)

@@ -188,7 +188,7 @@ def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
     assert call.problem(()) is None and not call.gets_tokens
 
 
-def test_of_a_turn_that_the_template_rewrote_the_message_is_what_the_model_wrote():
+def test_the_message_of_a_rewritten_turn_is_what_the_model_wrote():
     rewritten = replace(episode_of("short", "more", "last").episode.spans[0], sampled=False)
     old = episode_of("thought and short")
     new = episode_of("short", "more", "last", earlier=(old,))

@@ -193,7 +193,7 @@ def test_values_keep_their_types_and_changes_in_place_are_seen(judged):
     assert score.value == 1
 
 
-def test_setup_and_builtins_belong_to_the_tests_unless_the_tests_are_about_them():
+def test_setup_and_builtins_belong_to_the_tests_unless_tested():
     close = ["assert math.isclose(half(3), 1.5) and abs(half(3) - 1.5) < 1e-6"]
     forged = "import math\nmath.isclose = lambda *a: True\ndef abs(x): return 0\ndef half(x): return 9"
     node = "class Node:\n    def __init__(self, x): self.x = x\nroot = Node(5)"

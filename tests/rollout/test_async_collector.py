@@ -58,7 +58,7 @@ def test_the_trainer_waits_less_than_it_would_alone():
     assert [batch.metrics()["age/max"] for batch in run.batches] == [0, 1, 1, 1]
 
 
-def test_stalls_are_the_beginnings_of_a_wait_for_the_lag_since_the_step_before():
+def test_stalls_are_waits_for_the_lag_begun_since_the_previous_step():
     """With one prompt a step and two places, the bound on the lag allows two prompts, then one after each step: it
     leaves a place empty once the first is generated, and again once the third is; the end of the run is no stall."""
     run = Run(Schedule(prompts=1, completions=1, concurrent=2, max_lag=1, steps=4, train_seconds=20.0)).go()

@@ -90,7 +90,7 @@ def test_math_reads_in_a_worker_what_is_no_plain_number():
     assert found[:-2] == [why and f"math: {why}" for why in problems.values()]
 
 
-def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read_once():
+def test_the_first_failing_reward_is_named_and_answers_are_read_once():
     seen = []
 
     @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
         load_run_data(resolve(recipe(model, reward=["number"], task=bad, eval__task=None)).config)
 
 
-def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tiny_model, tmp_path):
+def test_a_missing_column_of_a_reward_is_found_before_weights_are_loaded(tiny_model, tmp_path):
     (tmp_path / "mine.py").write_text("def near(completion: str, answer, level): return 1.0\n")
     rewards = [{"kind": "function", "path": f"{tmp_path}/mine.py:near", "weight": 0}]
     missed = "^reward.0.path='.*:near' names a .* has the parameter 'level', .* not a column of "

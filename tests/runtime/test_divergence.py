@@ -84,7 +84,7 @@ def test_weights_that_give_nan_are_not_resumed_from(tiny_model, tmp_path, monkey
     assert "--resume" not in closing_line(summary_of(tmp_path / "run"), None)
 
 
-def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_exploded(tiny_model, tmp_path, monkeypatch):
+def test_weights_that_triple_over_several_updates_have_not_exploded(tiny_model, tmp_path, monkeypatch):
     inner = TrainStack._step
 
     def grown(self):

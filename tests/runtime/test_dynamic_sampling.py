@@ -122,7 +122,7 @@ def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "partial"])
-def test_uniform_in_another_metric_than_the_reward_is_said_with_the_field_that_helps(exhausted, tmp_path):
+def test_uniform_groups_of_another_metric_are_reported_with_their_field(exhausted, tmp_path):
     """A graded reward that also judges: every answer is wrong, but one group of three differs in its rewards."""
     world = refilled(
         tmp_path / "run",
@@ -151,7 +151,7 @@ def test_uniform_in_another_metric_than_the_reward_is_said_with_the_field_that_h
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "partial"])
-def test_a_run_without_an_update_fails_also_when_resumed_and_reports_what_it_generated(exhausted, tiny_model, tmp_path):
+def test_a_run_without_an_update_fails_when_resumed_too_and_reports_why(exhausted, tiny_model, tmp_path):
     changes = {
         "train__steps": 1,
         "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}],  # the same for all
@@ -317,7 +317,7 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
     assert_same(traces(tmp_path / "filled"), traces(tmp_path / "asked"))
 
 
-def test_a_step_without_an_update_publishes_nothing_and_keeps_the_policy_version(tmp_path):
+def test_a_step_without_an_update_publishes_nothing_and_no_version(tmp_path):
     """Steps 1 and 3 have nothing to train on; ages are counted in published weights, not in steps."""
     words = ("train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=0")
     world = refilled(tmp_path / "run", *words, every=1, max_num_gen_batches=1, oversample=2, exhausted="partial")

@@ -36,7 +36,7 @@ def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, r
         assert many["correct"] == 0  # the set's own reward reads numbers, and a random model writes none
 
 
-def test_one_of_them_is_the_headline_and_the_summary_has_the_figures_of_each(run, runs):
+def test_one_of_them_is_the_headline_and_the_summary_has_all(run, runs):
     record = RunFolder(run).read_metrics()[-1]
     headline = Headline.of([record])
     assert (headline.key, headline.value(record)) == ("few/accuracy", record["few/accuracy"])

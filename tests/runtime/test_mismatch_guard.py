@@ -113,7 +113,7 @@ def test_offending_completions_are_rejected_before_the_update(proximal, updates,
     assert record["tokens/dropped"] == sum(len(row["tokens"]) for row in rejected)
 
 
-def test_every_action_judges_the_same_completions_and_within_the_limits_none_is_lost(tiny_model, tmp_path):
+def test_every_action_judges_the_same_completions_and_loses_none_within(tiny_model, tmp_path):
     """Those with advantage 0 have no forward in the update, and are in no figure of the pass before it either."""
     for action in ("warn", "reject"):
         changes = BF16 | {"train__steps": 1, "algorithm__mismatch": {"on_mismatch": action}}

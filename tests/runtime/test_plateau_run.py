@@ -24,7 +24,7 @@ def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(runs, tmp_p
     assert (whole.steps, whole.plateau) == (5, "")
 
 
-def test_a_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(runs, tmp_path):
+def test_a_metric_without_an_evaluation_ends_the_run_before_step_1(runs, tmp_path):
     said = "eval.stop_after.metric=accurracy: the evaluation has no such metric; it has acc"
     with pytest.raises(RunEnded, match=said):
         runs.go("plateau", tmp_path / "run", eval__stop_after={"patience": 1, "metric": "accurracy"})

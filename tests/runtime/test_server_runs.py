@@ -63,7 +63,7 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
     assert server_like.CLOSED == ["http://server"]
 
 
-def test_an_engine_that_gives_no_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):
+def test_an_engine_without_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):
     config = tree(tiny_model("llama"), checkpoint__every=0, **NO_EVAL)
     with pytest.raises(UserError, match=r"^http://server/generate: can't be reached; repair the engine and resume"):
         go(tmp_path / "run", {**config, "engine": {"kind": KIND, "fails_at": 2}})

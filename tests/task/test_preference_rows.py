@@ -173,7 +173,7 @@ def test_a_completion_ends_where_the_engine_would_stop(tmp_path):
     assert (read(pair.chosen.prompt_tokens), read(pair.chosen.tokens)) == ("2 + 2?\n", "4" + END)
 
 
-def test_a_template_that_writes_the_prompt_otherwise_before_an_answer_is_refused():
+def test_a_template_that_changes_the_prompt_before_an_answer_is_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = "{% if not add_generation_prompt %}Chat: {% endif %}" + tokenizer.chat_template
     with pytest.raises(

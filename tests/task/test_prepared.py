@@ -20,7 +20,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_prompt_is_the_cards_or_a_template_and_every_column_reaches_the_rewards(folder):
+def test_the_prompt_is_the_cards_or_a_template_and_rewards_get_all_columns(folder):
     rows = PreparedTask(path=str(folder), metadata=("level",)).rows(1)
     assert [rows[i].messages for i in range(3)] == [tuple(row["messages"]) for row in ROWS]
     assert (rows[2].answer, rows[2].metadata) == ("2", {"level": 2})

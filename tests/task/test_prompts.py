@@ -135,7 +135,7 @@ def test_a_template_that_makes_a_control_token_of_a_text_is_refused(content, tex
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
 
 
-def test_template_arguments_reach_the_template_and_one_that_it_does_not_read_is_refused():
+def test_template_arguments_reach_the_template_and_unread_ones_are_refused():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template += "{% generation %}{% endgeneration %}" + THINKING
     thinks = to_prompt(row("Hi"), 0, tokenizer).tokens

@@ -216,7 +216,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
 
 
 @pytest.mark.parametrize("dies", ["prune", "write"])
-def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_that_looks_complete(dies, tmp_path, monkeypatch):
+def test_a_kill_during_a_deletion_leaves_no_seemingly_complete_checkpoint(dies, tmp_path, monkeypatch):
     t = write(tmp_path, 1, 2)
 
     def killed(path, **how):

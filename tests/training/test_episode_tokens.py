@@ -186,7 +186,7 @@ def values(column):
 
 
 @pytest.mark.parametrize("make", [two_turns, rewritten])
-def test_gae_goes_over_the_whole_episode_and_skips_what_the_model_did_not_write(make):
+def test_gae_goes_over_the_whole_episode_and_skips_observations(make):
     """Five steps, in one path or two: rewards 0, .25, 0, 0, 1.75; the last state is not terminal."""
     value = [0.5, 0.4, 0.3, 0.2, 0.1]
     gae = builder(Gae(gamma=0.9, lam=0.5, whiten=False), fill=values(value), turn_weight=1.0)

@@ -141,7 +141,7 @@ def same(actual, expected):
     return np.array_equal(np.array(actual, np.float32), np.array(expected, np.float32), equal_nan=True)
 
 
-def test_a_token_is_written_once_under_the_version_after_its_own_and_only_then():
+def test_a_token_is_written_once_under_the_version_after_its_own():
     whole, held = completion([1, 1, 2, 2, 3]), []
     recording = Recording()
     cache = NextPolicy(recording, lambda: held)
@@ -197,7 +197,7 @@ def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
         ({"tokens": [10, 11], "versions": [1, 1]}, [-2, -2, NAN, NAN]),  # the same tokens have the same numbers
     ],
 )
-def test_a_completion_that_was_generated_again_never_gets_the_numbers_of_the_first(again, of_the_first):
+def test_a_completion_generated_again_never_gets_the_firsts_numbers(again, of_the_first):
     first, second = completion([1, 1, 1, 1]), completion(again["versions"], tokens=again["tokens"])
     recording, held = Recording(), [(prompt(0), first)]
     cache = NextPolicy(recording, lambda: held)
@@ -220,7 +220,7 @@ def test_the_first_publish_of_a_resumed_run_writes_nothing():
     assert cache.entries == {}
 
 
-def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_path):
+def test_consumed_entries_are_forgotten_and_a_file_keeps_the_rest(tmp_path):
     held = [(prompt(uid), completion([1, 1, 2], uid=uid, sample=s)) for uid in (3, 1, 2) for s in (1, 0)]
     cache = NextPolicy(Recording(), lambda: held, file=("kept.parquet", write_next_policy))
     run(cache, 3)

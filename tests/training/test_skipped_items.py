@@ -45,7 +45,7 @@ def test_an_update_has_the_version_that_it_is_given():
 
 
 @pytest.mark.parametrize("on_zero_gradient", ["skip", "step"])
-def test_the_first_forward_pass_is_observed_where_the_weights_are_still_those_of_the_start(on_zero_gradient):
+def test_the_first_forward_pass_is_observed_under_the_starting_weights(on_zero_gradient):
     items = trajectories(advantages=(0.0, 1.0))
     stack, seen = TrainStack(Policy(loaded("llama")), on_zero_gradient=on_zero_gradient), []
     result = stack.update(OBJECTIVE, [items[:1], items[1:2], items[3:4]], before_first=seen.append)

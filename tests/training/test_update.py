@@ -137,7 +137,7 @@ def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
     assert same(weights(t), before)
 
 
-def test_only_a_gradient_of_exactly_zero_is_skipped_and_every_one_is_counted():
+def test_only_a_gradient_of_exactly_zero_is_skipped_and_counted():
     items = trajectories(advantages=[1e-9 * advantage for advantage in ADVANTAGES])  # 0 at 2, 5 and 9
     t, before = trainer(), weights(trainer())
     result = t.update([[2, 5], [0, 1], [9]], items)

@@ -97,7 +97,7 @@ def test_a_critic_without_values_is_a_named_error():
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_a_truncated_completion_bootstraps_from_the_state_after_its_last_token(share):
+def test_a_truncated_completion_bootstraps_from_its_final_state(share):
     model = with_head(share_prompt=share)
     plain = [*rows(*MIXED), *(replace(item, group=item.group + len(MIXED)) for item in forked())]
     items = [replace(item, truncated=i % 2 == 0) for i, item in enumerate(plain)]

@@ -7,7 +7,7 @@ from proxima.view.chart import CELLS, PALETTE, cell_colors, svg_file
 from proxima.view.token_plots import EXAMPLE, ThresholdFigure
 
 
-def test_colours_are_plain_with_rules_for_a_dark_scheme_and_the_text_is_deterministic():
+def test_colours_are_plain_with_dark_rules_and_the_text_deterministic():
     def svg():
         return svg_file(ThresholdFigure.of(EXAMPLE, Cppo()))
 

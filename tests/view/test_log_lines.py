@@ -299,7 +299,7 @@ def test_an_evaluation_without_accuracy_says_why(failed, said):
     assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)
 
 
-def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_path, plain, lines):
+def test_a_resume_knows_the_last_evaluation_and_that_the_run_had_ended(tmp_path, plain, lines):
     folder = whole_run(tmp_path / "run", steps=2, finished=False)
     plain.started(info(folder.path, steps=4, resumed_at=2))
     plain.evaluated(evaluation(4, "after", 45))

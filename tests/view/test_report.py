@@ -182,7 +182,7 @@ def test_the_mean_reward_stands_where_nothing_is_right_or_wrong(tmp_path):
     assert [(side["left"], side["at"]) for side in sides] == [(8.33, 32.14), (67.86, 79.76)]
 
 
-def test_a_run_that_failed_before_its_first_evaluation_is_not_told_to_set_what_is_set(tmp_path):
+def test_a_run_failed_before_its_evaluation_is_not_advised_to_set_one(tmp_path):
     folder, page = recorded(tmp_path / "run", [record(1)])
     assert "There was no held-out evaluation: set eval.task" in page.words
     folder.write_config("eval:\n  task:\n    kind: arithmetic\n")

@@ -32,7 +32,7 @@ def test_overlap_takes_the_slower_side():
     assert planned(load=changed(lag=1)).overlaps is False, "on the same devices they take turns"
 
 
-def test_a_step_waits_for_a_completion_that_began_as_many_steps_before_as_it_may_lag():
+def test_a_step_waits_for_completions_begun_at_most_its_lag_before():
     """Of 2,048 completions one has 3,946 tokens: within one step with a lag of 1, within eight with one of 8."""
     plans = {lag: planned(devices="64xH100-80G", beside=32, load=changed(lag=lag)) for lag in (1, 2, 8)}
     engines = {lag: plan.sides[0] for lag, plan in plans.items()}

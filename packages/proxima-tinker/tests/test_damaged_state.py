@@ -109,7 +109,7 @@ def change(folder, sql, *values):
     journal.close()
 
 
-def test_a_damaged_request_that_has_to_run_again_ends_its_model_and_no_other(tmp_path, tiny_model, monkeypatch):
+def test_a_damaged_request_to_run_again_ends_its_model_and_no_other(tmp_path, tiny_model, monkeypatch):
     monkeypatch.setattr(service, "STATE_EVERY", 1e9)
     model = tiny_model("llama")
     with running(tmp_path / "first", model) as served:
@@ -196,9 +196,7 @@ def test_a_damaged_answer_or_record(tmp_path, tiny_model, damage):
 
 
 @pytest.mark.parametrize("damaged", ["request", "state"])
-def test_what_waits_for_a_request_that_does_not_come_fails_also_where_no_state_can_be_made(
-    tmp_path, tiny_model, monkeypatch, damaged
-):
+def test_waiting_for_a_lost_request_fails_even_without_any_state(tmp_path, tiny_model, monkeypatch, damaged):
     """A restart does not run it: not the step, which a failure of its own would let run again."""
     monkeypatch.setattr(service, "STATE_EVERY", 1e9)
     monkeypatch.setattr(service, "GAP_SECONDS", 0.3)
@@ -232,9 +230,7 @@ def test_what_waits_for_a_request_that_does_not_come_fails_also_where_no_state_c
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_what_waits_for_a_request_that_does_not_come_waits_on_only_while_the_disk_is_full(
-    tmp_path, tiny_model, monkeypatch, number
-):
+def test_waiting_for_a_lost_request_goes_on_only_with_a_full_disk(tmp_path, tiny_model, monkeypatch, number):
     monkeypatch.setattr(service, "GAP_SECONDS", 0.1)
     fails, write = threading.Event(), service.write_atomic
 

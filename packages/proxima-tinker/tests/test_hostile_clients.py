@@ -324,7 +324,7 @@ def test_numbers_of_samplers_and_requests(client, number):
 
 
 @pytest.mark.parametrize("field", ["learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm"])
-def test_optimizer_settings_that_are_refused_leave_the_gradient_and_its_record(client, field):
+def test_refused_optimizer_settings_leave_the_gradient_and_its_record(client, field):
     assert client.forward_backward().headers["content-type"] == "application/x-protobuf"
     record = client.served.service.models[client.model].seen
     held = len(record.pending.examples)

@@ -77,7 +77,7 @@ class Client:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_what_waits_for_a_step_does_not_grow_with_the_statistics_of_its_losses(base, tmp_path):
+def test_a_pending_step_does_not_grow_with_the_statistics_of_its_losses(base, tmp_path):
     client = Client(base, tmp_path / "run")
     corrected = "ppo", {"surrogate": "ppo_clip", "correction": "importance"}  # with quantiles of the weights
 
@@ -160,7 +160,7 @@ def test_a_loss_of_the_sdk_is_explained_as_it_was_computed(base, tmp_path, loss,
     assert "several" not in get("runs")[0]["algorithm"]
 
 
-def test_cross_entropy_has_no_behavior_policy_and_a_loss_that_changes_no_reasons(base, tmp_path):
+def test_cross_entropy_has_no_behavior_policy_and_gives_no_reasons(base, tmp_path):
     client = Client(base, tmp_path, rank=0)
     client.forward_backward([client.datum("Q", "abc"), client.datum("nothing is learnt", "", gap=slice(0, 1))], SFT)
     client.step(1)

@@ -37,7 +37,7 @@ def test_a_model_learns_its_examples(trainer):
     assert info.model_name == "tests/tiny" and info.is_lora and info.lora_rank == 4
 
 
-def test_a_sampler_has_the_weights_of_its_moment_and_the_trainer_agrees_with_its_log_probs(trainer):
+def test_a_sampler_has_its_moments_weights_and_the_trainers_log_probs(trainer):
     trained(trainer)
     sampler = trainer.save_weights_and_get_sampling_client().result()
     settings = types.SamplingParams(max_tokens=12, seed=5)

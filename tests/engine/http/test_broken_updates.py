@@ -127,7 +127,7 @@ def test_an_update_of_another_run_is_awaited(
 
 
 @pytest.mark.parametrize("bucket", range(BUCKETS))
-def test_a_server_whose_client_left_in_the_middle_is_closed_before_it_computes(
+def test_a_server_whose_client_left_half_way_is_closed_before_it_computes(
     bucket: int, module: ModuleType, tmp_path: Path
 ) -> None:
     workers = [FakeWorker(module, LAYERS, WIDTH) for _ in range(2)]
@@ -146,9 +146,7 @@ def test_a_server_whose_client_left_in_the_middle_is_closed_before_it_computes(
     assert "weights" not in run(find_vllm_facts(fake.client())).more
 
 
-def test_a_worker_that_failed_alone_does_not_keep_the_others_from_the_next_update(
-    module: ModuleType, tmp_path: Path
-) -> None:
+def test_a_worker_that_failed_alone_does_not_block_the_next_update(module: ModuleType, tmp_path: Path) -> None:
     workers = [FakeWorker(module, LAYERS, WIDTH) for _ in range(2)]
     fake = FakeVllm(workers=workers)
     load(fake, write(tmp_path, 1.0))

@@ -108,7 +108,7 @@ def test_one_that_stays_busy_at_the_start_is_an_error(monkeypatch):
         pass
 
 
-async def test_a_server_that_stays_busy_while_completions_must_be_finished_ends_the_run(fleet):
+async def test_a_server_that_stays_busy_while_it_must_finish_ends_the_run(fleet):
     """One broke off in a pause, and new weights wait for its end."""
     engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)
     task = await begun(engine, servers, requests(1, 1, first=3))

@@ -158,7 +158,7 @@ async def test_a_server_that_returns_while_another_is_told_to_go_on_samples(flee
 
 
 @pytest.mark.parametrize("call", ["sleep", "wake"])
-async def test_a_server_that_fails_is_ejected_and_returns_when_the_trainer_is_done(call, fleet):
+async def test_a_failing_server_is_ejected_and_returns_after_the_trainer(call, fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)
     servers[0].fail(f"/{call}")
     await engine.pause()

@@ -43,7 +43,7 @@ def jobs_of(engine):
     return engine._loop.call(jobs())
 
 
-async def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(fleet):
+async def test_a_server_that_hides_its_versions_makes_no_short_completions(fleet):
     """It said at the start that it tells them: what it sampled after new weights came is asked for again."""
     asked = requests(5, 3)
     engine, servers = fleet(facts=IN_PLACE, published=True)
@@ -56,7 +56,7 @@ async def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_complet
     assert any(versions([completion]) >= {1, 2} for completion in given)
 
 
-async def test_callers_that_leave_before_anything_was_sent_take_no_room_with_them(fleet):
+async def test_callers_that_leave_before_sending_free_their_room(fleet):
     engine, _ = fleet(max_running=2)
     for _ in range(5):
         stream = engine.generate(requests(2, 2))

@@ -37,7 +37,7 @@ UNREAD = (
     "layers.1.self_attn.q_proj.bias",  # of these random weights: the keys are nearly equal
 )
 SMALL = ("gemma3", "idefics3", "qwen3_vl")  # of all families, which differ in the tokens around an image
-PROBED = "test_a_part_of_the_vision_tower_that_stays_behind_is_found_by_the_probe"
+PROBED = "test_a_stale_part_of_the_vision_tower_is_found_by_the_probe"
 
 
 def families(sibling):
@@ -168,7 +168,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", families(PROBED), indirect=True)
-def test_a_part_of_the_vision_tower_that_stays_behind_is_found_by_the_probe(tokenizer):
+def test_a_stale_part_of_the_vision_tower_is_found_by_the_probe(tokenizer):
     store = tokenizer.images
     model = load(store.model).model
     tokens, bound = probe_tokens(tokenizer, 40, 200), bound_of(FACTS, None, copy_rounding=Bound(0, 0))

@@ -102,7 +102,7 @@ def test_a_refused_key_is_an_error_at_the_start():
         pass
 
 
-async def test_a_server_that_is_away_is_waited_for_when_the_other_refuses_the_key(fleet):
+async def test_an_absent_server_is_awaited_when_the_other_refuses_the_key(fleet):
     engine, servers = fleet(2, published=True)
     servers[0].die()
     refuse(servers[1])

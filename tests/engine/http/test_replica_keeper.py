@@ -35,7 +35,7 @@ def checked(error, tokens):
 
 
 @pytest.mark.parametrize(("error", "ejected"), [(REFUSED, True), (FAILED, True), (BUSY, False)])
-def test_one_that_produces_tokens_is_only_slow_and_one_that_is_busy_is_left_alone(error, ejected):
+def test_one_that_produces_tokens_is_slow_and_a_busy_one_is_left_alone(error, ejected):
     assert checked(error, tokens=3) == []
     assert checked(error, tokens=0) == ([error] if ejected else [])
 

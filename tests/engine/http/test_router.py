@@ -54,7 +54,7 @@ def test_an_idle_replica_takes_a_whole_prompt_from_a_full_one():
     assert len({completion.key[0] for completion in taken}) == 1
 
 
-def test_what_failed_at_a_replica_goes_to_another_and_back_when_all_have_failed():
+def test_a_failed_request_goes_to_another_replica_and_back_if_all_failed():
     places = [Place(), Place()]
     router = Router(places)
     single = job(0)

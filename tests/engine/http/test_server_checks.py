@@ -69,7 +69,7 @@ def test_servers_that_differ_are_refused(facts, reason):
     assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
 
 
-def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):
+def test_an_unwritable_weight_folder_is_refused_before_servers_are_asked(tmp_path):
     (tmp_path / "file").touch()
     spec = Plain(url="http://127.0.0.1:1", weight_folder=str(tmp_path / "file" / "below"))
     with pytest.raises(FieldError, match="weight_folder=.* can't be written: Not a directory; give a folder"):

@@ -62,7 +62,7 @@ async def test_parts_of_completions_of_such_a_server_do_not_count(how, spans, fl
     check(asked, await task)
 
 
-async def test_what_a_server_holds_when_new_weights_come_was_sampled_by_those_before(fleet):
+async def test_completions_held_when_new_weights_come_are_of_those_before(fleet):
     """It was started again before, has the newest weights when it is asked what it has, and then the stream breaks."""
     asked = requests(2, 2, first=3)
     engine, servers = await restarted(fleet, IN_PLACE, max_running=2)

@@ -107,9 +107,7 @@ def test_what_is_written_while_it_is_closed_is_removed(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
-    llama: LoadedModel, tmp_path: Path
-) -> None:
+def test_leftovers_of_killed_runs_are_removed_where_it_is_certain(llama: LoadedModel, tmp_path: Path) -> None:
     place = tmp_path / "given"
     folders = [WeightFolders(place) for _ in range(3)]
     gone, elsewhere, living = (written(entry, llama) for entry in folders)

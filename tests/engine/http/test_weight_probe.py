@@ -327,7 +327,7 @@ async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama:
     assert not folder.exists()
 
 
-async def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_returns(llama: LoadedModel) -> None:
+async def test_a_server_that_failed_its_probe_returns_with_the_perturbed_copy(llama: LoadedModel) -> None:
     server = ModelServer(llama)
     async with syncing(llama) as sync:
         await push(sync, server, llama.model)

@@ -167,7 +167,7 @@ def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, sc
     assert single.describe_exit() == message
 
 
-def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin):
+def test_a_server_that_dies_while_loading_ends_the_start_with_its_error(begin):
     said = "Traceback\nValueError: no room\nRuntimeError: Engine core initialization failed. See root cause"
     with pytest.raises(UserError, match="exit code 1: ValueError: no room; see ") as caught:
         begin("--die", said)

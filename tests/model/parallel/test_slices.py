@@ -53,7 +53,7 @@ def test_adapters_that_moved_are_gathered_alone(models):
     run_ranks(moved_adapters, 2, models)
 
 
-def test_weights_that_lack_or_are_not_finite_are_told_as_one_process_tells_it(models):
+def test_missing_and_infinite_weights_are_reported_as_by_one_process(models):
     run_ranks(refused, 2, models)
 
 

@@ -54,13 +54,13 @@ def test_a_prompt_without_tokens_is_refused():
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_tokens_trained_are_those_sampled_and_forks_are_those_of_a_whole_rendering(family):
+def test_trained_tokens_were_sampled_and_forks_are_those_of_a_rendering(family):
     tokenizer = family_tokenizer(family)
     for seed in range(30):
         play(seed, family, tokenizer, "refuse" if seed % 10 == 9 else "train")
 
 
-@pytest.mark.campaign(f"{SMALL}::test_tokens_trained_are_those_sampled_and_forks_are_those_of_a_whole_rendering")
+@pytest.mark.campaign(f"{SMALL}::test_trained_tokens_were_sampled_and_forks_are_those_of_a_rendering")
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("vocabulary", [None, Path("models/smollm2-135m-instruct/tokenizer.json")], ids=str)
 def test_thousands_of_episodes(family, vocabulary):

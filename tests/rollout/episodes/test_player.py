@@ -248,7 +248,7 @@ def test_tools_are_called_and_what_is_no_call_is_told():
     assert figures["episode/observation_tokens"] == len(completion.tokens) - completion.generated
 
 
-def test_a_template_without_tools_gets_their_description_and_answers_of_the_user():
+def test_a_template_without_tools_gets_them_in_messages_of_the_user():
     told = {None: ["You can add."], "new": ["Be brief.\n\nYou can add.", "new"]}
     for opening, contents in told.items():
         world = World([Answer(), None], openings=[opening])
@@ -350,7 +350,7 @@ def test_openings_that_can_not_be(openings, failure):
 
 
 @pytest.mark.parametrize(("openings", "answer"), [(["BAD", None], "go"), ([None], "BAD")], ids=["opening", "answer"])
-def test_a_template_that_fails_for_the_words_of_an_environment_fails_that_episode_alone(openings, answer):
+def test_a_template_that_fails_for_an_observation_fails_that_episode_alone(openings, answer):
     fails = "{% if 'BAD' in m.content %}{{ raise_exception('no') }}{% endif %}{{ m.role[0]"
     world = World([said(answer), DONE], [said("go"), DONE], openings=openings)
     episodes = player(Engine(["a", "b"], ["c", "d"]), world, template=SHORT.replace("{{ m.role[0]", fails), retries=5)

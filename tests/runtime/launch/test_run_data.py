@@ -51,7 +51,7 @@ def test_more_prompts_a_step_than_rows_are_said(tiny_model):
         assert len(said) == (prompts > rows)
 
 
-def test_the_context_is_at_most_the_models_and_the_vocabulary_is_that_of_its_output_layer(tiny_model, tmp_path):
+def test_the_context_is_at_most_the_models_and_the_vocabulary_its_heads(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("llama"), tmp_path / "model")
     facts = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": 288}))

@@ -47,7 +47,7 @@ def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():
     assert not isinstance(raised.value, RunEnded)
 
 
-def test_later_ones_end_the_run_behind_the_step_and_the_engine_is_not_asked_again():
+def test_later_ones_end_the_run_after_the_step_and_spare_the_engine():
     made = publisher()
     asyncio.run(made.publish(4, 3, deferring=True))
     assert made.generator.engine.newest == 4  # the engine may have some of them

@@ -111,7 +111,7 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
 
-def test_the_partner_of_a_row_is_the_next_in_the_data_however_long_the_run_is(tree, tmp_path):
+def test_the_partner_of_a_row_is_the_next_in_the_data_in_any_run(tree, tmp_path):
     """Two steps draw four of the ten rows; a longer run trains these with the same partners, most of which are drawn
     later with this seed."""
     changes = {"preference__loss": ["kto"], "train__schedule": "constant", "train__examples_per_step": 2}
@@ -124,7 +124,7 @@ def test_the_partner_of_a_row_is_the_next_in_the_data_however_long_the_run_is(tr
     assert abs(short[1]["kl"]) > 1e-4
 
 
-def test_a_cache_that_can_not_be_made_is_refused_before_the_reference_is_computed(tree, tmp_path):
+def test_an_impossible_cache_is_refused_before_the_reference_is_run(tree, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="preference.cache='.*file/cache' can't be written: Not a directory; name"):
         go(tmp_path / "run", tree(preference__cache=str(tmp_path / "file" / "cache")))

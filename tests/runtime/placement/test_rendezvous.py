@@ -25,9 +25,7 @@ def test_a_task_of_srun_is_a_rank() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"MASTER_ADDR": ""}, {"SLURM_STEP_NUM_TASKS": ""}, {"RANK": "0"}])
-def test_a_run_that_does_not_ask_for_it_a_batch_script_and_torchrun_below_srun_are_none(
-    changed: dict[str, str],
-) -> None:
+def test_runs_without_it_batch_scripts_and_torchrun_below_srun_are_none(changed: dict[str, str]) -> None:
     assert slurm_variables({name: value for name, value in (SRUN | changed).items() if value}) == {}
 
 

@@ -67,7 +67,7 @@ def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup_ignores_it(ignored, runs, tmp_path, monkeypatch):
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup(ignored, runs, tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:
         at_first_score_of(2, lambda: os.kill(os.getpid(), signal.SIGHUP), monkeypatch)
@@ -230,7 +230,7 @@ def of_two_steps(act, at):
     return TWO_STEPS | {"observer": watcher}
 
 
-def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(runs, tmp_path):
+def test_a_folder_moved_during_a_run_is_reported_and_resumes_there(runs, tmp_path):
     moving = of_two_steps(lambda: os.rename(tmp_path / "run", tmp_path / "moved"), at=2)
     with pytest.raises(UserError, match="run was moved or deleted .*; resume it where it is now .* or start it again"):
         runs.go("policy", tmp_path / "run", **moving)

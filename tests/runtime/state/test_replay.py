@@ -126,7 +126,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
     assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refused(runs, tmp_path):
+def test_a_changed_reward_file_that_scores_held_out_answers_is_refused(runs, tmp_path):
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}

@@ -117,7 +117,7 @@ def test_log_probs_that_nothing_truncated_are_written_once(tmp_path):
     assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [[-0.5, -1.0, -1.5], None]
 
 
-def test_records_are_found_by_identity_and_advantages_and_rewards_of_tokens_are_kept(tmp_path):
+def test_records_are_found_by_identity_and_keep_token_columns(tmp_path):
     path, group = tmp_path / "a.parquet", make_group()
     varied = Trajectory.of(group.prompt, group.completions[0], group=0, advantage=[0.5, 0.0, -0.5], behavior="sampled")
     shaped = replace(varied, reward=[-0.5, 0.0, 2.0])

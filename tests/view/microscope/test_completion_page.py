@@ -147,7 +147,7 @@ def played(tmp_path_factory):
     return pages(folder, 3)
 
 
-def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(played):
+def test_an_episode_shows_its_messages_and_explains_the_models_alone(played):
     page = played[3, 2, 1]
     answer = page.answer()
     sizes = [span["tokens"] for span in answer["episode"]["spans"]]
@@ -169,7 +169,7 @@ def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(p
     assert played[7, 7, 0].answer()["episode"]["failure"] == "it broke"
 
 
-def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrote(played):
+def test_an_episode_counts_once_in_its_group_with_the_models_tokens(played):
     file = played[3, 2, 1].file
     rows = {key: page.row for key, page in played.items() if key[0] == 3}
     sizes = {key: len(row["tokens"]) if row["sampled"] is None else row["sampled"].sum() for key, row in rows.items()}

@@ -101,7 +101,7 @@ def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
     ].why
 
 
-def test_a_program_with_a_config_of_its_own_reads_it_where_it_lies_beside_the_script(tmp_path):
+def test_a_program_reads_its_own_config_beside_the_script(tmp_path):
     folder = tmp_path / "recipe" / "cppo"
     (folder / "src" / "config").mkdir(parents=True)
     (folder / "run.sh").write_text("python3 -m recipe.cppo.src.main_cppo cppo.pruning_rate=0.5")

@@ -34,7 +34,7 @@ async def leaves(caller):
     await asyncio.gather(caller, return_exceptions=True)
 
 
-def test_a_caller_that_leaves_takes_its_own_completions_along_and_no_others():
+def test_a_caller_that_leaves_ends_its_own_completions_and_no_others():
     """The second completion of a prompt waits for the one slot."""
 
     async def use(engine):
