@@ -18,7 +18,7 @@ def tried(tmp_path, monkeypatch):
         return 8, 512
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(decoder, "tried_limits", limits)
+    monkeypatch.setattr(decoder, "find_row_limits", limits)
     monkeypatch.setattr(decoder, "row_limits", decoder.row_limits.__wrapped__)
     monkeypatch.setattr(decoder, "_limits_folder", decoder._limits_folder.__wrapped__)
     return shapes

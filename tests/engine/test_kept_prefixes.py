@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proxima.data.flow import Prompt
-from proxima.engine.local.kv_cache import KeptPrefixes
+from proxima.engine.local.kv_cache import PrefixCache
 from proxima.engine.protocol import Request, WeightUpdate
 from tests.engine.helpers import agree, behavior, checked_leaders, engine, requests, run, trainer_log_prob
 from tests.model.rows import ids, loaded
@@ -94,7 +94,7 @@ def test_turns_behind_an_opening_keep_it_and_their_last_context():
     local, asked = engine(slots=16), with_opening(first_turns(3, 4, max_tokens=7))
     for turn in range(3):
         given = run(local, asked)
-        kept = [len(lengths) for lengths, _ in local.scheduler.prefixes.kept]
+        kept = [len(lengths) for lengths, _ in local.scheduler.prefixes.cached]
         assert sorted(kept) == sorted([1, *[2] * 3, *([turn + 2] * 12 if turn else [])])
         asked = next_turns(asked, given)
 
@@ -154,8 +154,8 @@ def test_what_is_kept_changes_no_bit(decoder, dtype):
     """Everything, nothing, what one context has room for; in other company. In bfloat16 it is within rounding of the
     trainer's."""
     kept, lost, small = (engine(decoder=decoder, dtype=dtype) for _ in range(3))
-    lost.scheduler.prefixes.trim = lambda most: KeptPrefixes.trim(lost.scheduler.prefixes, 0)
-    small.scheduler.prefixes.trim = lambda most: KeptPrefixes.trim(small.scheduler.prefixes, 60)
+    lost.scheduler.prefixes.trim = lambda most: PrefixCache.trim(lost.scheduler.prefixes, 0)
+    small.scheduler.prefixes.trim = lambda most: PrefixCache.trim(small.scheduler.prefixes, 60)
     asked = first_turns(3, 2, max_tokens=7)
     for _ in range(3):
         counts = prefilled(lost)
@@ -193,7 +193,7 @@ def test_new_weights_end_what_was_kept():
 
 
 def positions(prefixes) -> int:
-    return sum(kv.shape[3] for kv in prefixes.kept.values())
+    return sum(kv.shape[3] for kv in prefixes.cached.values())
 
 
 def test_what_was_not_used_for_longest_goes_first():

@@ -99,8 +99,8 @@ class Request:
 def check_prompt(prompt: Prompt, limit: int) -> None:
     """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit in it."""
     if not 0 < (count := len(prompt.tokens)) < limit:
-        said = f"{count} tokens; the limit, one new token included, is {limit}."
-        raise UserError(f"prompt {prompt.uid} has {said if count else 'no tokens; nothing predicts the first one.'}")
+        figures = f"{count} tokens; the limit, one new token included, is {limit}."
+        raise UserError(f"prompt {prompt.uid} has {figures if count else 'no tokens; nothing predicts the first one.'}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -360,7 +360,7 @@ class Engine(Protocol):
 
         Args:
             mode: `keep` holds the running completions at a token boundary until `resume`; `wait` finishes them first
-                and admits no other; `abort` ends them and the waiting ones with finish_reason `abort`.
+                and starts no other; `abort` ends them and the waiting ones with finish_reason `abort`.
         """
         ...
 

@@ -26,8 +26,8 @@ def one_line(value: object, width: int = SHOWN) -> str:
         text = str(value)[: 20 * width]
     except RecursionError:
         return "something nested too deeply"
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    line = " ".join(shown.split())
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = " ".join(printable.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
@@ -165,8 +165,8 @@ class RouteShape:
         """
         file = io.BytesIO(_decoded(text))
         version = np.lib.format.read_magic(file)  # `np.load` would first allocate the size that the header claims
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, column_major, dtype = read(file)
+        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, column_major, dtype = read_header(file)
         if dtype.kind not in "iu" or column_major:
             raise ValueError(f"routed experts are {dtype} of shape {shape}")
         return self._checked(np.frombuffer(file.read(), dtype), shape)
@@ -178,8 +178,8 @@ class RouteShape:
 
     def _checked(self, flat: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
         if tuple(shape[1:]) != (self.layers, self.per_token) or flat.size != shape[0] * self.layers * self.per_token:
-            wanted = f"{self.per_token} in each of {self.layers} layers"
-            raise ValueError(f"{flat.size} routed experts of shape {list(shape)}, and the model has {wanted} a token")
+            expected = f"{self.per_token} in each of {self.layers} layers"
+            raise ValueError(f"{flat.size} routed experts of shape {list(shape)}, and the model has {expected} a token")
         ids = flat.reshape(shape)[:, self.mixtures]
         if ids.size and not 0 <= ids.min() <= ids.max() < self.experts:
             raise ValueError(f"routed experts {ids.min()} to {ids.max()}, and the model has {self.experts}")
@@ -208,8 +208,8 @@ def joined_routes(
             [T] of the tokens for which they are valid.
     """
     chunks, at = list[NDArray[Any]](), prompt
-    read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
-    first = next(read, shape.absent(prompt))
+    prompt_rows = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
+    first = next(prompt_rows, shape.absent(prompt))
     for ids, counts in parts:
         rows = shape.absent(len(counts))
         if ids is not None:

@@ -89,12 +89,12 @@ class Address:
         require(numbered, "url", self.url, "must be http://HOST:PORT, the port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
         require("@" not in parts.netloc, "url", HIDDEN, "must hold no password; give its variable in token_env")
-        shown = HIDDEN if "?" in self.url else self.url  # a query may hold a key
-        require(bool(plain), "url", shown, "must be http://HOST:PORT without a path")
+        displayed = HIDDEN if "?" in self.url else self.url  # a query may hold a key
+        require(bool(plain), "url", displayed, "must be http://HOST:PORT without a path")
         if self.token_env is not None:
             token = os.environ.get(self.token_env, "")
-            shown = HIDDEN if is_secret_value(self.token_env) else self.token_env  # perhaps the key itself
-            require(bool(token), "token_env", shown, "must name an environment variable that is set")
+            displayed = HIDDEN if is_secret_value(self.token_env) else self.token_env  # perhaps the key itself
+            require(bool(token), "token_env", displayed, "must name an environment variable that is set")
             sound = token.isascii() and token.isprintable() and " " not in token
             require(sound, "token_env", self.token_env, "holds a space, a line break or a sign that no key has")
         if not is_loopback(parts.hostname or ""):
@@ -304,9 +304,9 @@ def as_expected(client: ServerClient, path: str, answer: object = None) -> Itera
         raise
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, KeyError):
-            what = missing(error.args[0], answer)
+            problem = missing(error.args[0], answer)
         elif isinstance(error, ValueError):
-            what = str(error)
+            problem = str(error)
         else:
-            what = f"{type(error).__name__}: {error}"
-        raise ServerError(client.url, path, f"an answer of unexpected form: {one_line(what)}") from error
+            problem = f"{type(error).__name__}: {error}"
+        raise ServerError(client.url, path, f"an answer of unexpected form: {one_line(problem)}") from error

@@ -84,8 +84,8 @@ class WrittenTokens(NamedTuple):
     def of(cls, tokens: Ints, tokenizer: Any) -> "WrittenTokens":
         if (tokens >= 0).all():
             return cls(tokens.tolist(), (), tokens)
-        written, shown = tokenizer.images.folded(tokens.tolist())
-        return cls(written, tuple(map(tokenizer.images.address, shown)), tokens_as_read(tokens, tokenizer))
+        written, images = tokenizer.images.folded(tokens.tolist())
+        return cls(written, tuple(map(tokenizer.images.address, images)), tokens_as_read(tokens, tokenizer))
 
 
 def tokens_as_read(tokens: Ints, tokenizer: Any) -> Ints:
@@ -225,7 +225,7 @@ class Dialect(Protocol):
         timeout: the caller measures the time between tokens."""
         ...
 
-    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+    async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
         """[T - first] float32, nats: log-probs of the tokens from place `first` on under softmax(logits), without
         meaning for those of images."""
         ...

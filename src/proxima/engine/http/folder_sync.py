@@ -116,8 +116,8 @@ class WeightFolders:
         except (OSError, SafetensorError) as error:
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
-            place = self._root if folder is None else folder.parent
-            where = "" if place is None else f" to {place}"
+            destination = self._root if folder is None else folder.parent
+            where = "" if destination is None else f" to {destination}"
             reason = error.strerror or error if isinstance(error, OSError) else error
             remedy = "set engine.weight_folder to a folder with more room that the server can read"
             raise UserError(f"weights could not be written{where}: {reason}", remedy=remedy) from error
@@ -226,10 +226,10 @@ class FolderSync:
         if replica.url not in self._proven:
             return True
         health = await replica.dialect.health(replica.client, replica.facts)
-        ours = health.weight_version is None or health.weight_version in self._labels
-        if not ours:
+        is_ours = health.weight_version is None or health.weight_version in self._labels
+        if not is_ours:
             self._proven.discard(replica.url)
-        return not ours
+        return not is_ours
 
     async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
         """Load the perturbed copy, and verify that the server computes with all of it."""
@@ -286,8 +286,8 @@ class FolderSync:
         with perturbed(module, self._tokens, self._images):
             handover = self._write_folder(self._perturbed_folders, module, version, label)
             expected = trainer_log_prob(module, self._tokens, images=self._images)
-            away = rounding(module, self._tokens, expected, self._images)
-        return StagedWeights(handover, expected, rounding=away)
+            bound = rounding(module, self._tokens, expected, self._images)
+        return StagedWeights(handover, expected, rounding=bound)
 
 
 def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
@@ -310,16 +310,16 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
 
 def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
     """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
-    held, filled = dict[str, Tensor](), 0
+    shard, filled = dict[str, Tensor](), 0
     for (name, *_), weight in unique_weights(model):
         copy = weight.detach().to("cpu", _written(weight, dtype)).contiguous()
-        if held and filled + copy.nbytes > SHARD:
-            yield held
-            held.clear()
+        if shard and filled + copy.nbytes > SHARD:
+            yield shard
+            shard.clear()
             filled = 0
-        held[name] = copy
+        shard[name] = copy
         filled += copy.nbytes
-    yield held
+    yield shard
 
 
 def _written(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -182,13 +182,13 @@ class GenerationJob:
         sampling = replace(request.sampling, max_tokens=self.limit - length)
         if not sampling.temperature:  # the largest logit is never truncated: its log-prob is that at temperature 1
             sampling = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
-        asked = np.concatenate([request.prompt.tokens, self.tokens])
-        sent = WrittenTokens.of(asked, self.rules.tokenizer)
+        tokens = np.concatenate([request.prompt.tokens, self.tokens])
+        sent = WrittenTokens.of(tokens, self.rules.tokenizer)
         return TokenRequest(
             id=name,
             tokens=sent.written,
             images=sent.images,
-            read=len(asked),
+            read=len(tokens),
             sampling=sampling,
             seed=server_seed(request.seed, uid, sample, length, turn=turn) if seeded else None,
             cache_salt=salt,
@@ -235,8 +235,8 @@ class GenerationJob:
 
     def _take_routes(self, segment: JobSegment, chunk: Chunk) -> None:
         """Store the routes of the whole attempt, which arrive with its end; an aborted attempt may lack them."""
-        wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
-        if self.rules.routes is not None and wanted:
+        expected = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
+        if self.rules.routes is not None and expected:
             fed = len(self._asked()) + len(segment.tokens) - 1
             rows = 0 if chunk.routes is None else len(chunk.routes)
             if rows != fed:
@@ -254,8 +254,8 @@ class GenerationJob:
 
     def _asked(self) -> Ints:
         """The tokens that the current attempt asked the server to continue."""
-        kept = [token for segment in self.kept for token in segment.tokens]
-        return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
+        earlier = [token for segment in self.kept for token in segment.tokens]
+        return np.concatenate([self.request.prompt.tokens, np.array(earlier, np.int32)])
 
     def _end_within(self, segment: JobSegment, start: int) -> int | None:
         """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop

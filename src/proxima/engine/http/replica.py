@@ -196,7 +196,7 @@ class Replica:
         self.running.pop(call.job, None)
         call.over.set()
 
-    async def score(self, given: WrittenTokens, first: int) -> Floats:
+    async def score(self, tokens: WrittenTokens, first: int) -> Floats:
         """[T - first] float32, nats; see `Dialect.score`.
 
         Raises:
@@ -205,10 +205,10 @@ class Replica:
         """
         self.scoring += 1
         try:
-            scores = await self.dialect.score(self.client, self.facts, given, first)
+            scores = await self.dialect.score(self.client, self.facts, tokens, first)
         finally:
             self.scoring -= 1
-        if len(scores) != (count := len(given.read) - first):
+        if len(scores) != (count := len(tokens.read) - first):
             raise WrongAnswerError(f"{len(scores)} scores of {count} tokens")
         check_finite(scores)
         self.succeeded()
@@ -309,8 +309,8 @@ def no_replica_left(replicas: Sequence[Replica], remedy: str) -> UserError:
     """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.status.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
-    how = "too busy or failing" if any(replica.in_service for replica in replicas) else "out of service"
-    return UserError(f"engine: {whose} {how}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
+    condition = "too busy or failing" if any(replica.in_service for replica in replicas) else "out of service"
+    return UserError(f"engine: {whose} {condition}: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:

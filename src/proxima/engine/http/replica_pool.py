@@ -329,7 +329,7 @@ class ReplicaPool:
             await self.stop_sampling()
 
     async def drain(self) -> None:
-        """During a pause, finish the completions that have started and admit no others."""
+        """During a pause, finish the completions that have started and start no others."""
         await self.each([replica for replica in self.serving if replica.pause != "none"], Replica.resume)
         self.draining += 1
         try:

@@ -230,13 +230,13 @@ def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engin
 
 
 def _described(sampling: Sampling, capabilities: Capabilities) -> str:
-    what = {
+    distributions = {
         "processed": "of the distribution really sampled",
         "untruncated": "of softmax(logits / temperature)",
         "raw": "of softmax(logits)",
     }[capabilities.log_probs]
     cut = "".join(f" {name}={getattr(sampling, name):g}" for name in _cuts(sampling))
-    return f"sampling.temperature={sampling.temperature:g}{cut}: its log-probs are {what}"
+    return f"sampling.temperature={sampling.temperature:g}{cut}: its log-probs are {distributions}"
 
 
 def _cuts(sampling: Sampling) -> list[str]:

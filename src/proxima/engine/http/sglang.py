@@ -90,11 +90,11 @@ class SglangDialect(Dialect):
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
 
-    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+    async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
         """[T - first] float32, nats, under softmax(logits). One token is generated after them and dropped."""
-        count, scored = len(given.written), given.written[first:]
+        count, scored = len(tokens.written), tokens.written[first:]
         check_scorable(client.url, facts, count, f"--context-length {count + 1 + SPARE}")
-        fields = {"input_ids": given.written, "logprob_start_len": max(first - 1, 0)}
+        fields = {"input_ids": tokens.written, "logprob_start_len": max(first - 1, 0)}
         meta = await generate_once(client, fields, {}, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, meta):
             rows = items(meta["input_token_logprobs"], "input_token_logprobs")
@@ -269,9 +269,9 @@ class _StreamReader:
             reason = "log-probs are of other tokens than those that were sampled"
             raise ServerError(self.client.url, GENERATE, reason)
         count = len(self.request.tokens)
-        if (read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
+        if (tokens_read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
             raise UserError(
-                f"{self.client.url} read {read} tokens of a prompt of {count}",
+                f"{self.client.url} read {tokens_read} tokens of a prompt of {count}",
                 remedy="start it without --allow-auto-truncate, or with a longer --context-length",
             )
         if not isinstance(ending, dict):

@@ -93,23 +93,23 @@ class VllmDialect(Dialect):
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         yield chunk
 
-    async def score(self, client: ServerClient, facts: ServerFacts, given: WrittenTokens, first: int) -> Floats:
+    async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
         """[T - first] float32, nats, under softmax(logits). The server reads no cached prefix for it.
 
         Raises:
             UserError: the tokens fill the server's maximum length: it needs room for one more.
         """
-        count = len(given.read)
+        count = len(tokens.read)
         check_scorable(client.url, facts, count, f"--max-model-len {count + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        body: dict[str, Any] = {"token_ids": given.written, "sampling_params": fields | {"detokenize": False}}
-        if given.images:
-            body["content_parts"] = _image_parts(given.images)
+        body: dict[str, Any] = {"token_ids": tokens.written, "sampling_params": fields | {"detokenize": False}}
+        if tokens.images:
+            body["content_parts"] = _image_parts(tokens.images)
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, answer):
-            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), given.read, strict=True)
-            asked = islice(rows, first, None)
-            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in asked]
+            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), tokens.read, strict=True)
+            compared = islice(rows, first, None)
+            values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in compared]
         return _reported(values)
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
@@ -323,11 +323,11 @@ async def _wake(client: ServerClient) -> bool:
         if not await _is_incomplete(client):
             break
         await asyncio.sleep(1.0)
-    left = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
-    if left:
+    asleep = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
+    if asleep:
         await wake_up(client)
     incomplete = await close_broken_update(client)
-    if left:
+    if asleep:
         await client.post("/resume")
     return incomplete
 

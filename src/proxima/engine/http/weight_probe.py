@@ -71,19 +71,19 @@ def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more; after those of an image, if prompts show images."""
     store = image_store(tokenizer)
-    shown = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
+    image = np.zeros(0, np.int32) if store is None else store.tokens(PROBE)
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
-    wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(shown))
-    if wanted <= CONTEXT:
-        reason = f"is too short for the {len(shown) + CONTEXT + 2} tokens of the probe"
+    length = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1 - len(image))
+    if length <= CONTEXT:
+        reason = f"is too short for the {len(image) + CONTEXT + 2} tokens of the probe"
         raise UserError(f"a maximum length of {longest} {reason}", remedy="set a larger model.max_length")
-    return np.concatenate([shown, np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)])
+    return np.concatenate([image, np.asarray((ids * -(-length // len(ids)))[:length], np.int32)])
 
 
 def first_compared(tokens: Ints) -> int:
     """The place of the first token whose log-prob is compared; those before it are an image and its context."""
-    shown = np.flatnonzero(tokens < 0)
-    return CONTEXT + (int(shown[-1]) + 1 if len(shown) else 0)
+    places = np.flatnonzero(tokens < 0)
+    return CONTEXT + (int(places[-1]) + 1 if len(places) else 0)
 
 
 def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None) -> Floats:
@@ -122,7 +122,7 @@ def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
 def _plain(model: Any, attends: str) -> Iterator[None]:
     """Make the model's forward accept one sequence: no dropout, and this attention in the decoder."""
     decoder, _ = parts(model)
-    modes, attention = [(part, part.training) for part in model.modules()], decoder.config._attn_implementation
+    modes, attention = [(module, module.training) for module in model.modules()], decoder.config._attn_implementation
     model.eval()
     if model._supports_sdpa:
         decoder.set_attn_implementation(attends)
@@ -131,8 +131,8 @@ def _plain(model: Any, attends: str) -> Iterator[None]:
     finally:
         if model._supports_sdpa:
             decoder.set_attn_implementation(attention)
-        for part, training in modes:
-            part.training = training
+        for module, training in modes:
+            module.training = training
 
 
 @contextmanager
@@ -184,14 +184,14 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None) -> list[float
         for parameter, need in zip(parameters, needed, strict=True):
             parameter.requires_grad_(need)
     unread = {id(parameter) for parameter in beside_decoder(module).values()} if images is None else set[int]()
-    wanted, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
+    movement, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if id(parameter) in unread:
             amounts.append(0.0)
             continue
         size = float(parameter.detach().float().square().mean().sqrt()) or 1.0
         steep = 0.0 if gradient is None else float(gradient.float().norm())
-        amounts.append(size * min(max(wanted / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
+        amounts.append(size * min(max(movement / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
     return amounts
 
 

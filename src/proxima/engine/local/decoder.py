@@ -114,8 +114,8 @@ class CachingDecoder(Decoder):
         hidden, kv, spans = self._forward(prompts, past)
         stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
         new = [stacked[:, :, :, start:end] for start, end in spans]
-        whole = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(new, past)]
-        return hidden[[end - 1 for _, end in spans]], whole
+        complete = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(new, past)]
+        return hidden[[end - 1 for _, end in spans]], complete
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
@@ -268,14 +268,14 @@ class Matrix:
         self.dtype = dtype
         on_cpu = parts[0][0].device.type == "cpu"
         self.packed = on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
-        self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
-        kept = (None, None) if before is None or self.packed else (before.weight, before.bias)
-        self.bias: Tensor | None = None if bias is None else joined_rows([(bias, None)], dtype, kept[1])
+        self.tiles = _tiles(sum(len(rows) for rows, _ in parts), parts[0][0].shape[1]) if self.packed else None
+        memory = (None, None) if before is None or self.packed else (before.weight, before.bias)
+        self.bias: Tensor | None = None if bias is None else joined_rows([(bias, None)], dtype, memory[1])
         if self.tiles is not None:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
             self.bias = None if self.bias is None else self.bias.float()
             return
-        joined = joined_rows(parts, dtype, kept[0])
+        joined = joined_rows(parts, dtype, memory[0])
         self.weight = _prepared(joined, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
@@ -292,10 +292,10 @@ class Matrix:
 def joined_rows(parts: Sequence[Rows], dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
     resulting shape."""
-    first, ends = parts[0][0], list(accumulate(len(part) for part, _ in parts))
+    first, ends = parts[0][0], list(accumulate(len(rows) for rows, _ in parts))
     joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
-    for (part, order), end in zip(parts, ends, strict=True):
-        joined[end - len(part) : end] = part if order is None else part[order]
+    for (rows, order), end in zip(parts, ends, strict=True):
+        joined[end - len(rows) : end] = rows if order is None else rows[order]
     return joined
 
 
@@ -311,7 +311,7 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     """product(x) [n, out] of x [n, in], in parts and with padding, so that no product is outside `row_limits`."""
     least, most = limits
     if len(x) > most:
-        return torch.cat([in_rows(product, part, limits) for part in x.split(most)])
+        return torch.cat([in_rows(product, chunk, limits) for chunk in x.split(most)])
     if len(x) < (rows := max(least, padded_rows(len(x)))):
         return product(F.pad(x, (0, 0, 0, rows - len(x))))[: len(x)]
     return product(x)
@@ -338,12 +338,13 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Te
 def row_limits(
     height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
 ) -> tuple[int, int]:
-    """`tried_limits`, which takes half a second for a small model; kept in the user's cache folder."""
+    """`find_row_limits`, kept in the user's cache folder: finding them takes half a second at each start of a small
+    model."""
     name = f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
         least, most = map(int, (_limits_folder() / name).read_text().split())
         return least, most
-    least, most = tried_limits(height, width, dtype, packed, threads, transposed=transposed)
+    least, most = find_row_limits(height, width, dtype, packed, threads, transposed=transposed)
     with suppress(OSError, RuntimeError):
         _limits_folder().mkdir(parents=True, exist_ok=True)
         (_limits_folder() / name).write_text(f"{least} {most}")
@@ -361,7 +362,7 @@ def _limits_folder() -> Path:
     return cache_folder("row-limits") / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
 
-def tried_limits(
+def find_row_limits(
     height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
 ) -> tuple[int, int]:
     """Least and most rows of a CPU product [n, width] → [n, height], such that a row has the same bits whatever n is.

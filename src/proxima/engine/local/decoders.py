@@ -76,15 +76,15 @@ def _problem(kind: Any, proof: Proof) -> str | None:
     decoder: Decoder = kind(copy.deepcopy(proof.twin), torch.float32)
     rows = proof.rows
     prompts = [row.prompt_tokens for row in rows]
-    states, kept = decoder.prefill(prompts)
+    states, caches = decoder.prefill(prompts)
     if decoder.takes_past:
         past = [
-            kv[:, :, :, :CACHED] if len(prompt) > CACHED else None for kv, prompt in zip(kept, prompts, strict=True)
+            kv[:, :, :, :CACHED] if len(prompt) > CACHED else None for kv, prompt in zip(caches, prompts, strict=True)
         ]
-        states, kept = decoder.prefill(prompts, past)
+        states, caches = decoder.prefill(prompts, past)
     cache = decoder.new_cache(ROWS)
     cache.reserve(max(map(len, rows)))
-    for i, kv in enumerate(kept):
+    for i, kv in enumerate(caches):
         cache.put(torch.tensor([i]), kv)
     outputs = [[decoder.logits(states)[i]] for i in range(len(rows))]
     for step in range(max(len(row.tokens) for row in rows) - 1):
@@ -96,8 +96,8 @@ def _problem(kind: Any, proof: Proof) -> str | None:
         states = decoder.step(torch.from_numpy(tokens), torch.from_numpy(position), cache, longest)
         for i, logits in enumerate(decoder.logits(states)[: len(rows)]):
             outputs[i].append(logits)
-    ours = [torch.stack(given[: len(row.tokens)]) for given, row in zip(outputs, rows, strict=True)]
-    return off(torch.cat(ours).float().log_softmax(-1), torch.cat(proof.expected))
+    computed = [torch.stack(logits_of[: len(row.tokens)]) for logits_of, row in zip(outputs, rows, strict=True)]
+    return off(torch.cat(computed).float().log_softmax(-1), torch.cat(proof.expected))
 
 
 @dataclass(frozen=True)
@@ -213,5 +213,5 @@ def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
             axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
         elif has_stacked_experts(module):
             axis = 1 if getattr(module, "is_transposed", False) else 2
-            axes |= {f"{name}.{part}_proj": axis for part in ("gate_up", "down")}
+            axes |= {f"{name}.{projection}_proj": axis for projection in ("gate_up", "down")}
     return axes

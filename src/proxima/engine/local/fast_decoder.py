@@ -149,8 +149,8 @@ class FastDecoder(CachingDecoder):
             torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
             qkv = qkv.to(self.dtype)
             kv = qkv[:, self.heads :].view(count, 2, self.kv_heads, dim)
-            seen = attend(i, qkv[:, : self.heads], kv, dim**-0.5, None)
-            delta = layer.out(seen.reshape(count, queries))
+            attended = attend(i, qkv[:, : self.heads], kv, dim**-0.5, None)
+            delta = layer.out(attended.reshape(count, queries))
             delta = layer.down(self._gated(layer.gate_up(self._normed(x, delta, layer.post_norm))))
         return self._normed(x, delta, self.norm)
 
@@ -180,11 +180,11 @@ class FastDecoder(CachingDecoder):
         turns = self._rotary(longest)
         x = self.embedding[tokens]
         delta: Tensor | None = None
-        hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
-        for layer, held in zip(self.layers, cache.layers, strict=True):
+        hidden, qkv, attended, gate_up, gated, added = self._buffers(len(x))
+        for layer, kv in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
-            self.kernels.attend(qkv, layer.norms, self.eps, turns, position, held, cache.leaders, seen)
-            delta = layer.out(seen, added)
+            self.kernels.attend(qkv, layer.norms, self.eps, turns, position, kv, cache.leaders, attended)
+            delta = layer.out(attended, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)
         return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
@@ -201,8 +201,8 @@ class FastDecoder(CachingDecoder):
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""
         if length > len(self.rotary):
-            wanted = torch.arange(max(length, 2 * len(self.rotary), 256), device=self.device)
-            cos, sin = self.rotary_source(torch.zeros(1, dtype=torch.float32, device=self.device), wanted[None])
+            positions = torch.arange(max(length, 2 * len(self.rotary), 256), device=self.device)
+            cos, sin = self.rotary_source(torch.zeros(1, dtype=torch.float32, device=self.device), positions[None])
             half = self.head_dim // 2
             self.rotary = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
         return self.rotary
@@ -248,7 +248,7 @@ class GraphedSteps:
         """
         if len(places) != len(self._places) or any(a() is not b for a, b in zip(self._places, places, strict=True)):
             self._graphs.clear()
-            self._places = [weakref.ref(place) for place in places]
+            self._places = [weakref.ref(tensor) for tensor in places]
         count = len(tokens)
         rows = min(rounded_up(count, 8), self.slots)  # rows from `count` on repeat earlier inputs: their slots are free
         self._tokens[:count], self._position[:count] = tokens, position

@@ -102,8 +102,8 @@ class GeneralDecoder(CachingDecoder, ModelCopy):
         if self.images is None or not self.images.three_axes:
             return position
         parts = [torch.from_numpy(self.images.position(p)[:, first:]) for p, first in zip(prompts, begin, strict=True)]
-        padding = position[sum(part.shape[1] for part in parts) :]
-        return torch.cat([*(part.to(self.device) for part in parts), padding.expand(3, -1)], 1)
+        padding = position[sum(rows.shape[1] for rows in parts) :]
+        return torch.cat([*(rows.to(self.device) for rows in parts), padding.expand(3, -1)], 1)
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:

@@ -23,7 +23,7 @@ class KVCache:
 
     Args:
         slots: rows; most completions that run at once.
-        held: of each position, by each layer: (2, H_kv, D), keys and values; 1 in place of 2 for a single tensor.
+        sizes: of what each layer has of a position: (2, H_kv, D), keys and values; 1 in place of 2 for a single tensor.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
     `shift` [slots] int64: of each row, see `Decoder.shift`; None: 0 for all.
     `leaders` [2, slots] int64: for each row, another row with the same content at its first positions, and the number
@@ -32,9 +32,9 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: int, slots: int, held: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+        self, layers: int, slots: int, sizes: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     ) -> None:
-        parts, heads, dim = held
+        parts, heads, dim = sizes
         self.layers = [torch.zeros(parts, slots, heads, 0, dim, dtype=dtype, device=device) for _ in range(layers)]
         self.capacity, self.device = 0, device
         self.shift: Tensor | None = None
@@ -68,8 +68,8 @@ class KVCache:
 
     def write(self, layer: int, rows: Tensor, position: Tensor, kv: Tensor) -> None:
         """Write the new token's keys and values, [n, 2, H_kv, D], of `rows` [n] at `position` [n]."""
-        for side, held in enumerate(self.layers[layer]):
-            held[rows, :, position] = kv[:, side]
+        for side, tensor in enumerate(self.layers[layer]):
+            tensor[rows, :, position] = kv[:, side]
 
     def read(self, layer: int, rows: int, reach: int) -> tuple[Tensor, Tensor]:
         """Views of the keys and values [rows, H_kv, reach, D] of the first rows."""
@@ -81,7 +81,7 @@ Prefill = Callable[[Sequence[Ints], Sequence[Tensor | None]], tuple[Tensor, list
 Beginning = tuple[bytes, int]  # name and number of the first tokens: rows with the same name have bit-identical KV
 
 
-class KeptPrefixes:
+class PrefixCache:
     """Runs prompts and keeps the KV of prefixes that other requests share (`Prompt.shared_prefix`, `Request.shared`).
 
     A prompt is always run in parts that end at these lengths, whether the KV of the first ones is kept or not, and the
@@ -90,7 +90,7 @@ class KeptPrefixes:
     """
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the most recently used last
+        self.cached: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the most recently used last
         self._loads = 0
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
@@ -98,8 +98,8 @@ class KeptPrefixes:
         most, longest = 0, None
         for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])
-            if shared[count - 1] < len(tokens) and (kv := self.kept.pop(key, None)) is not None:
-                self.kept[key] = kv  # mark its shorter prefixes as used too: others may share them
+            if shared[count - 1] < len(tokens) and (kv := self.cached.pop(key, None)) is not None:
+                self.cached[key] = kv  # mark its shorter prefixes as used too: others may share them
                 most, longest = count, kv
         return most, longest
 
@@ -126,39 +126,39 @@ class KeptPrefixes:
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
         tokens = [prompt.tokens for prompt, _ in prompts]
         ends = [list(dict.fromkeys((*shared, len(prompt.tokens)))) for prompt, shared in prompts]
-        while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
+        while unfinished := [i for i, lengths in enumerate(ends) if counts[i] < len(lengths)]:
             alike: dict[Any, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
-            for i in left:
+            for i in unfinished:
                 key = _prefix_key(tokens[i], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
                 alike.setdefault(key, []).append(i)
-            firsts = [own[0] for own in alike.values()]
+            firsts = [group[0] for group in alike.values()]
             parts = [tokens[i][: ends[i][counts[i]]] for i in firsts]
             states = run(parts, [kv[i] for i in firsts])
-            for own, state, whole in zip(alike.values(), *states, strict=True):
-                for i in own:
-                    hidden[i], kv[i] = state, whole
+            for group, state, complete in zip(alike.values(), *states, strict=True):
+                for i in group:
+                    hidden[i], kv[i] = state, complete
                     counts[i] += 1
-                prompt, shared = prompts[own[0]]
-                if counts[own[0]] <= len(shared):
-                    self._keep(prompt, shared[: counts[own[0]]], whole)
-        return hidden, [whole for whole in kv if whole is not None]
+                prompt, shared = prompts[group[0]]
+                if counts[group[0]] <= len(shared):
+                    self._keep(prompt, shared[: counts[group[0]]], complete)
+        return hidden, [complete for complete in kv if complete is not None]
 
     def _keep(self, prompt: Prompt, shared: Sequence[int], kv: Tensor) -> None:
         key = _prefix_key(prompt.tokens, shared)
-        if key not in self.kept:
-            self.kept[key] = kv.contiguous()  # a view would keep the whole batch
+        if key not in self.cached:
+            self.cached[key] = kv.contiguous()  # a view would keep the whole batch
         if sum(length > prompt.shared_prefix for length in shared) > 2:  # a later turn: its prefix is used only in this
-            self.kept.pop(_prefix_key(prompt.tokens, shared[:-1]), None)  # conversation, the first turn's by a group
+            self.cached.pop(_prefix_key(prompt.tokens, shared[:-1]), None)  # conversation, the first turn's by a group
 
     def trim(self, most: int) -> None:
         """Evict the least recently used prefixes until at most `most` positions are kept."""
-        excess = sum(kv.shape[3] for kv in self.kept.values()) - most
+        excess = sum(kv.shape[3] for kv in self.cached.values()) - most
         while excess > 0:
-            excess -= self.kept.pop(next(iter(self.kept))).shape[3]
+            excess -= self.cached.pop(next(iter(self.cached))).shape[3]
 
     def clear(self) -> None:
         """Drop everything, as the weights have changed."""
-        self.kept.clear()
+        self.cached.clear()
         self._loads += 1
 
 

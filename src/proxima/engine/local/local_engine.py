@@ -176,7 +176,7 @@ class LocalEngine:
         self._open.set()
         self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # and completions not taken yet
         self._turn: asyncio.Future[None] | None = None  # of the caller that decodes
-        self._drains = False  # `pause("wait")`: nothing is admitted until `resume`
+        self._drains = False  # `pause("wait")`: nothing is started until `resume`
 
     @property
     def capabilities(self) -> Capabilities:
@@ -232,7 +232,7 @@ class LocalEngine:
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         batches = score_batches(requests, self.spec.prefill_tokens)
         parts = [await self.compute.run(scored, self.scheduler.decoder, batch) for batch in batches]
-        return [column for part in parts for column in part]
+        return [column for columns in parts for column in columns]
 
     async def in_flight(self) -> list[InFlight]:
         return await self.compute.run(self._in_flight)
@@ -257,7 +257,7 @@ class LocalEngine:
         if self.spec.interrupt == "finish":
             await self._finish_running()
         await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
-        self.scheduler.admits = not self._drains
+        self.scheduler.starts_waiting = not self._drains
         self._deliver()
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -271,7 +271,7 @@ class LocalEngine:
         self._deliver()
 
     async def _finish_running(self) -> None:
-        self.scheduler.admits = False
+        self.scheduler.starts_waiting = False
         while self.scheduler.running:
             await self.compute.run(self.scheduler.step)
 
@@ -282,7 +282,7 @@ class LocalEngine:
             self._open.clear()
 
     async def resume(self) -> None:
-        self._drains, self.scheduler.admits = False, True
+        self._drains, self.scheduler.starts_waiting = False, True
         self._open.set()
 
     async def abort(self, prompt_uid: int) -> None:

@@ -86,8 +86,8 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         parts = [
             sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
         ]
-        order, sets = torch.cat(rows.alike).argsort(), [ids for part in parts for ids in part.sets]
-        columns = {name: torch.cat([part.columns[name] for part in parts])[order] for name in parts[0].columns}
+        order, sets = torch.cat(rows.alike).argsort(), [ids for sample in parts for ids in sample.sets]
+        columns = {name: torch.cat([sample.columns[name] for sample in parts])[order] for name in parts[0].columns}
         return Sampled(columns, [sets[row] for row in order.tolist()] if masks else [])
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     suits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
@@ -109,7 +109,7 @@ def sample_blocks(
     parts = [
         _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
     ]
-    columns = {name: torch.cat([own[name] for own, _ in parts]) for name in parts[0][0]}
+    columns = {name: torch.cat([block[name] for block, _ in parts]) for name in parts[0][0]}
     return columns, [ids for _, sets in parts for ids in sets]
 
 
@@ -120,7 +120,7 @@ def _sample_block(
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
-    kept = None
+    truncated = None
     if not truncates:
         largest = logits.amax(dim=1)
         cumulative = logits.sub(largest[:, None]).exp_()
@@ -129,22 +129,25 @@ def _sample_block(
         cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
     else:
         log_z = logits.logsumexp(dim=1)
-        kept, kept_log_z = truncate(logits, rows)
-        cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
+        truncated, kept_log_z = truncate(logits, rows)
+        cumulative = truncated.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
     mass = cumulative[:, -1:]
     point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
     token = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[1] - 1)
     if argmax is not None:
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    more, sets = dict[str, Tensor](), list[Ints]()
+    most_probable, sets = dict[str, Tensor](), list[Ints]()
     if top:
         values, ids = logits.topk(top, dim=1)
-        more |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
+        most_probable |= {"top_k": ids.to(torch.int32), "top_k_log_prob": values - log_z[:, None]}
     if masks:
-        sets = possible_tokens(logits[:, :0] if kept is None else kept, rows)
-    own = {"sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z), "untruncated_log_prob": chosen - log_z}
-    return {"tokens": token.squeeze(1), **own, **more}, sets
+        sets = possible_tokens(logits[:, :0] if truncated is None else truncated, rows)
+    log_probs = {
+        "sampled_log_prob": chosen - torch.where(greedy, log_z, kept_log_z),
+        "untruncated_log_prob": chosen - log_z,
+    }
+    return {"tokens": token.squeeze(1), **log_probs, **most_probable}, sets
 
 
 def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
@@ -156,8 +159,8 @@ def truncate(logits: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
         candidates = max(top_k, CANDIDATES if top_p < 1 else 0)
         smallest = _smallest_kept(logits, top_k or vocabulary, top_p, min(candidates, vocabulary))
         least = torch.maximum(smallest, least)
-    kept = logits.masked_fill(logits < least[:, None], -torch.inf)
-    return kept, kept.logsumexp(dim=1)
+    truncated = logits.masked_fill(logits < least[:, None], -torch.inf)
+    return truncated, truncated.logsumexp(dim=1)
 
 
 def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -> Tensor:
@@ -178,8 +181,8 @@ def _smallest_kept(logits: Tensor, top_k: int, top_p: Tensor, candidates: int) -
     return values.masked_fill(~needed, torch.inf).amin(dim=1)
 
 
-def possible_tokens(kept: Tensor, rows: SamplingRows) -> list[Ints]:
+def possible_tokens(truncated: Tensor, rows: SamplingRows) -> list[Ints]:
     """The ids of the finite logits of each row; none for greedy rows."""
-    inside = (kept > -torch.inf) & (rows.temperature > 0)[:, None]
+    inside = (truncated > -torch.inf) & (rows.temperature > 0)[:, None]
     ids, counts = inside.nonzero()[:, 1].to(torch.int32), inside.sum(dim=1)
     return np.split(ids.cpu().numpy(), counts.cumsum(0)[:-1].cpu().numpy())

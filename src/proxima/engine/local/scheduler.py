@@ -14,7 +14,7 @@ from proxima.data import NotFiniteError
 from proxima.data.flow import Completion, FinishReason, Prompt
 from proxima.data.random import completion_uniforms
 from proxima.engine.local.decoder import ROWS, Decoder, padded_rows
-from proxima.engine.local.kv_cache import Beginning, KeptPrefixes
+from proxima.engine.local.kv_cache import Beginning, PrefixCache
 from proxima.engine.local.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.local.token_table import Lines, TokenTable
 from proxima.engine.protocol import InFlight, Request, check_prompt, decoded, stop_at
@@ -123,10 +123,10 @@ class Scheduler:
         self.table = TokenTable(slots)
         self.running: list[RunningRequest] = []
         self.waiting: deque[WaitingPrompt] = deque()
-        self.admits = True  # False: waiting requests are not admitted
+        self.starts_waiting = True  # False: waiting requests stay waiting
         self.version = 0
         self.generated_tokens = self.completions_ended = 0  # of all callers
-        self.prefixes = KeptPrefixes()
+        self.prefixes = PrefixCache()
         self._batch: RunningBatch | None = None  # the steps not yet in the table
         self._rebuild = False
 
@@ -190,21 +190,21 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self, most: int = 1) -> None:
-        """Decode one token for every running completion, or admit waiting ones and sample their first token; repeat
+        """Decode one token for every running completion, or start waiting ones and sample their first token; repeat
         `most` times, or until a completion ends."""
         ended = self.completions_ended
         if self._rebuild:
             self._recompute_running()
         for _ in range(most):
             free = self.slots - len(self.running)
-            if self.waiting and self.admits and worth_admitting(free, self.slots):
-                self._admit(free)
+            if self.waiting and self.starts_waiting and worth_a_prefill(free, self.slots):
+                self._start_waiting(free)
             elif self.running:
                 self._decode()
             if self.completions_ended > ended:
                 return
 
-    def _admit(self, free: int) -> None:
+    def _start_waiting(self, free: int) -> None:
         self._write()
         entering: list[tuple[WaitingPrompt, list[tuple[Request, Sink]]]] = []
         fresh: list[WaitingPrompt] = []
@@ -218,9 +218,9 @@ class Scheduler:
                     break
                 budget, room = budget - tokens, room - len(entry.prompt.tokens)
                 fresh.append(entry)
-            admitted = [entry.requests.popleft() for _ in range(min(free, len(entry.requests)))]
-            free -= len(admitted)
-            entering.append((entry, admitted))
+            started = [entry.requests.popleft() for _ in range(min(free, len(entry.requests)))]
+            free -= len(started)
+            entering.append((entry, started))
             if entry.requests:
                 break
             self.waiting.popleft()
@@ -231,17 +231,17 @@ class Scheduler:
                 entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared)
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
-        for entry, admitted in entering:
+        for entry, started in entering:
             assert entry.kv is not None
-            slots = torch.arange(len(self.running), len(self.running) + len(admitted), device=device)
-            self.running.extend(self._open(request, sink, entry) for request, sink in admitted)
-            longest = max(request.sampling.max_tokens for request, _ in admitted) + len(entry.prompt.tokens)
+            slots = torch.arange(len(self.running), len(self.running) + len(started), device=device)
+            self.running.extend(self._open(request, sink, entry) for request, sink in started)
+            longest = max(request.sampling.max_tokens for request, _ in started) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv, self.decoder.shift(entry.prompt.tokens))
         self._lead()
         self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the cache of the running completions has
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
-        which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
+        which = torch.tensor([i for i, (_, started) in enumerate(entering) for _ in started], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
         routes = [entry.routes[-1] for entry, _ in entering if entry.routes is not None]
         self._sample(self.decoder.logits(hidden)[which], self._batch, torch.stack(routes)[which] if routes else None)
@@ -300,8 +300,8 @@ class Scheduler:
             self._finish(self._ended(batch.requests, tokens))
 
     def _stops(self, running: RunningRequest, token: int) -> bool:
-        own = running.request.stop_tokens
-        return token in (self.stop_tokens if own is None else own)
+        stop_tokens = running.request.stop_tokens
+        return token in (self.stop_tokens if stop_tokens is None else stop_tokens)
 
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
@@ -378,7 +378,7 @@ class Scheduler:
         )
 
 
-def worth_admitting(free: int, slots: int) -> bool:
+def worth_a_prefill(free: int, slots: int) -> bool:
     """Return True if waiting requests should enter the free slots now. A prefill reads all weights, so they wait until
     it is worthwhile, unless nothing else is running."""
     return free == slots or free >= max(1, slots // 8)

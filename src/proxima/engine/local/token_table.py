@@ -90,13 +90,15 @@ class TokenTable:
     def read(self, line: int) -> dict[str, Any]:
         """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if it has `sets`. A single policy
         version is broadcast."""
-        own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
+        columns: dict[str, Any] = {
+            name: column[line, : self.length[line]].copy() for name, column in self.columns.items()
+        }
         if self.sets[line]:
-            own["sampling_mask"] = SamplingMask.of_sets(self.sets[line])
-        version = own["policy_version"]
+            columns["sampling_mask"] = SamplingMask.of_sets(self.sets[line])
+        version = columns["policy_version"]
         if len(version) and (version == version[0]).all():
-            own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
-        return own
+            columns["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
+        return columns
 
 
 def _widened(column: NDArray[Any], capacity: int) -> NDArray[Any]:

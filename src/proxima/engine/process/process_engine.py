@@ -111,8 +111,8 @@ class ProcessEngine:
             UserError: a prompt is empty, or leaves no room for one token; too many processes in a row ended.
         """
         lean = {id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
-        asked = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
-        async with aclosing(self._supervisor.replies("generate", asked)) as replies:  # type: ignore[type-var]
+        lean_requests = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
+        async with aclosing(self._supervisor.replies("generate", lean_requests)) as replies:  # type: ignore[type-var]
             async for kind, value in replies:
                 if kind == "item":
                     yield value
@@ -125,7 +125,7 @@ class ProcessEngine:
         """See `Engine`. The process sends a finished completion before it answers without it, so anything missing from
         its answer has already arrived here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
-        return list({part.key: part for part in [*running, *self._supervisor.not_taken()]}.values())
+        return list({completion.key: completion for completion in [*running, *self._supervisor.not_taken()]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture to the shared memory, and make the process load them;
@@ -182,7 +182,7 @@ def _share(
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
         seed=seed,
-        images=None if (shown := loaded.images) is None else (shown.model, shown.revision, str(shown.shared_folder())),
+        images=None if (store := loaded.images) is None else (store.model, store.revision, str(store.shared_folder())),
     )
     return weights, setup
 

@@ -165,8 +165,8 @@ class ModelOverWeights:
         self._parameters = {name: nn.Parameter(tensor.to(device), False) for name, tensor in weights.tensors.items()}
         offered = {name: self._parameters[place.name] for place in weights.places for name in (place.name, *place.also)}
         shapes = {name: parameter.shape for name, parameter in offered.items()}
-        wanted = {name: p.shape for name, p in self.model.named_parameters(remove_duplicate=False)}
-        if unlike := sorted(name for name, _ in shapes.items() ^ wanted.items()):
+        expected = {name: p.shape for name, p in self.model.named_parameters(remove_duplicate=False)}
+        if unlike := sorted(name for name, _ in shapes.items() ^ expected.items()):
             raise RuntimeError(f"the model's config does not describe its weights: {unlike[0]}")
         self.model.load_state_dict(offered, strict=False, assign=True)  # buffers come from the config
         self.model.requires_grad_(False)

@@ -109,10 +109,10 @@ def _check_argument(word: str) -> None:
     """Raise FieldError for a secret on the command line, which every user of the machine can read."""
     name, _, value = word.partition("=")
     option = name.startswith("-") and is_secret_name(name)
-    shown = name if option else HIDDEN
+    displayed = name if option else HIDDEN
     reason = "would show a secret in the list of processes"
     remedy = "give it as an environment variable of the server: variables: {NAME: env:NAME}; the API key is made"
-    require(not option and not is_secret_value(value or word), "arguments", shown, reason, remedy=remedy)
+    require(not option and not is_secret_value(value or word), "arguments", displayed, reason, remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,10 @@ class Launch:
     @property
     def by_hand(self) -> str:
         """The command for a shell; the key and the values of the user's variables are left for the user to fill in."""
-        ours = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden]
-        return " ".join([*ours, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
+        variables = [
+            f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden
+        ]
+        return " ".join([*variables, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
 
     def masked(self, text: str) -> str:
         """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
@@ -147,8 +149,8 @@ class Launch:
         """All environment variables of the process, with the key unless it is empty. Those of proxima's own Python are
         omitted: they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
-        ours = {name: value for name, value in os.environ.items() if name not in hidden}
-        return ours | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        return variables | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
 
 
 def vllm_launch(

@@ -349,8 +349,8 @@ def start_servers(
         FieldError, UserError: as for `check_serve`, or a server did not start.
     """
     check_serve(kind, serve, model=model)
-    place = os.path.expanduser(model)
-    model = os.path.abspath(place) if os.path.exists(place) else model
+    expanded = os.path.expanduser(model)
+    model = os.path.abspath(expanded) if os.path.exists(expanded) else model
     launch = partial(
         LAUNCHES[kind],
         serve,

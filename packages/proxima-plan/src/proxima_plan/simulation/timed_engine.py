@@ -12,7 +12,7 @@ import numpy as np
 
 from proxima.config.schema import RunConfig
 from proxima.data.flow import Completion
-from proxima.engine.local.scheduler import worth_admitting
+from proxima.engine.local.scheduler import worth_a_prefill
 from proxima.engine.protocol import Capabilities, Health, PauseMode, Request, WeightUpdate
 from proxima.runtime.launch.rl_workload import training_groups
 from proxima_plan.simulation.times import Times
@@ -191,7 +191,7 @@ class TimedReplica:
 
     @property
     def has_room(self) -> bool:
-        return not self.pending and worth_admitting(self.engine.slots - len(self.running), self.engine.slots)
+        return not self.pending and worth_a_prefill(self.engine.slots - len(self.running), self.engine.slots)
 
     def take(self, group: TimedGroup) -> None:
         """Read a prompt and start its completions."""
