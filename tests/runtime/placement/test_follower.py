@@ -6,7 +6,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.runtime.placement import follower
-from proxima.runtime.placement.follower import RankModels, seen_here
+from proxima.runtime.placement.follower import RankModels, read_when_visible
 from proxima.training.checkpoint import read_checkpoint
 from proxima.training.messages import Stages
 
@@ -30,4 +30,4 @@ def test_late_stages_are_made_when_rank_0_says_so_and_once():
 def test_a_node_that_does_not_see_the_checkpoint_loads_no_other_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(follower, "FOLDER_SECONDS", 0.0)
     with pytest.raises(UserError, match="the checkpoint .*000002 is not visible on this node; set folder=PATH"):
-        seen_here("checkpoint", tmp_path / "checkpoints/000002", read_checkpoint)
+        read_when_visible("checkpoint", tmp_path / "checkpoints/000002", read_checkpoint)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proxima.runtime.placement import rank_listener
-from proxima.runtime.placement.rank_listener import STRANGERS, listening_socket, watch_addresses
+from proxima.runtime.placement.rank_listener import STRANGERS, listener_addresses, listening_socket
 from proxima.runtime.placement.rank_watch import RankWatch
 from tests.processes import eventually
 from tests.runtime.placement.test_rank_watch import call, is_hung_up, watching
@@ -145,7 +145,7 @@ ADDRESSES: list[tuple[dict[str, str], tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("variables", "addresses"), ADDRESSES)
 def test_where_ranks_meet(variables: dict[str, str], addresses: tuple[str, str]) -> None:
-    assert watch_addresses(variables) == addresses
+    assert listener_addresses(variables) == addresses
 
 
 @pytest.mark.parametrize(("host", "listens"), [("127.0.0.1", "127.0.0.1"), ("192.0.2.1", ""), ("", "")])

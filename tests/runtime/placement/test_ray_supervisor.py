@@ -103,7 +103,7 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
         return Group(hosts=(), places=PLACES, reports=())
 
     started_by(start_group, monkeypatch)
-    monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
+    monkeypatch.setattr(ray_supervisor, "await_ranks", lambda *_: starts[len(begun) - 1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])
     assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}) == code
     assert begun == [{"x": 1}, {"x": 1, "resume": True, "overwrite": False}][: len(starts)] and stopped == [
@@ -137,7 +137,7 @@ def watched(
     monkeypatch.setattr(ray_supervisor, "time", SimpleNamespace(monotonic=clock.now))
     host = SimpleNamespace(interrupt=SimpleNamespace(remote=lambda: None))
     group = RankGroup(hosts=(host,), places=PLACES, reports=reports)
-    return ray_supervisor.watch(group, interrupts, placed), clock.now()
+    return ray_supervisor.await_ranks(group, interrupts, placed), clock.now()
 
 
 @pytest.mark.parametrize(

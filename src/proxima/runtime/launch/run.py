@@ -21,7 +21,7 @@ from proxima.model.pretrained import LoadedModel, quiet_transformers
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
-from proxima.runtime.placement.follower import RankModels, follow, seen_here
+from proxima.runtime.placement.follower import RankModels, follow, read_when_visible
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
 from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
 from proxima.runtime.resume.restore import prepare_resume, report_finished
@@ -217,12 +217,14 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
 def start_rank(make_work: Callable[[], RlWorkload | OfflineWorkload], ranks: Ranks, message: Start) -> RankModels:
     """Do on another rank what the run does on rank 0: data, files, weights, the state of a checkpoint; `make_work`
     makes its workload."""
-    seen_here("run folder", message.folder, Path.is_dir)
+    read_when_visible("run folder", message.folder, Path.is_dir)
     work = make_work()
     if (images := work.images) is not None:
         images.follow(message.folder / "images")
     agree_on_files(work.hashes, ranks)
-    checkpoint = None if message.checkpoint is None else seen_here("checkpoint", message.checkpoint, read_checkpoint)
+    checkpoint = (
+        None if message.checkpoint is None else read_when_visible("checkpoint", message.checkpoint, read_checkpoint)
+    )
     loaded = load_models(work.load, checkpoint)
     models: RankModels = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
     if checkpoint is not None:

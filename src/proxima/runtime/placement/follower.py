@@ -92,7 +92,7 @@ def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> Summary:
     return summary
 
 
-def seen_here(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
+def read_when_visible(what: str, path: Path, read: Callable[[Path], T | None]) -> T:
     """The content that this node reads at a path that rank 0 has written: all ranks write checkpoints there, none may
     load other weights.
 

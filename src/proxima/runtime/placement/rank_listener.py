@@ -111,7 +111,7 @@ def listening_socket(host: str) -> socket.socket:
     return socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=BACKLOG)
 
 
-def watch_addresses(variables: Mapping[str, str]) -> tuple[str, str]:
+def listener_addresses(variables: Mapping[str, str]) -> tuple[str, str]:
     """The address where rank 0 listens (empty: all), and the one that the others call, by the launcher's variables.
 
     Ranks of one node meet on its loopback interface. Those of several call MASTER_ADDR: an IP address is the same

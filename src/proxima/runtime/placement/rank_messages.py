@@ -226,7 +226,7 @@ class ForwardedLines(TextIOBase):
         return len(text)
 
 
-def obey_rank_zero() -> None:
+def ignore_signals() -> None:
     """Ignore the signals that a terminal or a launcher sends to all processes: rank 0 handles them, and this process
     ends when rank 0 does."""
     if threading.current_thread() is threading.main_thread():

@@ -133,7 +133,7 @@ def supervise(
             group = start_group(spec, function, arguments, placed)
             try:
                 with signals_handled(lambda number, frame: interrupts.append(number)):
-                    ends = watch(group, interrupts, placed)
+                    ends = await_ranks(group, interrupts, placed)
             finally:
                 group.stop()
             end = first_cause(ends)
@@ -152,7 +152,7 @@ def supervise(
         return FAILED
 
 
-def watch(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup | None) -> list[RankEnd]:
+def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup | None) -> list[RankEnd]:
     """Print the ranks' output until the run is over: that of rank 0 as it is, the lines of the others, which are those
     from outside the run, with their rank. Returns how they ended, in the order in which it was noticed.
 

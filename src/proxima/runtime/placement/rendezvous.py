@@ -26,8 +26,8 @@ from proxima.data import FieldError, UserError
 from proxima.process.entry import end_with_parent
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.placement.launcher import check_launch, is_rank
-from proxima.runtime.placement.rank_listener import watch_addresses
-from proxima.runtime.placement.rank_messages import ForwardedLines, Lifeline, obey_rank_zero
+from proxima.runtime.placement.rank_listener import listener_addresses
+from proxima.runtime.placement.rank_messages import ForwardedLines, Lifeline, ignore_signals
 from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
 from proxima.system.machine import package_version
 from proxima.training.process_ranks import ProcessRanks
@@ -73,7 +73,7 @@ def _first_rank(
     store: Store, ranks: ProcessRanks, facts: Mapping[str, Any], placement: RankPlacement
 ) -> Iterator[None]:
     """Within the block, rank 0 watches the others, which run the same; its end says why the run has ended."""
-    listens, called = watch_addresses(os.environ)
+    listens, called = listener_addresses(os.environ)
     ranks.monitor = monitor = RankWatch(ranks, placement.timeout, listens)
     with terminated_by_launcher(monitor):
         try:
@@ -103,7 +103,7 @@ def _other_rank(
 ) -> Iterator[None]:
     """Within the block, this rank's lines and its errors go to rank 0."""
     lifeline = _lifeline(store, ranks, facts, placement)
-    obey_rank_zero()
+    ignore_signals()
     lines = ForwardedLines(lifeline)
     try:
         with redirect_stdout(lines), redirect_stderr(lines):
