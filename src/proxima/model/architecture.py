@@ -2,6 +2,9 @@
 images into its input, and the class of transformers that has them.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +14,63 @@ from torch.nn import functional as F
 from proxima.data import UserError
 from proxima.model.parallel.sharding import is_sharded, plain_type
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # fields of a config
 SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
 SCALAR_HEAD = "score"  # of a scalar model: trained in full, alongside the adapters of its decoder
+
+
+def optional_attribute(foreign: Any, name: str) -> Any:
+    """An attribute that only some configs, models and tokenizers of transformers have; None where it is missing."""
+    return getattr(foreign, name, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig:
+    """The settings of a decoder that proxima reads in a config of transformers. Families give them the same names, but
+    not all have each: None where it is missing.
+
+    Args:
+        vocabulary: rows of the embedding.
+        positions: the longest sequence, in tokens, without the factors of `rope`; original_positions: that of the first
+            training, where a config has it beside `rope`.
+        rope: the settings of rotary positions; some configs have others for each kind of layer, as values of `rope`.
+        experts: of each MoE layer; 0: there are none. dense_layers: some layers have no experts.
+        bos, eos, pad: token ids; eos may be a list.
+    """
+
+    family: str
+    vocabulary: int | None
+    positions: int | None
+    original_positions: int | None
+    rope: Mapping[str, Any]
+    head_dim: int | None
+    key_value_heads: int | None
+    experts: int
+    dense_layers: bool
+    attention_dropout: float | None
+    bos: Any
+    eos: Any
+    pad: Any
+
+    @classmethod
+    def of(cls, config: Any) -> "TextConfig":
+        """The settings of a config of transformers, of its part about text."""
+        read = partial(optional_attribute, config.get_text_config())
+        return cls(
+            family=read("model_type"),
+            vocabulary=read("vocab_size"),
+            positions=read("max_position_embeddings"),
+            original_positions=read("original_max_position_embeddings"),
+            rope=read("rope_parameters") or {},
+            head_dim=read("head_dim"),
+            key_value_heads=read("num_key_value_heads"),
+            experts=next(filter(None, map(read, EXPERT_COUNTS)), 0),
+            dense_layers=bool(read("mlp_only_layers")) or read("decoder_sparse_step") not in (None, 1),
+            attention_dropout=read("attention_dropout"),
+            bos=read("bos_token_id"),
+            eos=read("eos_token_id"),
+            pad=read("pad_token_id"),
+        )
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -55,7 +113,7 @@ def beside_decoder(model: Any) -> dict[str, Any]:
     """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
     if model.config.model_type not in SHOWN_IMAGES:
         return {}
-    own = model.get_decoder(), model.get_output_embeddings(), getattr(model, SCALAR_HEAD, None)
+    own = model.get_decoder(), model.get_output_embeddings(), optional_attribute(model, SCALAR_HEAD)
     inside = {id(parameter) for module in own if module is not None for parameter in module.parameters()}
     return {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in inside}
 
@@ -79,7 +137,7 @@ def untie_config(model: Any, config: Any = None) -> None:
     if head is None or embedding is None or (head.weight is embedding.weight and not is_adapted(head)):
         return
     for part in (config, config.get_text_config()):
-        if getattr(part, "tie_word_embeddings", False):
+        if optional_attribute(part, "tie_word_embeddings"):
             part.tie_word_embeddings = False
 
 
@@ -109,5 +167,5 @@ def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
     if isinstance(kinds, tuple):  # by the name in the config, as `from_pretrained` chooses
         named = [kind for kind in kinds if kind.__name__ in (config.architectures or ())]
         kinds = (named or kinds)[0]
-    of_text = getattr(config, "sub_configs", {}).get("text_config")
+    of_text = config.sub_configs.get("text_config")
     return kinds, config.get_text_config() if kinds.config_class is of_text else config

@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from proxima.data import UserError
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
+from proxima.model.architecture import TextConfig, optional_attribute
 from proxima.model.fused import fused_states, is_plain
 
 NAME = "proxima_packed"
@@ -239,8 +240,7 @@ def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     Raises:
         UserError: there is no GPU, products are not of 16 bits, or the model uses attention dropout.
     """
-    config: Any = backbone.config
-    if backbone.training and getattr(config, "attention_dropout", None):
+    if backbone.training and TextConfig.of(backbone.config).attention_dropout:
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     return packed_states(backbone, batch, attend=_flash_attention(batch), **more)
 
@@ -257,11 +257,10 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     from torch.nn.attention.varlen import varlen_attn
 
     modules = list(model.modules())
-    sizes = [size for module in modules if isinstance(size := getattr(module, "head_dim", None), int)]
+    sizes = [size for module in modules if isinstance(size := optional_attribute(module, "head_dim"), int)]
     fits = bool(sizes) and max(sizes) <= 256 and all(size % 8 == 0 for size in sizes)  # layers may differ
     drops = any(module.p for module in modules if isinstance(module, nn.Dropout))
-    config: Any = model.config
-    drops |= bool(getattr(config.get_text_config(), "attention_dropout", None))
+    drops |= bool(TextConfig.of(model.config).attention_dropout)
     return fits and not drops and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 

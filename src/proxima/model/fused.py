@@ -57,7 +57,8 @@ def _plain_layer(layer: Any, family: str) -> bool:
     attention = layer.self_attn
     dropout = layer.training and attention.attention_dropout > 0
     biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
-    return not (dropout or biased or getattr(attention, "sliding_window", None))
+    windowed = hasattr(attention, "sliding_window") and attention.sliding_window
+    return not (dropout or biased or windowed)
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -97,8 +98,8 @@ def _layer_states(
     """The residual stream after attention, and what the MLP adds to it."""
     modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
     qkv, out, gate_up, down = ([modules[name] for name in names] for names in PROJECTIONS)
-    norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
-    turns = Turns(cos, sin, None, None, getattr(modules.get("q_norm"), "variance_epsilon", 0.0))
+    norms = [modules[name].weight if name in modules else None for name in ("q_norm", "k_norm")]
+    turns = Turns(cos, sin, None, None, modules["q_norm"].variance_epsilon if "q_norm" in modules else 0.0)
     x, h = _normed(kernels, x, delta, layer.input_layernorm)
     projected = _product(kernels, qkv, h)
     projected = projected if whole is None else _laid_out(projected, whole.rows)

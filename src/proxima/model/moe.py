@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from proxima.core.segment import segment_index
 from proxima.data import FieldError
 from proxima.data.packed_batch import PackedBatch, indices_of
+from proxima.model.architecture import TextConfig, optional_attribute
 
 #: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
 FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
@@ -29,15 +30,15 @@ IN_AUTOCAST = "grouped_mm_in_autocast"
 
 def is_mixture(config: Any) -> bool:
     """True if a config of transformers is of one of the `FAMILIES`."""
-    return getattr(config.get_text_config(), "model_type", None) in FAMILIES
+    return TextConfig.of(config).family in FAMILIES
 
 
 def check_mixture(config: Any, field: str, value: object) -> None:
     """Raise FieldError for `field` if a config of transformers is of a model without experts, or with routers that are
     not supported here."""
     if not is_mixture(config):
-        kind = getattr(config.get_text_config(), "model_type", None)
-        bound = f"needs a mixture of experts of the kinds {', '.join(FAMILIES)}, and model.path is of kind {kind}"
+        kinds, kind = ", ".join(FAMILIES), TextConfig.of(config).family
+        bound = f"needs a mixture of experts of the kinds {kinds}, and model.path is of kind {kind}"
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
 
 
@@ -46,9 +47,10 @@ def connect_routers(backbone: nn.Module) -> None:
     changes. Idempotent."""
     stack: Any = backbone
     layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
-    if not getattr(stack, "asks_routing", False):
+    if not hasattr(stack, "asks_routing"):
         for number, layer in enumerate(layers):
             layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
+            layer.mlp.gate.routing = None
             layer.mlp.gate.register_forward_hook(partial(_ask, number))
         stack.asks_routing = True
 
@@ -59,7 +61,7 @@ def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[
 
 
 def _ask(number: int, router: Any, args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
-    routing, router.routing = getattr(router, "routing", None), None
+    routing, router.routing = router.routing, None
     if routing is None:
         return None
     return output[0], *routing.route(number, router, *output)
@@ -103,7 +105,7 @@ class RoutingPass:
                 self._logits[number] = logits
         if self.given is not None or self.recomputed:
             picked = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
-            if getattr(router, "norm_topk_prob", True):
+            if not hasattr(router, "norm_topk_prob") or router.norm_topk_prob:
                 picked = picked / picked.sum(-1, keepdim=True)
             weights = picked.to(weights.dtype)
         return weights, chosen
@@ -130,7 +132,7 @@ class RoutingPass:
         """[S, M, E] float32 of each sequence, over the positions that predict its response tokens: `expert_count`, how
         often each expert was chosen, and `expert_probability`, the mean of p_t, with gradient."""
         rows = segment_index(batch.cu_seqlens, sum(batch.tokens_of))
-        rows = rows[getattr(batch, "rows", slice(None))]  # of a part of a batch
+        rows = rows[optional_attribute(batch, "rows")] if hasattr(batch, "rows") else rows  # of a part of a batch
         counts, probabilities = [], []
         for number in sorted(self._logits):
             logits = self._logits[number].index_select(0, batch.predict)

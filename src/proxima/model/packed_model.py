@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
+from proxima.model.architecture import optional_attribute
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
 from proxima.model.images.inputs import ImageReader
 from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_mixture
@@ -106,7 +107,7 @@ class PackedModel:
         self.share_prompt = share_prompt and attention != "padded"
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
         # a model without attention takes no name for it
-        if attention != "padded" or getattr(self.model, "_supports_sdpa", False):
+        if attention != "padded" or self.model._supports_sdpa:
             shows = loaded.images is not None  # whose tower attends as it always does
             (self.model.get_decoder() if shows else self.model).set_attn_implementation(hugging_face_name(attention))
         self.images: Any = None  # an `ImageReader`, where prompts show images
@@ -135,9 +136,9 @@ class PackedModel:
     def set_gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them."""
         if on:
-            name = "activation_checkpointing_enable"  # `gradient_checkpointing_enable` before transformers 5.23
-            enable = getattr(self.model, name, None) or self.model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
+            # `gradient_checkpointing_enable` before transformers 5.23
+            enable = optional_attribute(self.model, "activation_checkpointing_enable")
+            (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
             self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
             dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
             if dropout:

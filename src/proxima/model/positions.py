@@ -6,13 +6,14 @@ engine its keys on when they were cached. As vLLM does, proxima chooses once, by
 `model.max_length`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError, require
+from proxima.model.architecture import TextConfig, optional_attribute
 from proxima.model.parallel.sharding import plain_type
 
 FIXED = "positions_fixed_for"  # attribute of a module whose factors are fixed: the longest sequence, in tokens
@@ -69,7 +70,7 @@ def require_known_length(config: Any, longest: int | None, field: str) -> None:
         return
     limit = context_limit(text)
     for each in rotary_settings(text):
-        switch = each.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+        switch = each.get("original_max_position_embeddings") or TextConfig.of(text).original_positions
         if each.get("rope_type") == "longrope" and switch is not None and switch < limit:
             bound = f"must be set for this model (longrope): up to {switch} tokens {FACTORS}"
             raise FieldError(field, None, bound)
@@ -86,7 +87,7 @@ def require_length(config: Any, max_length: int | None) -> None:
 def context_limit(config: Any) -> int:
     """The maximum length in tokens from a model's config, with that to which its rotary positions extend it: a linear
     factor extends the maximum itself, yarn the original one; 2^20 where the config does not say."""
-    limit = int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
+    limit = int(TextConfig.of(config).positions or 1 << 20)
     extended = [limit]
     for each in rotary_settings(config):
         kind, factor = each.get("rope_type"), each.get("factor") or 1
@@ -97,22 +98,22 @@ def context_limit(config: Any) -> int:
     return max(extended)
 
 
-def rotary_settings(config: Any) -> list[dict[str, Any]]:
+def rotary_settings(config: Any) -> list[Mapping[str, Any]]:
     """The settings of rotary positions in a model's config: some have others for each kind of layer."""
-    rope = getattr(config, "rope_parameters", None) or {}
+    rope = TextConfig.of(config).rope
     return [rope, *(part for part in rope.values() if isinstance(part, dict))]
 
 
 def depends_on_length(config: Any) -> bool:
     """True if a config has position factors that are chosen by the longest sequence."""
-    rope = str(getattr(config, "rope_parameters", None))  # nested by the kind of layer in some
+    rope = str(TextConfig.of(config).rope)  # nested by the kind of layer in some
     return "'longrope'" in rope or "dynamic" in rope
 
 
 def _chosen_by_length(model: nn.Module) -> Iterator[tuple[Any, str | None]]:
     """The modules whose factors are chosen in each forward pass, with the kind of layer, where they have several."""
     for module in model.modules():
-        kinds: Any = getattr(module, "rope_type", None)
+        kinds = optional_attribute(module, "rope_type")
         by_layer = kinds.items() if isinstance(kinds, dict) else [(None, kinds)]
         for layer_type, kind in by_layer:
             if isinstance(kind, str) and (kind == "longrope" or "dynamic" in kind):

@@ -13,8 +13,9 @@ import torch
 from proxima.data import FieldError, renamed, require
 from proxima.data.errors import abbreviated
 from proxima.model.adapters.lora import adapter_names
-from proxima.model.architecture import reader_of
+from proxima.model.architecture import TextConfig, optional_attribute, reader_of
 from proxima.model.chat.answer import turn_end
+from proxima.model.chat.encode import image_store_of
 from proxima.model.chat.template_budget import bounded_environment
 from proxima.model.files import (
     BaseModel,
@@ -58,7 +59,7 @@ class LoadedModel:
     @property
     def images(self) -> Any:
         """The `ImageStore` of its prompts, which its tokenizer has; None: they are of text alone."""
-        return getattr(self.tokenizer, "images", None)
+        return image_store_of(self.tokenizer)
 
     @property
     def name(self) -> str:
@@ -86,7 +87,7 @@ class LoadedModel:
     @property
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end a completion; see `stop_tokens_of`."""
-        return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
+        return stop_tokens_of(optional_attribute(self.model, "generation_config"), self.model.config, self.tokenizer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,7 @@ class UnloadedModel:
     @property
     def images(self) -> Any:
         """The `ImageStore` of its prompts; None: they are of text alone."""
-        return getattr(self.tokenizer, "images", None)
+        return image_store_of(self.tokenizer)
 
     @classmethod
     def read(cls, path: str, revision: str | None = None, max_length: int | None = None) -> "UnloadedModel":
@@ -155,7 +156,7 @@ def _vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | N
 
 def require_rows(path: str, tokenizer: Any, config: Any) -> None:
     """Raise FieldError for a tokenizer with ids that have no row in the model's embedding."""
-    rows = getattr(config.get_text_config(), "vocab_size", None)
+    rows = TextConfig.of(config).vocabulary
     if rows and (problem := rowless_ids(tokenizer.get_vocab(), rows)):
         raise FieldError("model.path", path, problem, remedy=RESIZE)
 
@@ -184,7 +185,7 @@ def own_stop_tokens(*sources: Any) -> tuple[int, ...]:
     """The ids that end a completion by a model's files: generation config, model config and tokenizer."""
     stop: list[Any] = []
     for source in sources:
-        ids = getattr(source, "eos_token_id", None)
+        ids = optional_attribute(source, "eos_token_id")
         stop.extend(ids if isinstance(ids, list | tuple) else [ids])
     return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
 
@@ -258,7 +259,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
 
     path, revision = _place_of("config.json", path, revision)
     config: PretrainedConfig = read_pretrained(AutoConfig, path, revision, "can't be read")
-    kernel = getattr(config, "_attn_implementation", None)
+    kernel = config._attn_implementation
     bound, remedy = f"names code of the hub for its attention, {kernel}", "leave attn_implementation out of config.json"
     require("/" not in str(kernel), "model.path", path, bound, remedy=remedy)  # transformers would download and run it
     return config

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from proxima.data import FieldError, UserError
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
-from proxima.model.architecture import model_class, parts, scalar_parts
+from proxima.model.architecture import TextConfig, model_class, parts, scalar_parts
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.parallel.sharding import plain_type
 from proxima.model.positions import fixed_length, fixed_length_of
@@ -190,7 +190,7 @@ class Proof:
     @torch.no_grad()
     def _problem(self, attention: str) -> str | None:
         twin = copy.deepcopy(self.twin)
-        if attention != "padded" or getattr(twin, "_supports_sdpa", False):
+        if attention != "padded" or twin._supports_sdpa:
             twin.set_attn_implementation(hugging_face_name(attention))
         backbone, _ = self.parts_of(twin)
         batch = pack(self.rows, share_prompt=attention != "padded")
@@ -234,11 +234,8 @@ def sequences(twin: Any) -> list[Trajectory]:
 def some_ids(twin: Any, count: int, seed: int) -> list[int]:
     """Ids of the twin's vocabulary, none of them special."""
     most = twin.get_input_embeddings().weight.shape[0]
-    special = {
-        i
-        for name in ("pad", "bos", "eos")
-        if isinstance(i := getattr(twin.config.get_text_config(), f"{name}_token_id", None), int)
-    }
+    config = TextConfig.of(twin.config)
+    special = {i for i in (config.pad, config.bos, config.eos) if isinstance(i, int)}
     usual = [i for i in range(FIRST_ID, most) if i not in special] or list(range(most))
     draws = torch.Generator().manual_seed(seed)
     return [usual[i] for i in torch.randint(len(usual), (count,), generator=draws).tolist()]

@@ -19,7 +19,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.adapters.files import load_merged, with_adapter
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import SCALAR_HEAD as HEAD
-from proxima.model.architecture import scalar_head
+from proxima.model.architecture import TextConfig, optional_attribute, scalar_head
 from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
 from proxima.model.micro_batch import micro_batches
@@ -148,7 +148,7 @@ def load_scalar_model(
         max_length=max_length,
         config=config,
     )
-    head: Any = getattr(loaded.model, HEAD, None)
+    head = optional_attribute(loaded.model, HEAD)
     modules = {name for name, _ in loaded.model.named_children()}
     linear = isinstance(head, nn.Linear) and dict(head.named_parameters()).keys() == {"weight"}
     if modules != {loaded.model.base_model_prefix, HEAD} or not linear:
@@ -214,7 +214,7 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
 def score_normalization(config: Any) -> tuple[float, float] | None:
     """Mean and standard deviation of the scores on the held-out completions of the training, from a model's config;
     None without them."""
-    moments = getattr(config, NORMALIZATION, None)
+    moments = optional_attribute(config, NORMALIZATION)
     return None if moments is None else (float(moments["mean"]), float(moments["std"]))
 
 
@@ -226,7 +226,7 @@ def set_score_normalization(config: Any, mean: float, std: float) -> None:
 
 def pad_token(config: "PretrainedConfig") -> int | None:
     """The padding token of a model's config."""
-    token: int | None = getattr(config.get_text_config(), "pad_token_id", None)
+    token: int | None = TextConfig.of(config).pad
     return token
 
 
@@ -237,7 +237,7 @@ def _new_weights(size: int, spread: float, seed: int) -> Tensor:
 def _neutral_pad(path: str, revision: str | None, config: "PretrainedConfig") -> int | None:
     """The config's padding token, or, where that ends texts or is missing, the first special token that does not."""
     tokenizer = load_tokenizer(path, revision)
-    ends = getattr(config.get_text_config(), "eos_token_id", None)
+    ends = TextConfig.of(config).eos
     stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
     padding = pad_token(config)
     special = (i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in stop)

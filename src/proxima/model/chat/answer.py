@@ -12,7 +12,8 @@ import numpy as np
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import Message
-from proxima.model.chat.encode import SafeMessage, Tokenizer, chat_tokens, is_begun, render_chat
+from proxima.model.architecture import optional_attribute
+from proxima.model.chat.encode import SafeMessage, Tokenizer, added_tokens, chat_tokens, is_begun, render_chat
 
 ASKED: Message = {"role": "user", "content": "Hello?"}
 ANSWER: Message = {"role": "assistant", "content": "Hello!"}
@@ -118,7 +119,7 @@ class TurnEnd:
 def turn_end(tokenizer: Any) -> TurnEnd | None:
     """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or if it can't be
     told: the template fails for a short chat, or changes its text."""
-    if getattr(tokenizer, "chat_template", None) is None:
+    if optional_attribute(tokenizer, "chat_template") is None:
         return None
     messages = [SafeMessage(message, tokenizer) for message in (ASKED, ANSWER)]
     try:
@@ -126,6 +127,6 @@ def turn_end(tokenizer: Any) -> TurnEnd | None:
     except UserError:  # said where a row is rendered
         return None
     text = after.strip()
-    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    added = added_tokens(tokenizer).items()
     token = max(((len(t.content), i) for i, t in added if t.content and text.startswith(t.content)), default=None)
     return TurnEnd(text, None if token is None else int(token[1])) if answer else None

@@ -13,6 +13,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.columns import Ints
 from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import image_tokens
+from proxima.model.architecture import optional_attribute
 from proxima.model.chat.template import NAME as CLOCK
 from proxima.model.chat.template import (
     PLAIN,
@@ -36,6 +37,22 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
 
     def __call__(self, text: str, **options: Any) -> Any: ...
+
+
+def end_of_text(tokenizer: Any) -> int | None:
+    """The id of a tokenizer's end-of-text token; None without one."""
+    end: int | None = optional_attribute(tokenizer, "eos_token_id")
+    return end
+
+
+def added_tokens(tokenizer: Any) -> Mapping[int, Any]:
+    """The tokens that were added to a tokenizer's vocabulary, control tokens among them, by id."""
+    return optional_attribute(tokenizer, "added_tokens_decoder") or {}
+
+
+def image_store_of(tokenizer: Any) -> Any:
+    """The `ImageStore` of an `ImageTokenizer`, which shows images in chats; None: the chats are of text alone."""
+    return optional_attribute(tokenizer, "images")
 
 
 def prompt_tokens(
@@ -72,7 +89,7 @@ def chat_tokens(
     safe = [SafeMessage(message, tokenizer) for message in messages]
     ending: Ending = "complete" if complete else "open" if is_begun(messages) else "prompt"
     ids = encode_opening(render_chat(safe, tokenizer, arguments, ending=ending), tokenizer)
-    end = getattr(tokenizer, "eos_token_id", None) if complete and tokenizer.chat_template is None else None
+    end = end_of_text(tokenizer) if complete and tokenizer.chat_template is None else None
     return ids if end is None else [*ids, end]
 
 
@@ -94,7 +111,7 @@ def _raw_tokens(
         together = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
         joined = together[: len(ids)] == ids
         ids = together if joined else ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    end = getattr(tokenizer, "eos_token_id", None) if complete else None
+    end = end_of_text(tokenizer) if complete else None
     return ids if end is None else [*ids, end]
 
 
@@ -121,7 +138,7 @@ class SafeMessage:
     tokenizer shows images, the template gets it in parts, and `images` has the numbers of those that it shows."""
 
     def __init__(self, message: Message, tokenizer: Tokenizer) -> None:
-        shows = getattr(tokenizer, "images", None) is not None
+        shows = image_store_of(tokenizer) is not None
         self.images: tuple[int, ...] = tuple(message.get("images", ())) if shows else ()
         pieces = message["content"].split(IMAGE_PLACEHOLDER) if self.images else [message["content"]]
         if self.images and len(pieces) != len(self.images) + 1:
@@ -231,14 +248,15 @@ def encode_part(chat: str, tokenizer: Any) -> list[int]:
 def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> str:
     """The rendered text with what stands for an image where the template shows one: the texts that its processor puts
     around and between its tokens, and these as their number, count and first patch between marks."""
-    if getattr(tokenizer, "images", None) is None:
+    store = image_store_of(tokenizer)
+    if store is None:
         return chat
     numbers, mark = [number for message in messages for number in message.images], image_mark(tokenizer)
-    opening, *rest = chat.split(tokenizer.images.placeholder)
+    opening, *rest = chat.split(store.placeholder)
     if len(rest) != len(numbers):
         remedy = "repair the template in the model's folder"
         raise UserError(f"the chat template wrote {len(rest)} of {len(numbers)} images", remedy=remedy)
-    shown = (tokenizer.images.text(number, mark) for number in numbers)
+    shown = (store.text(number, mark) for number in numbers)
     return opening + "".join(image + part for image, part in zip(shown, rest, strict=True))
 
 
@@ -355,7 +373,7 @@ def _split_controls(tokenizer: Any) -> dict[str, list[int]]:
 @lru_cache(maxsize=8)
 def control_texts(tokenizer: Any) -> tuple[str, ...]:
     """The texts of the tokenizer's control tokens, the longest first."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    added = added_tokens(tokenizer).values()
     return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
 
 
@@ -365,5 +383,5 @@ def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    end = getattr(tokenizer, "eos_token_id", None)
+    end = end_of_text(tokenizer)
     return list(ids[:-1]) if len(ids) > 1 and end is not None and ids[-1] == end else list(ids)

@@ -247,7 +247,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, function: Any, *given: Any, **named: Any) -> Any:
         charge()
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        owner, name = _owner(function), getattr(function, "__name__", "")
         if isinstance(function, Macro):
             charge(SOURCE >> 6)
         elif isinstance(function, LoopContext):
@@ -255,7 +255,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         elif isinstance(owner, str | bytes | int) and name in REFUSED:
             raise TemplateBudgetError(f"it calls {name}")
         elif name in ("format", "format_map"):  # of a text, in the sandbox's wrapper
-            text = getattr(getattr(function, "__wrapped__", None), "__self__", None)
+            text = _owner(function.__wrapped__) if hasattr(function, "__wrapped__") else None
             charge_format(text, (*given, *named.values()), braces=True)
         elif isinstance(owner, str | bytes):
             given = tuple(list(items) if isinstance(items, Iterator) else items for items in given)
@@ -263,6 +263,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         result = super().call(context, function, *given, **named)
         charge(extent(result), 0)
         return result
+
+
+def _owner(function: Any) -> Any:
+    """The object of a method; None of any other function."""
+    return getattr(function, "__self__", None)
 
 
 def _filter(name: str, node: Any, *given: nodes.Expr) -> nodes.Filter:

@@ -56,10 +56,11 @@ class ImageStore:
         self.plain = load_tokenizer(model, revision)
         name_of: Any = self.plain.convert_ids_to_tokens
         self.token = str(name_of(self.config.image_token_id))
-        begins = getattr(self.config, "boi_token_index", None)
-        self.placeholder = self.token if begins is None else str(name_of(begins))  # what a template writes
-        self.closing = "" if begins is None else str(name_of(self.config.eoi_token_index))
-        self.lines = "" if begins is None else "\n\n"  # before and behind an image
+        # what a template writes for an image, its end, and what stands before and behind it
+        self.placeholder, self.closing, self.lines = self.token, "", ""
+        if kind == "gemma3":
+            self.placeholder, self.lines = str(name_of(self.config.boi_token_index)), "\n\n"
+            self.closing = str(name_of(self.config.eoi_token_index))
         self._lock = Lock()  # prompts and environments may add at once
         self._unwritten: dict[str, bytes] = {}
         self._keeps = self._follows = False

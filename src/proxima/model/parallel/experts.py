@@ -24,23 +24,17 @@ from torch.distributed.tensor import DTensor, Shard
 
 from proxima.data import require
 from proxima.data.errors import nearest_divisor
+from proxima.model.architecture import TextConfig
 from proxima.model.moe import OtherWeights, stacked_experts
 from proxima.model.parallel.mesh import Meshes, exchange
 from proxima.model.parallel.sharding import Sharding, plain_type
 
 FIELD = "placement.expert_parallel"
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model's config
-
-
-def expert_count(config: Any) -> int:
-    """The number of experts of each mixture in a model of this config; 0 without experts."""
-    text = config.get_text_config()
-    return next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
 
 
 def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
     """`check_split` for expert parallelism; `model` may lack its weights, and None is not checked."""
-    parts, count = sharding.expert_parallel, expert_count(config)
+    parts, count = sharding.expert_parallel, TextConfig.of(config).experts
     require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
     legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
     require(count % parts == 0, FIELD, parts, f"must divide the {count} experts", remedy=f"set it to {legal}")

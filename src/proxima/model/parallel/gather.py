@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from proxima.model.adapters.lora import NAME
+from proxima.model.architecture import optional_attribute
 from proxima.model.parallel.sharding import own_slice, plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
@@ -61,7 +62,7 @@ def _empty_like(model: Any, device: torch.device) -> Any:
     kind, config = plain_type(model), copy.deepcopy(model.config)
     config._attn_implementation = "sdpa" if model._supports_sdpa else None
     plain: Any = unloaded_model(lambda: kind(config))
-    if adapters := getattr(model, "peft_config", None):
+    if adapters := optional_attribute(model, "peft_config"):
         from peft import inject_adapter_in_model
 
         inject_adapter_in_model(copy.deepcopy(adapters[NAME]), plain, NAME)
@@ -72,12 +73,14 @@ def _empty_like(model: Any, device: torch.device) -> Any:
             parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])
-    if (conversions := getattr(model, "_weight_conversions", None)) is not None:  # to the names of the files, in `save`
+    if (
+        conversions := optional_attribute(model, "_weight_conversions")
+    ) is not None:  # to the names of the files, in `save`
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())
     for name, buffer in plain.named_buffers():
         buffer.data = sources[name].detach().to(device, copy=True)
-    plain.generation_config = copy.deepcopy(getattr(model, "generation_config", None))
+    plain.generation_config = copy.deepcopy(optional_attribute(model, "generation_config"))
     return plain
 
 

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import (
 )
 
 from proxima.data import UserError
-from proxima.model.architecture import SCALAR_HEAD, SHOWN_IMAGES, exact_product
+from proxima.model.architecture import SCALAR_HEAD, SHOWN_IMAGES, TextConfig, exact_product, optional_attribute
 from proxima.model.parallel.context import check_context
-from proxima.model.parallel.experts import check_experts, expert_count, shard_experts
+from proxima.model.parallel.experts import check_experts, shard_experts
 from proxima.model.parallel.mesh import Meshes, meshes_of
 from proxima.model.parallel.sharding import Sharding, is_sharded
 from proxima.model.parallel.tensor import check_tensor_parallel, fsdp_axis, split_tensors
@@ -77,7 +77,7 @@ def sharding_beside(sharding: Sharding | None, path: str, revision: str | None =
     if sharding is None or sharding.expert_parallel == 1:
         return sharding
 
-    return sharding if expert_count(load_config(path, revision)) else replace(sharding, expert_parallel=1)
+    return sharding if TextConfig.of(load_config(path, revision)).experts else replace(sharding, expert_parallel=1)
 
 
 def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
@@ -93,7 +93,7 @@ def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> N
         shards = meshes.shards.size(-1)
         split_tensors(model, meshes.tensor, shards)
         settings["shard_placement_fn"] = fsdp_axis(shards)
-    head: Any = getattr(model, SCALAR_HEAD, None)
+    head = optional_attribute(model, SCALAR_HEAD)
     if isinstance(head, nn.Linear):
         shard_head(head, sharding, device)
     shard_experts(model, meshes, sharding, settings)
@@ -122,7 +122,7 @@ def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> Non
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
     which ranks whose batches show no image do not run."""
-    if getattr(getattr(model, "config", None), "model_type", None) in SHOWN_IMAGES:
+    if hasattr(model, "config") and model.config.model_type in SHOWN_IMAGES:
         model = model.get_decoder()  # type: ignore[operator]
     for child in model.children():
         if isinstance(child, nn.ModuleList):

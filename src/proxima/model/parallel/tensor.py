@@ -33,7 +33,8 @@ from torch.distributed.tensor.parallel import (
 
 from proxima.data import FieldError, require
 from proxima.data.errors import nearest_divisor
-from proxima.model.parallel.experts import expert_count, split_rows, with_own_rows
+from proxima.model.architecture import TextConfig
+from proxima.model.parallel.experts import split_rows, with_own_rows
 from proxima.model.parallel.mesh import add_parts
 from proxima.model.parallel.sharding import Sharding, local_part, ranks_for_tensors
 from proxima.model.sampling_mask import KeptTokens
@@ -217,13 +218,11 @@ def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, ad
 
 def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
     """The quantities that the ranks divide among them, with their sizes."""
-    heads = config.num_attention_heads
-    counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
-    experts = expert_count(config)
-    dense = getattr(config, "mlp_only_layers", None) or getattr(config, "decoder_sparse_step", 1) != 1
-    if experts and "moe_tp_experts" in plan.values():
-        counts["experts"] = experts
-    if not experts or dense:
+    heads, text = config.num_attention_heads, TextConfig.of(config)
+    counts = {"attention heads": heads, "key and value heads": text.key_value_heads or heads}
+    if text.experts and "moe_tp_experts" in plan.values():
+        counts["experts"] = text.experts
+    if not text.experts or text.dense_layers:
         counts[UNITS] = config.intermediate_size
     return counts
 
@@ -231,8 +230,9 @@ def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
 def _check_rest(config: Any, count: int, shards: int, units: int) -> None:
     """Raise FieldError if FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split,
     which `fsdp_axis` would detect too late."""
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
+    text = TextConfig.of(config)
+    size = text.head_dim or config.hidden_size // config.num_attention_heads
+    heads = (config.num_attention_heads, text.key_value_heads or config.num_attention_heads)
     rows = [*(number * size for number in heads), units, config.vocab_size]
     even = config.hidden_size % shards == 0 or all(number % (count * shards) == 0 for number in rows)
     bound = f"leaves {shards} ranks to split matrices of {config.hidden_size} columns, which they can't evenly"
