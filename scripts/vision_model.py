@@ -15,7 +15,7 @@ import torch
 import transformers as hf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from proxima.model.images.store import ImageStore, ImageTokenizer
+from proxima.model.images.image_store import ImageStore, ImageTokenizer
 from proxima.model.pretrained import load_tokenizer
 from proxima.task.generated import Shapes
 from proxima.task.prompts import to_prompt

@@ -27,7 +27,7 @@ from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy
-from proxima.model.pretrained import quiet_transformers
+from proxima.model.pretrained import without_progress_bars
 from proxima.system.jsonl import read_lines
 from proxima.task.prompts import to_prompt
 from proxima.training.objectives.policy_objective import PolicyObjective
@@ -105,7 +105,7 @@ def main() -> None:
     whole = [(o.out, start, range(o.first, o.first + o.batches), tuple(MASKS)) for start in o.starts]
     binding = [(BINDING_RESULTS, *where) for where in BINDING if where[0] in o.starts and o.out == RESULTS]
     for out, start, batches, masks in whole + binding:
-        with quiet_transformers():
+        with without_progress_bars():
             asyncio.run(measure(o.models / start, start, batches, out, masks))
 
 

@@ -28,7 +28,7 @@ from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy
-from proxima.model.pretrained import quiet_transformers
+from proxima.model.pretrained import without_progress_bars
 from proxima.system.jsonl import read_lines
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.optimizer import AdamW
@@ -57,7 +57,7 @@ def main() -> None:
     lines = {line["chain"]: line for line in read_lines(o.out)}
     whole = {chain for chain, line in lines.items() if all(map(has_every_gradient, line["lags"].values()))}
     for chain in sorted(set(o.chains) - whole):
-        with quiet_transformers():
+        with without_progress_bars():
             lines[chain] = asyncio.run(Chain(o.model, chain).measure(o.stale, o.fresh))
         o.out.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
         print(f"chain {chain} is done", flush=True)

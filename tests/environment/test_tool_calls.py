@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import MOST_CALLS, ReadMessage, ToolFormat, read_calls
 from proxima.environment.tool_calls import describe_tools, format_of, write_call
-from proxima.model.chat.template import reads_tools
+from proxima.model.chat.template_inputs import reads_tools
 from tests.rollout.episodes.chat_families import speaker
 from tests.tiny import tiny_tokenizer
 

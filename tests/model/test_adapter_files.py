@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from proxima.data import FieldError
-from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.adapter_files import save_adapter
 from proxima.model.adapters.lora import Lora, adapter_names
 from proxima.model.files import is_adapter, model_files
 from proxima.model.load import load, save_trained

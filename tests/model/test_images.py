@@ -18,10 +18,10 @@ from proxima.data.trajectory import Trajectory
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model.adapters.lora import Lora, target_layers
-from proxima.model.architecture import beside_decoder
+from proxima.model.architecture import vision_parameters
 from proxima.model.chat.encode import SafeMessage, prompt_tokens
-from proxima.model.images.folder import image_damage
-from proxima.model.images.store import ImageStore, ImageTokenizer
+from proxima.model.images.image_folder import image_damage
+from proxima.model.images.image_store import ImageStore, ImageTokenizer
 from proxima.model.load import load
 from proxima.model.model_source import ModelSource
 from proxima.model.policy import Policy
@@ -112,7 +112,7 @@ def test_packed_log_probs_and_gradients_are_those_of_single_sequences(kind, shar
     weights = torch.linspace(-1, 1, len(ours))
     (ours * weights).sum().backward()
     (expected * weights).sum().backward()
-    trained, eyes = dict(policy.model.named_parameters()), beside_decoder(policy.model)
+    trained, eyes = dict(policy.model.named_parameters()), vision_parameters(policy.model)
     wanted = {
         name: p.grad for name, p in theirs.named_parameters() if p.grad is not None and (vision or name not in eyes)
     }
@@ -272,7 +272,7 @@ def test_an_index_whose_write_failed_once_is_whole(reader, store, tmp_path, monk
     store.keep_in(tmp_path)
     store.add(PICTURES[0])
     with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
-        full.setattr("proxima.model.images.folder.write_atomic", raising(OSError(28, "No space left on device")))
+        full.setattr("proxima.model.images.image_folder.write_atomic", raising(OSError(28, "No space left on device")))
         store.write()
     store.add(PICTURES[1])
     store.write()
@@ -318,7 +318,7 @@ def test_pixels_are_made_once_within_bounds(store, monkeypatch):
         for number in numbers:
             store.processed(number)
     assert made == numbers
-    monkeypatch.setattr("proxima.model.images.store.PROCESSED", 1)
+    monkeypatch.setattr("proxima.model.images.image_store.PROCESSED", 1)
     store.processed(store.add(picture(5, 30, 30)))
     assert list(store._processed) == [3]
 

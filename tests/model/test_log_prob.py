@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
 from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
-from proxima.model.sampling_mask import KeptTokens
+from proxima.model.masked_logits import PackedSamplingMask
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 13, 5, 17
@@ -52,11 +52,11 @@ class Head:
     def leaves(self) -> list[Tensor]:
         return [x for x in (self.hidden, self.weight, self.bias) if x is not None]
 
-    def sets(self) -> KeptTokens | None:
+    def sets(self) -> PackedSamplingMask | None:
         if self.inside is None:
             return None
         edges = torch.cat([torch.zeros(1, dtype=torch.long), self.inside.sum(1).cumsum(0)])
-        return KeptTokens(self.inside.nonzero()[:, 1], edges)
+        return PackedSamplingMask(self.inside.nonzero()[:, 1], edges)
 
     def run(self, rows=slice(None), **how):
         """`rows`: some alone."""
@@ -64,13 +64,13 @@ class Head:
         inside = None if self.inside is None else self.inside[rows]
         part = Head(self.hidden[rows], self.weight, self.bias, self.target[rows], t, inside)
         t = t[rows] if isinstance(t, Tensor) else t
-        return token_log_prob(part.hidden, part.weight, part.target, t, bias=part.bias, kept=part.sets(), **how)
+        return token_log_prob(part.hidden, part.weight, part.target, t, bias=part.bias, mask=part.sets(), **how)
 
     def logits(self, temperature: Tensor | float) -> Tensor:
         t = temperature[:, None] if isinstance(temperature, Tensor) else temperature
         return (self.hidden @ self.weight.T + (0 if self.bias is None else self.bias)) / t
 
-    def kept_logits(self, temperature: Tensor | float) -> Tensor:
+    def masked_logits(self, temperature: Tensor | float) -> Tensor:
         """Those of the sets; an empty one is the whole vocabulary."""
         logits = self.logits(temperature)
         if self.inside is None:
@@ -80,7 +80,7 @@ class Head:
     def naive(self, others: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Log-probs, entropies and log-probs of other tokens."""
         whole = self.logits(self.temperature).log_softmax(1)
-        own = self.kept_logits(self.temperature).log_softmax(1).gather(1, self.target[:, None])[:, 0]
+        own = self.masked_logits(self.temperature).log_softmax(1).gather(1, self.target[:, None])[:, 0]
         return own, -(whole.exp() * whole).sum(1), None if others is None else whole.gather(1, others)
 
 
@@ -179,9 +179,9 @@ def test_extreme_logits_stay_finite():
     assert log_prob.tolist() == [0.0, -2e6] and entropy.tolist() == [0.0, 0.0]
     (log_prob.sum() + entropy.sum()).backward()
     assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
-    kept = KeptTokens(torch.tensor([1, 2, 0, 2]), torch.tensor([0, 2, 4]))
+    mask = PackedSamplingMask(torch.tensor([1, 2, 0, 2]), torch.tensor([0, 2, 4]))
     weight = torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True)
-    output = token_log_prob(hidden, weight, torch.tensor([1, 2]), 0.01, kept=kept)
+    output = token_log_prob(hidden, weight, torch.tensor([1, 2]), 0.01, mask=mask)
     assert output.log_prob.tolist() == [-1.5e6, 0.0]
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.log_prob.sum(), (hidden, weight)))
 
@@ -223,7 +223,7 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy, with_se
     monkeypatch.setattr("proxima.model.log_prob.ROWS", chunk)
     hidden, weight = (torch.randn(n, width).bfloat16().requires_grad_() for n in (count, vocabulary))
     target, temperature, most = torch.randint(10, (count,)), torch.ones(count), {}
-    kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None
+    mask = PackedSamplingMask(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None
 
     def peak(name, compute):
         with LiveTensors() as live:
@@ -231,7 +231,7 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy, with_se
         most[name] = live.most / (chunk * vocabulary)  # bytes of an element
         return result
 
-    how = {"chunk": chunk, "kept": kept}
+    how = {"chunk": chunk, "mask": mask}
     options = {"entropy": entropy, "entropy_gradient": entropy, "others": target[:, None], "others_gradient": True}
     output = peak("forward", lambda: token_log_prob(hidden, weight, target, **options, **how))
     sums = output.log_prob.sum() + output.others.sum() + (output.entropy.sum() if entropy else 0)
@@ -257,9 +257,9 @@ def test_a_policy_makes_no_tensor_of_all_tokens_by_vocabulary():
 @pytest.mark.parametrize("with_sets", [True, False])
 def test_the_probability_that_two_draws_agree(bias, with_sets):
     head, temperature = Head.drawn(bias=bias, with_sets=with_sets), Head.drawn().temperature
-    expected = head.kept_logits(temperature).softmax(1).square().sum(1).log().detach()
+    expected = head.masked_logits(temperature).softmax(1).square().sum(1).log().detach()
     for chunk in CHUNKS:
-        agreement = log_sum_square(head.hidden, head.weight, temperature, bias=head.bias, kept=head.sets(), chunk=chunk)
+        agreement = log_sum_square(head.hidden, head.weight, temperature, bias=head.bias, mask=head.sets(), chunk=chunk)
         torch.testing.assert_close(agreement, expected)
         assert not agreement.requires_grad
 

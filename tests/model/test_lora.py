@@ -9,7 +9,7 @@ from peft.tuners.lora.layer import Linear
 from torch import nn
 
 from proxima.data import FieldError
-from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.adapter_files import save_adapter
 from proxima.model.adapters.lora import (
     Lora,
     adapter_names,

@@ -8,7 +8,7 @@ import torch
 
 from proxima.data import FieldError
 from proxima.data.trajectory import Trajectory
-from proxima.model.moe import check_mixture, split_chosen
+from proxima.model.moe import require_moe, split_chosen
 from proxima.model.policy import Policy
 from tests.model.families import FAMILIES, make
 from tests.model.rows import forked, opened, rows
@@ -192,11 +192,11 @@ def test_the_load_of_a_sequence_is_that_of_its_response(checkpointing):
 
 
 def test_other_models_are_refused():
-    check_mixture(FAMILIES["Qwen3-MoE"][1], "algorithm.routing_replay", "rollout")
+    require_moe(FAMILIES["Qwen3-MoE"][1], "algorithm.routing_replay", "rollout")
     with pytest.raises(FieldError, match="needs a mixture of experts .* and model.path is of kind qwen3;"):
-        check_mixture(FAMILIES["Qwen3"][1], "algorithm.routing_replay", "rollout")
+        require_moe(FAMILIES["Qwen3"][1], "algorithm.routing_replay", "rollout")
     with pytest.raises(FieldError, match="deepseek_v3"):
-        check_mixture(FAMILIES["DeepSeek-V3"][1], "algorithm.router_balance", 0.1)
+        require_moe(FAMILIES["DeepSeek-V3"][1], "algorithm.router_balance", 0.1)
 
 
 def test_paths_share_tokens_that_were_sent_to_the_same_experts():

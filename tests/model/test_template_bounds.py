@@ -6,8 +6,8 @@ from transformers.utils import chat_template_utils
 from proxima.data import UserError
 from proxima.model.chat import template_budget
 from proxima.model.chat.encode import prompt_tokens
-from proxima.model.chat.template import unread
 from proxima.model.chat.template_budget import BoundedEnvironment, bounded_environment
+from proxima.model.chat.template_inputs import unread
 from tests.model.folders import TEMPLATES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 

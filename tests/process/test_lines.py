@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from proxima.process.messages import LineChannel
+from proxima.process.json_lines import LineChannel
 
 
 @pytest.fixture

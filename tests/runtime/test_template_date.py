@@ -8,7 +8,7 @@ import pytest
 
 from proxima.config.resolution import resolve
 from proxima.data import UserError
-from proxima.model.chat import template
+from proxima.model.chat import template_inputs
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.interruptions import interrupt
 from tests.runtime.offline import tiny_sft
@@ -37,7 +37,7 @@ def on(monkeypatch):
             def today(cls):
                 return datetime.date.fromisoformat(day)
 
-        monkeypatch.setattr(template, "date", Date)
+        monkeypatch.setattr(template_inputs, "date", Date)
 
     return set_date
 

@@ -5,7 +5,7 @@ import pytest
 from proxima.data import FieldError
 from proxima.model.chat.answer import TurnEnd, turn_end
 from proxima.model.chat.encode import prompt_tokens
-from proxima.model.chat.template import clock_notes, current_clock, fixed_clock, require_moment
+from proxima.model.chat.template_inputs import clock_notes, current_clock, fixed_clock, require_moment
 from proxima.model.pretrained import stop_tokens_of
 from proxima.task.protocol import Row
 from proxima.task.template_traps import template_notes

@@ -17,9 +17,9 @@ from proxima.core.preference.kto import Kto
 from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError
 from proxima.data.trajectory import Trajectory
-from proxima.model.architecture import beside_decoder
+from proxima.model.architecture import vision_parameters
 from proxima.model.chat.encode import prompt_tokens
-from proxima.model.images.store import ImageStore, ImageTokenizer
+from proxima.model.images.image_store import ImageStore, ImageTokenizer
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
@@ -105,7 +105,7 @@ class Stacks:
 
 def stacks_of(rank: int, folder: Path, layout: Layout, **settings: Any) -> tuple[ProcessRanks, Stacks, Stacks]:
     """The ranks, their stacks, and those of one process."""
-    ranks = ProcessRanks(rank, dist.get_world_size(), ranks_per_share=Sharding(**layout).together)
+    ranks = ProcessRanks(rank, dist.get_world_size(), ranks_per_share=Sharding(**layout).ranks_per_share)
     return ranks, Stacks(folder, ranks, layout, **settings), Stacks(folder, None, {}, **settings)
 
 
@@ -343,4 +343,4 @@ def same_updates_of_images(rank: int, folder: Path) -> None:
         return
     reference = alone.new("policy")
     moved = same_update("images", stack, reference, SftObjective(), [items, items[:2], items[2:]])
-    assert moved & beside_decoder(reference.model.model).keys()
+    assert moved & vision_parameters(reference.model.model).keys()

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers import get_scheduler
 
-from proxima.model.architecture import beside_decoder
-from proxima.model.images.store import ImageStore
+from proxima.model.architecture import vision_parameters
+from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.training.optimizer import AdamW, Schedule
@@ -64,7 +64,7 @@ def test_a_vision_tower_has_its_share_of_the_learning_rate(optimizer, tmp_path):
     folder = str(make_tiny_reader("qwen2_vl", tmp_path))
     loaded = replace(load(folder), tokenizer=ImageStore(folder).tokenizer, vision_lr_ratio=0.25)
     stack = TrainStack(Policy(loaded), optimizer=optimizer)
-    eyes = {id(p) for p in beside_decoder(stack.model.model).values()}
+    eyes = {id(p) for p in vision_parameters(stack.model.model).values()}
     rates = {True: set(), False: set()}
     for group in stack.optimizer.param_groups:
         for parameter in group["params"]:

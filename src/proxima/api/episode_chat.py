@@ -20,7 +20,7 @@ from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import write_call
-from proxima.model.pretrained import quiet_transformers
+from proxima.model.pretrained import without_progress_bars
 from proxima.rollout.episodes.played import EpisodePlayer, Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
@@ -86,7 +86,7 @@ def make_table(config: PlayedConfig) -> Table | None:
     Raises:
         UserError: environment, tools or chat template can't be used.
     """
-    with quiet_transformers():
+    with without_progress_bars():
         model = config.model.unloaded()
     notes = list[str]()
 

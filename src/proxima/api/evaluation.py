@@ -22,7 +22,7 @@ from proxima.evaluation.eval_run import EvalOutcome, check_folder, run_eval
 from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
 from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
-from proxima.model.chat.template import fixed_clock
+from proxima.model.chat.template_inputs import fixed_clock
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.view.eval_tables import EvalProgress, results_table

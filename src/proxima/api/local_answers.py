@@ -12,10 +12,10 @@ from proxima.data import renamed
 from proxima.data.flow import Completion, Message
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling, decoded, stop_at
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.positions import require_length
-from proxima.model.pretrained import load_config, own_stop_tokens, quiet_transformers
+from proxima.model.pretrained import load_config, own_stop_tokens, without_progress_bars
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
 from proxima.task.template_traps import stop_note, template_note
@@ -42,7 +42,7 @@ def local_engine(
     store: Any = None
     if images:
         store = ImageStore(path)
-    with quiet_transformers():
+    with without_progress_bars():
         with renamed("model.max_length", "--max-length"):
             require_length(load_config(path), max_length)
         loaded = load(path, dtype=torch.float32, device=device, max_length=max_length)

@@ -24,7 +24,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.flow import Completion
 from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Sampling
-from proxima.model.chat.template import fixed_clock
+from proxima.model.chat.template_inputs import fixed_clock
 from proxima.rollout.episodes.played import PlayedTurn
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock

@@ -22,7 +22,7 @@ from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt
 from proxima.data.json_reader import load_json
 from proxima.data.kinds import Slot
-from proxima.model.pretrained import load_tokenizer, quiet_transformers
+from proxima.model.pretrained import load_tokenizer, without_progress_bars
 from proxima.reward import REWARDS
 from proxima.reward.function import Function
 from proxima.reward.length import Length, Overlong
@@ -65,7 +65,7 @@ def score_texts(
     resolved = resolve_rewards(reward, overrides)
     with resolved.locating():
         texts = read_texts(Path(file), columns, model)
-        with quiet_transformers():
+        with without_progress_bars():
             counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
             return score(resolved.config, texts, file, counts_tokens=counts)
 

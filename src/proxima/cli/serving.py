@@ -17,7 +17,7 @@ from proxima.engine.http.engine import ServerSpec
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import check_serve, start_servers
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.pretrained import load_config, quiet_transformers
+from proxima.model.pretrained import load_config, without_progress_bars
 from proxima.reward.http import bearer_token
 from proxima.reward.model_reward import ModelReward
 from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
@@ -124,7 +124,7 @@ def serve_scores(
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, token, "token", "--token-env")
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
-        with quiet_transformers():
+        with without_progress_bars():
             reward.check()
             reward.load()
         app = ScorerApp(reward, compute := ComputeThread(), limits, token, (host, *allow_host))

@@ -19,7 +19,7 @@ from proxima.core.selection.protocol import prompts_factor
 from proxima.data import FieldError
 from proxima.data.columns import Ints
 from proxima.data.trajectory import Trajectory
-from proxima.model.chat.template import clock_notes, fixed_clock
+from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.demo_model import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.rollout.prompt_limits import DynamicSampling

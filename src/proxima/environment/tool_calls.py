@@ -36,7 +36,7 @@ from proxima.environment.call_readers import (
     tag_start,
 )
 from proxima.model.chat.encode import control_texts
-from proxima.model.chat.template import reads_tools
+from proxima.model.chat.template_inputs import reads_tools
 
 
 def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:

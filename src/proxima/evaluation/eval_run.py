@@ -25,10 +25,10 @@ from proxima.evaluation.group_metrics import eval_metrics
 from proxima.evaluation.question_sets import LoadedSuite
 from proxima.evaluation.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluation.votes import answer_extractor
-from proxima.model.chat.template import current_clock
+from proxima.model.chat.template_inputs import current_clock
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
-from proxima.model.pretrained import LoadedModel, quiet_transformers
+from proxima.model.pretrained import LoadedModel, without_progress_bars
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.system.atomic_files import atomic_writer, write_atomic
@@ -105,7 +105,7 @@ def run_eval(
     started = now()
     _prepare_folder(config, folder)
     observer.progress("load", 0, 1, "models")
-    with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
+    with without_progress_bars(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = replace(config.model.source(config.seed), images=suites[0].images).load()
         compute, log = ComputeThread(), folder / ENGINE_LOG

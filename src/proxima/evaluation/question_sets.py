@@ -18,8 +18,8 @@ from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluation.group_metrics import check_ks
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.evaluation.suites import Suite
-from proxima.model.chat.template import clock_notes, current_clock
-from proxima.model.pretrained import UnloadedModel, quiet_transformers
+from proxima.model.chat.template_inputs import clock_notes, current_clock
+from proxima.model.pretrained import UnloadedModel, without_progress_bars
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec
@@ -140,7 +140,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
         check_ks(ks, suite.samples)
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
-    with quiet_transformers():
+    with without_progress_bars():
         model = config.model.unloaded([*(suite.task for suite in suites), config.episode])
     samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
     needs = EngineRequirements(

@@ -147,7 +147,7 @@ def keep_freed_memory() -> None:
     """Make the C library keep the freed memory of tensors, up to MAPPED bytes each, for reuse: otherwise it goes back
     to the system, and a pass spends a fifth of its time waiting for new pages. Libraries other than glibc are left
     alone."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, MAPPED)
-        mallopt(M_TRIM_THRESHOLD, TRIMMED)
+    c_library = ctypes.CDLL(None)
+    if hasattr(c_library, "mallopt"):
+        c_library.mallopt(M_MMAP_THRESHOLD, MAPPED)
+        c_library.mallopt(M_TRIM_THRESHOLD, TRIMMED)

@@ -10,7 +10,7 @@ response tokens out. With a scalar head it becomes a `ScalarModel`: values out.
     policy         log-probs                                scalar_model   reward models and critics
     packed_model   what both share: batches, hidden states  micro_batch    splits an update by a token budget
     attention      keeps packed sequences apart             moe            experts of each token, recorded and replayed
-    log_prob       from hidden states to log-probs          sampling_mask  the tokens that could be sampled
+    log_prob       from hidden states to log-probs          masked_logits  sums over a sampling mask
     fused          both in C++, for models that it recognises
     compute_thread the thread that runs all of it
 

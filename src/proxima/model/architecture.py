@@ -48,9 +48,9 @@ class TextConfig:
     experts: int
     dense_layers: bool
     attention_dropout: float | None
-    bos: Any
-    eos: Any
-    pad: Any
+    bos: int | None
+    eos: int | list[int] | None
+    pad: int | None
 
     @classmethod
     def of(cls, config: Any) -> "TextConfig":
@@ -109,8 +109,9 @@ def exact_product(hidden: Tensor, weight: Tensor) -> Tensor:
         return F.linear(hidden.to(exact), weight.to(exact))[:, 0]
 
 
-def beside_decoder(model: Any) -> dict[str, Any]:
-    """The parameters, by name, of what makes images into input of the decoder; empty for a model of text alone."""
+def vision_parameters(model: Any) -> dict[str, Any]:
+    """The parameters, by name, of the vision tower and of what turns its output into input of the decoder; empty for a
+    model of text alone."""
     if model.config.model_type not in SHOWN_IMAGES:
         return {}
     own = model.get_decoder(), model.get_output_embeddings(), optional_attribute(model, SCALAR_HEAD)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-LOOK_SECONDS = 1.0  # between two checks for a signal
+POLL_SECONDS = 1.0  # between two checks for a signal
 GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
@@ -102,7 +102,7 @@ class ComputeThread:
                 if not thread.ident:
                     thread.start()
                 # A signal just before a wait is only noticed after it, so a wait without a job times out periodically.
-                if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else LOOK_SECONDS)) is None:
+                if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else POLL_SECONDS)) is None:
                     break
                 if interrupted is None:
                     perform(job)

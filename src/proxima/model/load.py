@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from proxima.data import FieldError
-from proxima.model.adapters.files import load_merged, save_adapter, start_adapter, with_adapter
+from proxima.model.adapters.adapter_files import load_merged, save_adapter, start_adapter, with_adapter
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import reader_of, untie_config
 from proxima.model.files import base_in_memory, base_of, is_adapter

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from proxima.data.packed_batch import PackedBatch
 from proxima.kernels.train_pass import LANES
 from proxima.model.fused import fused_log_prob
+from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.parallel.tensor import VocabularyPart
-from proxima.model.sampling_mask import KeptTokens
 
 ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
 
@@ -50,7 +50,7 @@ def token_log_prob(
     entropy_gradient: bool = False,
     others: Tensor | None = None,
     others_gradient: bool = False,
-    kept: KeptTokens | None = None,
+    mask: PackedSamplingMask | None = None,
     part: VocabularyPart | None = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
@@ -63,7 +63,7 @@ def token_log_prob(
         temperature: scalar or [N] float, > 0; logits are divided by it.
         entropy: also return the entropy; with gradient only if `entropy_gradient`, which costs time in the backward.
         others: [N, K] int64, more token ids whose log-probs to return, with gradient only if `others_gradient`.
-        kept: the set S_n of tokens that each target was drawn from, the target among them; None: from the vocabulary.
+        mask: the set S_n of tokens that each target was drawn from, the target among them; None: from the vocabulary.
             `log_prob` is then of the distribution over S_n; entropy and others stay those of the whole vocabulary.
         part: weight and bias are this rank's rows of a head that several ranks share. All of them pass the same other
             arguments and get the same values and gradients, except those of weight and bias, which are of their own
@@ -83,16 +83,16 @@ def token_log_prob(
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
-    if part is not None and kept is not None:
-        kept = part.kept(kept)
-    whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, kept, part))
+    if part is not None and mask is not None:
+        mask = part.local_mask(mask)
+    whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, mask, part))
     single = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
     suits = single and kind == "cpu" and len(hidden) > 0 and weight.shape[1] % LANES == 0
     args = (hidden, weight, target, temperature, *settings[:2], chunk)
     if whole and suits and (fused := fused_log_prob(*args)) is not None:
         return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
 
-    log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, kept, part, *settings)
+    log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, mask, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
 
@@ -123,7 +123,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
         target: Tensor,
         temperature: Tensor,
         others: Tensor | None,
-        kept: KeptTokens | None,
+        mask: PackedSamplingMask | None,
         part: VocabularyPart | None,
         want_entropy: bool,
         entropy_gradient: bool,
@@ -136,25 +136,25 @@ class _BlockwiseLogProb(torch.autograd.Function):
             b = None if bias is None else bias.to(compute)
             log_z = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
-            kept_z = log_z if kept is None else torch.empty_like(log_z)
+            masked_z = log_z if mask is None else torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             near, far = (target, others) if part is None else part.rows_of(target, others)
             for at in range(0, len(h), chunk):
                 span = slice(at, at + chunk)
-                blocks = (log_z[span], log_prob[span], near[span, None], entropy[span], kept_z[span])
+                blocks = (log_z[span], log_prob[span], near[span, None], entropy[span], masked_z[span])
                 for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
-                    block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
+                    z, block_log_prob, block_target, block_entropy, block_masked_z = (each[rows] for each in blocks)
                     top = logits.amax(dim=1)
                     logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
-                    kept_logits = None if kept is None else kept.of(logits, at + rows.start)
+                    masked = None if mask is None else mask.of(logits, at + rows.start)
                     p = logits.exp()
                     total = p.sum(dim=1)
                     log_total = total.log()
-                    kept_total = log_total if kept_logits is None else kept_logits.logsumexp(log_total)
-                    block_z.copy_(top + log_total)
-                    block_kept_z.copy_(top + kept_total)  # the same tensor where all tokens could be sampled
-                    block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - kept_total)
+                    masked_total = log_total if masked is None else masked.logsumexp(log_total)
+                    z.copy_(top + log_total)
+                    block_masked_z.copy_(top + masked_total)  # the same tensor where all tokens could be sampled
+                    block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - masked_total)
                     if far is not None:
                         shift = top if part is not None else -log_total
                         more[span][rows] = logits.gather(1, far[span][rows]) + shift[:, None]
@@ -164,14 +164,14 @@ class _BlockwiseLogProb(torch.autograd.Function):
                     del logits, p
             if part is not None:
                 own_z = log_z
-                log_z, kept_z, log_prob = part.log_prob(log_z, kept_z, log_prob, target)
+                log_z, masked_z, log_prob = part.log_prob(log_z, masked_z, log_prob, target)
                 entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
                 more = more if others is None else part.values_of(others, more) - log_z[:, None]
         ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, kept_z)
-        ctx.chunk, ctx.compute, ctx.kept, ctx.part = chunk, compute, kept, part
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, masked_z)
+        ctx.chunk, ctx.compute, ctx.mask, ctx.part = chunk, compute, mask, part
         return log_prob, entropy, more
 
     @staticmethod
@@ -180,11 +180,11 @@ class _BlockwiseLogProb(torch.autograd.Function):
 
         Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S. With a part of the vocabulary these
         are this rank's columns; the gradient of `hidden` is summed over the parts."""
-        hidden, weight, bias, target, temperature, log_z, entropy, others, kept_z = ctx.saved_tensors
+        hidden, weight, bias, target, temperature, log_z, entropy, others, masked_z = ctx.saved_tensors
         grad_log_prob, grad_entropy, grad_others = grads
-        kept: KeptTokens | None = ctx.kept
+        mask: PackedSamplingMask | None = ctx.mask
         part: VocabularyPart | None = ctx.part
-        total = grad_log_prob if kept is None else grad_log_prob.masked_fill(kept.given, 0.0)
+        total = grad_log_prob if mask is None else grad_log_prob.masked_fill(mask.present, 0.0)
         total = total if others is None else total + grad_others.sum(1)
         grad_target = grad_log_prob
         if part is not None:
@@ -204,21 +204,19 @@ class _BlockwiseLogProb(torch.autograd.Function):
                     log_p.sub_(log_z[span][rows, None])
                     g, g_all = (x[span][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
                     g_near = g if part is None else grad_target[span][rows, None].to(log_p.dtype)
-                    kept_rows = None if kept is None else kept.of(log_p, at + rows.start)
+                    masked = None if mask is None else mask.of(log_p, at + rows.start)
                     if entropy.numel():
                         p = log_p.exp()
                         of_entropy = log_p.add_(entropy[span][rows, None]).mul_(grad_entropy[span][rows, None])
                         d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
                         del of_entropy, p
-                    elif kept is not None and kept.whole and others is None:
+                    elif mask is not None and mask.complete and others is None:
                         d_logits = log_p.zero_()
                     else:
                         d_logits = log_p.exp_().mul_(-g_all)
-                    if kept_rows is not None:
-                        gap = (log_z - kept_z)[span][rows]
-                        d_logits[kept_rows.row, kept_rows.ids] -= (kept_rows.values + gap[kept_rows.row]).exp() * g[
-                            kept_rows.row, 0
-                        ]
+                    if masked is not None:
+                        gap = (log_z - masked_z)[span][rows]
+                        d_logits[masked.row, masked.ids] -= (masked.values + gap[masked.row]).exp() * g[masked.row, 0]
                     d_logits.scatter_add_(1, target[span][rows, None], g_near)
                     if others is not None:
                         d_logits.scatter_add_(1, others[span][rows], grad_others[span][rows].to(d_logits.dtype))
@@ -301,12 +299,12 @@ def log_sum_square(
     temperature: Tensor,
     *,
     bias: Tensor | None = None,
-    kept: KeptTokens | None = None,
+    mask: PackedSamplingMask | None = None,
     part: VocabularyPart | None = None,
     chunk: int = 512,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
-    draws at a position agree; draws are from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
+    draws at a position agree; draws are from `mask` where it is given. Args: as `token_log_prob`, temperature [N]. It
     costs one more product with the head."""
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -314,14 +312,14 @@ def log_sum_square(
         h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
         sums = torch.empty(len(h), dtype=torch.promote_types(compute, torch.float32), device=h.device)
         logs = torch.empty_like(sums)
-        kept = kept if part is None or kept is None else part.kept(kept)
+        mask = mask if part is None or mask is None else part.local_mask(mask)
         for at in range(0, len(h), chunk):
             span = slice(at, at + chunk)
             for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
                 square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
-                if kept is not None:
-                    kept_logits = kept.of(logits, at + rows.start)
-                    square, log_z = kept_logits.logsumexp(square, scale=2.0), kept_logits.logsumexp(log_z)
+                if mask is not None:
+                    masked = mask.of(logits, at + rows.start)
+                    square, log_z = masked.logsumexp(square, scale=2.0), masked.logsumexp(log_z)
                 sums[span][rows], logs[span][rows] = square, log_z
                 del logits
         if part is not None:

@@ -6,9 +6,9 @@ from typing import Any
 from torch import nn
 
 from proxima.model.adapters.lora import Lora
-from proxima.model.architecture import beside_decoder
+from proxima.model.architecture import vision_parameters
 from proxima.model.files import model_files
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
@@ -59,7 +59,7 @@ class ModelSource:
         fix_positions(loaded.model, self.max_length, loaded.max_length)
         if self.images is None:
             return loaded
-        for parameter in beside_decoder(loaded.model).values():
+        for parameter in vision_parameters(loaded.model).values():
             parameter.requires_grad_(self.vision_lr_ratio > 0)
         tokenizer: Any = self.images.tokenizer
         return replace(loaded, tokenizer=tokenizer, vision_lr_ratio=self.vision_lr_ratio)

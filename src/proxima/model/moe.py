@@ -28,15 +28,15 @@ SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are n
 IN_AUTOCAST = "grouped_mm_in_autocast"
 
 
-def is_mixture(config: Any) -> bool:
-    """True if a config of transformers is of one of the `FAMILIES`."""
+def is_moe(config: Any) -> bool:
+    """True if a config of transformers is of an MoE model, of one of the `FAMILIES`."""
     return TextConfig.of(config).family in FAMILIES
 
 
-def check_mixture(config: Any, field: str, value: object) -> None:
+def require_moe(config: Any, field: str, value: object) -> None:
     """Raise FieldError for `field` if a config of transformers is of a model without experts, or with routers that are
     not supported here."""
-    if not is_mixture(config):
+    if not is_moe(config):
         kinds, kind = ", ".join(FAMILIES), TextConfig.of(config).family
         bound = f"needs a mixture of experts of the kinds {kinds}, and model.path is of kind {kind}"
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
@@ -76,7 +76,7 @@ class RoutingPass:
     The gradient flows through p_t to the router in either case. Source: routing replay, arXiv 2510.11370, section 3.
 
     Args:
-        given: [L, M, K] int8 or int16, of each token and each of the M mixtures; None: the routers choose everywhere.
+        given: [L, M, K] int8 or int16, of each token and each of the M MoE layers; None: the routers choose everywhere.
         keeps_logits: also record what `balance` reads.
         recomputed: the backward pass runs the layers again. Their products may then differ in the last bit, but the
             experts are those of the first time.
@@ -84,12 +84,12 @@ class RoutingPass:
 
     def __init__(self, given: Tensor | None = None, *, keeps_logits: bool = False, recomputed: bool = False) -> None:
         self.given, self.keeps_logits, self.recomputed = given, keeps_logits, recomputed
-        self._chosen: dict[int, Tensor] = {}  # by mixture: [L, K]
+        self._chosen: dict[int, Tensor] = {}  # by MoE layer: [L, K]
         self._logits: dict[int, Tensor] = {}  # [L, E], with gradient
         self._differing: dict[int, Tensor] = {}  # [L], experts that the router would not have chosen
 
     def route(self, number: int, router: Any, logits: Tensor, weights: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights and experts [L, K] of mixture `number`, in place of those that its router chose."""
+        """Weights and experts [L, K] of MoE layer `number`, in place of those that its router chose."""
         chosen = own
         if number in self._chosen:
             chosen = self._chosen[number].long()
@@ -132,7 +132,8 @@ class RoutingPass:
         """[S, M, E] float32 of each sequence, over the positions that predict its response tokens: `expert_count`, how
         often each expert was chosen, and `expert_probability`, the mean of p_t, with gradient."""
         rows = segment_index(batch.cu_seqlens, sum(batch.tokens_of))
-        rows = rows[optional_attribute(batch, "rows")] if hasattr(batch, "rows") else rows  # of a part of a batch
+        part = optional_attribute(batch, "rows")  # of a `BatchPart`
+        rows = rows if part is None else rows[part]
         counts, probabilities = [], []
         for number in sorted(self._logits):
             logits = self._logits[number].index_select(0, batch.predict)

@@ -15,15 +15,15 @@ from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import optional_attribute
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
-from proxima.model.images.inputs import ImageReader
-from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_mixture
+from proxima.model.images.image_inputs import ImageReader
+from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
 from proxima.model.parallel.context import ContextGroup
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
 
-ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of a mixture give
+ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of an MoE model give
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class TokenOutputs:
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, of the ids in the batch's `top_k`, with
     gradient only for `top_k_gradient`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its
-    `bucket_token`. log_sum_square [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts:
+    `bucket_token`. log_sum_square [N] float32, log Σ_v π_v² at the position, without gradient. Of an MoE model:
     expert_count and expert_probability as in `RoutingPass.balance`, routed_experts [L, M, K] as in its `chosen`, and
     where the batch's are replayed route_counts [2] as in its `counts`.
     """
@@ -118,7 +118,7 @@ class PackedModel:
         self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             compute_in_autocast(self.model)
-            self.reroutes = gradient_checkpointing and attention != "padded" and is_mixture(self.model.config)
+            self.reroutes = gradient_checkpointing and attention != "padded" and is_moe(self.model.config)
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
         if split is not None:

@@ -13,12 +13,12 @@ from proxima.data.packed_batch import PackedBatch
 from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import parts, scalar_head
 from proxima.model.log_prob import TokenLogProbs, log_sum_square, sampled_log_prob, token_log_prob
+from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.shard import shard_head
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.parallel.tensor import VocabularyPart
 from proxima.model.pretrained import LoadedModel
-from proxima.model.sampling_mask import KeptTokens
 
 
 class Policy(PackedModel):
@@ -100,13 +100,14 @@ class Policy(PackedModel):
         """`token_log_prob` of all targets; of the sampled ones alone if others exist and neither masks nor a context
         forbid it."""
         if batch.sampled_of == batch.tokens_of or batch.sampling_mask is not None or self.context is not None:
-            return partial(token_log_prob, target=batch.target, temperature=batch.temperature, kept=_kept(batch))
+            mask = _sampling_mask(batch)
+            return partial(token_log_prob, target=batch.target, temperature=batch.temperature, mask=mask)
         return partial(sampled_log_prob, batch)
 
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
-        head, kept = self.head_parts(), _kept(batch)
+        head, mask = self.head_parts(), _sampling_mask(batch)
         with self.autocast():
-            return log_sum_square(hidden, temperature=batch.temperature, **head, kept=kept, chunk=self.log_prob_chunk)
+            return log_sum_square(hidden, temperature=batch.temperature, **head, mask=mask, chunk=self.log_prob_chunk)
 
     def head_parts(self) -> dict[str, Any]:
         """Weight and bias of the output head, or this rank's part of them."""
@@ -119,11 +120,11 @@ class Policy(PackedModel):
         return {"weight": weight.to_local(), "bias": None if bias is None else bias.to_local(), "part": part}
 
 
-def _kept(batch: PackedBatch) -> KeptTokens | None:
+def _sampling_mask(batch: PackedBatch) -> PackedSamplingMask | None:
     if batch.sampling_mask is None or batch.sampling_mask_cu is None:
         return None
 
-    return KeptTokens(batch.sampling_mask, batch.sampling_mask_cu, batch.sampling_mask_edges)
+    return PackedSamplingMask(batch.sampling_mask, batch.sampling_mask_cu, batch.sampling_mask_edges)
 
 
 def _joined(*ids: Tensor | None) -> Tensor | None:

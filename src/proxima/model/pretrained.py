@@ -45,8 +45,8 @@ MOST_TOKENS = 100  # a character, in the probe
 class LoadedModel:
     """A model with its tokenizer and path; `base` is the base of its adapter, None without one. On many ranks,
     `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere.
-    `vision_lr_ratio`: the share of the learning rate with which its parameters `beside_decoder` are trained, if it is
-    shown images."""
+    `vision_lr_ratio`: the share of the learning rate with which its `vision_parameters` are trained, if it is shown
+    images."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -130,8 +130,13 @@ class UnloadedModel:
         return int(self.config.get_text_config().vocab_size)
 
 
-def read_beside(policy: UnloadedModel, path: str, revision: str | None, field: str, remedy: str) -> UnloadedModel:
-    """Read such a model, before its weights are loaded; `field` is that of its path.
+def read_auxiliary_model(
+    policy: UnloadedModel, path: str, revision: str | None, field: str, remedy: str
+) -> UnloadedModel:
+    """Read a model that computes on the policy's tokens, a teacher or a critic, before its weights are loaded.
+
+    Args:
+        field: names its path in errors.
 
     Raises:
         FieldError: it can't be read, or its token ids have a different meaning.
@@ -364,8 +369,8 @@ def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and advice of transformers, which would break the progress of a stage."""
+def without_progress_bars() -> Iterator[None]:
+    """Suppress transformers' progress bars and advice within the block: they would break the lines of a run."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging

@@ -5,7 +5,7 @@ On disk they are what `AutoModelForSequenceClassification` with one label loads.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from proxima.data.columns import Floats
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.data.trajectory import Trajectory
-from proxima.model.adapters.files import load_merged, with_adapter
+from proxima.model.adapters.adapter_files import load_merged, with_adapter
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import SCALAR_HEAD as HEAD
 from proxima.model.architecture import TextConfig, optional_attribute, scalar_head
@@ -27,9 +27,6 @@ from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.shard import require_splittable
 from proxima.model.parallel.sharding import Sharding, fill_weight, plain_type
 from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 NORMALIZATION = "reward_normalization"  # key of config.json
 
@@ -62,7 +59,7 @@ class ScalarModel(PackedModel):
 
     def sequence_scores(self, batch: PackedBatch) -> Tensor:
         """[S] the score of each sequence of a batch, see `last_values`."""
-        return last_values(batch, self.values(batch), pad_token(self.model.config))
+        return last_values(batch, self.values(batch), TextConfig.of(self.model.config).pad)
 
     @torch.no_grad()
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
@@ -136,7 +133,7 @@ def load_scalar_model(
         return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
-        config.get_text_config().pad_token_id = _neutral_pad(path, revision, config)
+        config.get_text_config().pad_token_id = _neutral_pad(load_tokenizer(path, revision), TextConfig.of(config))
     loaded, missing = load_weights(
         AutoModelForSequenceClassification,
         path,
@@ -224,21 +221,13 @@ def set_score_normalization(config: Any, mean: float, std: float) -> None:
     setattr(config, NORMALIZATION, {"mean": mean, "std": std})
 
 
-def pad_token(config: "PretrainedConfig") -> int | None:
-    """The padding token of a model's config."""
-    token: int | None = TextConfig.of(config).pad
-    return token
-
-
 def _new_weights(size: int, spread: float, seed: int) -> Tensor:
     return torch.from_numpy(normals(size, VALUE_HEAD, mix(seed)) * spread)[None]
 
 
-def _neutral_pad(path: str, revision: str | None, config: "PretrainedConfig") -> int | None:
+def _neutral_pad(tokenizer: Any, config: TextConfig) -> int | None:
     """The config's padding token, or, where that ends texts or is missing, the first special token that does not."""
-    tokenizer = load_tokenizer(path, revision)
-    ends = TextConfig.of(config).eos
-    stop = {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])}
-    padding = pad_token(config)
+    stop = {tokenizer.eos_token_id, *(config.eos if isinstance(config.eos, list) else [config.eos])}
+    padding = config.pad
     special = (i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in stop)
     return next(special, padding) if padding is None or padding in stop else padding

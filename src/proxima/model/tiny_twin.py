@@ -16,7 +16,7 @@ from torch import nn
 from proxima.data import UserError
 from proxima.model.architecture import optional_attribute
 from proxima.model.positions import fix_positions
-from proxima.model.pretrained import quiet_transformers
+from proxima.model.pretrained import without_progress_bars
 
 FIRST_ID = 3  # ids below it are special in many vocabularies
 VOCABULARY = 96
@@ -78,7 +78,7 @@ def make_twin(kind: type[nn.Module], config: Any, longest: int | None = None) ->
     Raises:
         UserError: neither a narrow one nor one with few layers can be made.
     """
-    with quiet_transformers():  # its advice on a config that nobody wrote
+    with without_progress_bars():  # its advice on a config that nobody wrote
         return _twin(kind, config, longest)
 
 

@@ -18,8 +18,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
+from proxima.process.json_lines import LineChannel, decode, encode
 from proxima.process.limits import confine, limit
-from proxima.process.messages import LineChannel, decode, encode
 
 LONGEST = 1_000_000  # items of an iterator
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
@@ -74,7 +74,7 @@ def serve_objects(channel: LineChannel) -> None:
     kept: dict[int, Any] = {}
 
     def keep(value: Any) -> Any:
-        if getattr(value, "shape", None) == ():  # a numpy scalar
+        if hasattr(value, "shape") and value.shape == ():  # a numpy scalar
             return value.item()
         kept[id(value)] = value
         return ["object", id(value)]
@@ -92,7 +92,8 @@ def serve_objects(channel: LineChannel) -> None:
             return {"error": type(error).__name__, "message": str(error)[:300]}
 
     names = run_files("solution")
-    defined = sorted(name for name, value in names.items() if value is not getattr(builtins, name, keep))
+    known = vars(builtins)
+    defined = sorted(name for name, value in names.items() if name not in known or value is not known[name])
     channel.send(defined)
     with suppress(EOFError):
         while True:

@@ -22,8 +22,8 @@ from typing import Any
 
 from proxima.process.children import adopt_orphans, kill_children
 from proxima.process.entry import end_with_parent
+from proxima.process.json_lines import LineChannel
 from proxima.process.limits import confine, limit, limit_growth
-from proxima.process.messages import LineChannel
 
 
 def fork_server(control: LineChannel) -> None:
@@ -126,7 +126,8 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         return line.encode() + b"\n", False
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        last = isinstance(error, (MemoryError, RecursionError)) or getattr(error, "errno", None) == errno.EMFILE
+        no_files = isinstance(error, OSError) and error.errno == errno.EMFILE
+        last = no_files or isinstance(error, (MemoryError, RecursionError))
         why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
         message = " ".join(f"{type(error).__name__[:100]}: {why}".split())[:300]
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

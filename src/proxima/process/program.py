@@ -11,7 +11,7 @@ from itertools import count
 from typing import IO, Any
 
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group, wait_or_kill
-from proxima.process.messages import parse_line
+from proxima.process.json_lines import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message
 EXIT_SECONDS = 10.0  # between the end of its output and its own, on a busy machine
@@ -101,7 +101,7 @@ class Program:
                 return message["result"]
 
     def kill(self) -> None:
-        """Kill the program and all that it started; a thread that waits in `read` is told that it ended."""
+        """Kill the program and all that it started; a thread that waits in `read` then gets ProgramFailed."""
         kill_group(self._process.pid)
 
 

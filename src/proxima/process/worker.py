@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from proxima.process.children import ONE_THREAD, Child, start_module
-from proxima.process.messages import LineChannel
+from proxima.process.json_lines import LineChannel
 
 START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"

@@ -40,10 +40,10 @@ def check_writable(field: str, value: str, remedy: str) -> None:
         folder = Path(value).expanduser().absolute()
         there = next(place for place in (folder, *folder.parents) if place.exists())
         TemporaryDirectory(dir=there).cleanup()
-        for name in folder.relative_to(there).parts:  # a name too long is told only where the folder above it exists
+        for name in folder.relative_to(there).parts:  # a name too long fails only in a folder that exists
             (there / name).exists()
     except (OSError, ValueError, RuntimeError) as error:  # a null byte; a user who does not exist
-        reason = f"can't be written: {getattr(error, 'strerror', None) or error}"
+        reason = f"can't be written: {(isinstance(error, OSError) and error.strerror) or error}"
         raise FieldError(field, value, reason, remedy=remedy) from error
 
 

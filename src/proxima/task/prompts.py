@@ -17,8 +17,8 @@ from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
 from proxima.data.random import permutation
 from proxima.model.chat.encode import Tokenizer, prompt_tokens, rendered_text, safe_value
-from proxima.model.chat.template import unread, unwritten_keys
-from proxima.model.images.store import image_store
+from proxima.model.chat.template_inputs import unread, unwritten_keys
+from proxima.model.images.image_store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
 

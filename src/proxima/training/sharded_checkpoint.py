@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.utils import _DistWrapper
 from torch.distributed.tensor import DTensor
 
 from proxima.data import NotFiniteError
-from proxima.model.adapters.files import save_adapter
+from proxima.model.adapters.adapter_files import save_adapter
 from proxima.model.adapters.lora import trained_names
 from proxima.model.load import save_settings
 from proxima.model.parallel.gather import whole_tensor

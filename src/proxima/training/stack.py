@@ -14,7 +14,7 @@ from proxima.data import NotFiniteError
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.data.trajectory import Trajectory
-from proxima.model.architecture import beside_decoder
+from proxima.model.architecture import vision_parameters
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import gather_into, plain_copy
 from proxima.model.parallel.sharding import own_slice
@@ -310,7 +310,7 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
     else:
         made = spec.build([p for _, p in trained])
     if model.loaded.vision_lr_ratio:
-        scaled = {id(parameter) for parameter in beside_decoder(model.model).values()}
+        scaled = {id(parameter) for parameter in vision_parameters(model.model).values()}
         made.param_groups = list(_split(made.param_groups, scaled, model.loaded.vision_lr_ratio))
     return made
 

@@ -18,9 +18,9 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.protocol import Request, Sampling
-from proxima.model.architecture import beside_decoder
+from proxima.model.architecture import vision_parameters
 from proxima.model.chat.encode import prompt_tokens
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.model.pretrained import load_tokenizer
@@ -153,7 +153,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     rows = [Trajectory(group=n, prompt_tokens=prompt, tokens=answer) for n, prompt in enumerate(prompts)]
     with torch.no_grad():
         before = policy(policy.pack(rows)).log_prob
-        eyes = {name: weight.clone() for name, weight in beside_decoder(policy.model).items()}
+        eyes = {name: weight.clone() for name, weight in vision_parameters(policy.model).items()}
         tokens = probe_tokens(tokenizer, 40, 200)
         first = first_compared(tokens)
         known = Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])
@@ -164,7 +164,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
         pass
     with torch.no_grad():
         assert torch.equal(policy(policy.pack(rows)).log_prob, before)
-    assert all(torch.equal(weight, eyes[name]) for name, weight in beside_decoder(policy.model).items())
+    assert all(torch.equal(weight, eyes[name]) for name, weight in vision_parameters(policy.model).items())
 
 
 @pytest.mark.parametrize("tokenizer", families(PROBED), indirect=True)
@@ -172,10 +172,10 @@ def test_a_stale_part_of_the_vision_tower_is_found_by_the_probe(tokenizer):
     store = tokenizer.images
     model = load(store.model).model
     tokens, bound = probe_tokens(tokenizer, 40, 200), bound_of(FACTS, None, copy_rounding=Bound(0, 0))
-    own = {name: weight.detach().clone() for name, weight in beside_decoder(model).items()}
+    own = {name: weight.detach().clone() for name, weight in vision_parameters(model).items()}
     with perturbed(model, tokens, store):
         expected, missed = trainer_log_prob(model, tokens, images=store), []
-        for name, weight in beside_decoder(model).items():
+        for name, weight in vision_parameters(model).items():
             moved = weight.detach().clone()
             with torch.no_grad():
                 weight.copy_(own[name])
@@ -196,7 +196,7 @@ class Remembers(ModelServer):
 
     async def score(self, client, facts, given, first):
         assert len(given.images) == 1 and len(given.read) == len(self.tokens) and first == first_compared(self.tokens)
-        tower = beside_decoder(self.model)
+        tower = vision_parameters(self.model)
         now = {name: weight.detach().clone() for name, weight in tower.items()}
         self.eyes = self.eyes or now
         put(tower, self.eyes)

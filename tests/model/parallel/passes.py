@@ -42,7 +42,7 @@ def gradients(model: PackedModel) -> dict[str, torch.Tensor]:
 
 def place(model: PackedModel) -> tuple[int, int]:
     """The share of this rank, and how many there are."""
-    together = model.loaded.sharding.together
+    together = model.loaded.sharding.ranks_per_share
     return dist.get_rank() // together, dist.get_world_size() // together
 
 
@@ -63,7 +63,7 @@ def backward(model: PackedModel, needs, *, parts: int = 1, busy: int | None = No
             total += value.detach()
         else:
             model.idle_pass(needs, backward=True)
-    if dist.get_rank() % model.loaded.sharding.together:
+    if dist.get_rank() % model.loaded.sharding.ranks_per_share:
         total.zero_()
     dist.all_reduce(total)
     return total

@@ -9,7 +9,7 @@ from proxima.data import FieldError, UserError
 from proxima.model.adapters.lora import Lora
 from proxima.model.load import load
 from proxima.model.parallel.context import ContextGroup
-from proxima.model.parallel.shard import check_split, require_splittable, sharding_beside
+from proxima.model.parallel.shard import auxiliary_sharding, check_split, require_splittable
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import load_scalar_model
 from tests.model.families import FAMILIES
@@ -74,9 +74,9 @@ def test_what_only_the_modules_tell(tmp_path):
 def test_a_teacher_or_critic_without_experts_has_none_to_split(family, expected, tmp_path):
     FAMILIES[family][1].save_pretrained(tmp_path)
     given = Sharding(expert_parallel=2, context_parallel=2)
-    sharding = sharding_beside(given, str(tmp_path))
+    sharding = auxiliary_sharding(given, str(tmp_path))
     assert sharding is not None and (sharding.expert_parallel, sharding.context_parallel) == (expected, 2)
-    assert sharding_beside(None, str(tmp_path)) is None
+    assert auxiliary_sharding(None, str(tmp_path)) is None
 
 
 def test_what_has_no_plan_or_another(tmp_path):

@@ -246,7 +246,7 @@ def test_what_the_engine_raises_ends_the_run_and_not_the_episode(error):
 @pytest.mark.parametrize("continued", [False, True])
 def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
     """The encoding of one chat waits here until another agent has been answered."""
-    answered, encoded = threading.Event(), TurnTemplate.encode_after if continued else TurnTemplate.encode_opening
+    answered, encoded = threading.Event(), TurnTemplate.encode_after if continued else TurnTemplate.encode_chat
     waited = []
 
     def slow(template, *texts):

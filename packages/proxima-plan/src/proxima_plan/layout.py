@@ -53,7 +53,7 @@ class DeviceLayout:
     @property
     def shares(self) -> int:
         """The number of parts that an update is split into."""
-        return max(1, self.ranks // (self.sharding.together * self.pipeline))
+        return max(1, self.ranks // (self.sharding.ranks_per_share * self.pipeline))
 
     @property
     def parts(self) -> int:
@@ -122,7 +122,7 @@ def placed_ranks(placement: Any) -> int:
     if is_local(placement):
         return 1
     sharding = Sharding.of(placement)
-    smallest = math.lcm(DEFAULT_RANKS, sharding.together, sharding.expert_parallel)
+    smallest = math.lcm(DEFAULT_RANKS, sharding.ranks_per_share, sharding.expert_parallel)
     return getattr(placement, "ranks", None) or launched_ranks() or smallest
 
 

@@ -55,7 +55,7 @@ def fastest(planned: PlannedRecipe, load: Load, shares: Sequence[float]) -> list
     devices, node = planned.devices, planned.devices.kind.node
     shardings, sizes = list(group_sizes(min(devices.count, node))), [n for n in GROUPS if n <= min(8, node)]
     plans = [plan for plan in planned.plans(layouts(devices, shardings, sizes, shares), load) if plan.memory.fits]
-    plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.together))
+    plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.ranks_per_share))
     best = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
     return sorted(best.values(), key=lambda plan: round(plan.seconds, 1))
 
@@ -81,7 +81,7 @@ def layouts(
     for share, each, sharding in product(shares, sizes, shardings):
         engines = round(devices.count * (share or 1.0)) // each
         ranks = devices.count - engines * each * bool(share)
-        whole = ranks and ranks % sharding.together == 0
+        whole = ranks and ranks % sharding.ranks_per_share == 0
         whole = whole and ranks // sharding.tensor_parallel % sharding.expert_parallel == 0
         if engines and whole and (share or devices.count % each == 0):
             yield DeviceLayout(ranks, sharding, engines, each, colocated=not share, node=devices.kind.node)

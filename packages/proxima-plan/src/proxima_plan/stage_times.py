@@ -145,7 +145,7 @@ class StageTimes(PlacedModel):
         share = max(tokens / layout.shares, longest)  # no sequence is split between shares
         squares = max(squares / layout.shares, longest * longest)
         micro = max(1, math.ceil(share / max(self.load.micro_tokens, longest)))
-        split = layout.sharding.together * layout.pipeline
+        split = layout.sharding.ranks_per_share * layout.pipeline
         passes = (3 if self.adapter is None else 2) + self.load.checkpointing if gradients else 1
         compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
         moved = passes * self._moved(share) / split

@@ -38,7 +38,7 @@ def serve_training(
     import torch
 
     from proxima.model.compute_thread import ComputeThread
-    from proxima.model.pretrained import quiet_transformers
+    from proxima.model.pretrained import without_progress_bars
     from proxima.reward.http import bearer_token
     from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.runtime.watch.interrupt import signals_restored
@@ -51,7 +51,7 @@ def serve_training(
     require(sent, "--key-env", key_env, demand)
     with open_socket(host, port) as listening, signals_restored():
         require_secret(listening, host, key, "key", "--key-env")
-        with quiet_transformers():
+        with without_progress_bars():
             threads = torch.get_num_threads()  # OMP_NUM_THREADS, or one a core
             service = Service(settings, max(1, threads // settings.workers), _log)
         server = BoundedServer(ServiceApp(service, key, (host, *allow_host)).asgi, READ_SECONDS, MOST_CONNECTIONS)

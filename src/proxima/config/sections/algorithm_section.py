@@ -19,7 +19,7 @@ from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.model.files import is_at_hand
-from proxima.model.moe import check_mixture
+from proxima.model.moe import require_moe
 from proxima.model.pretrained import load_config
 from proxima.reward.base import as_reward
 from proxima.rollout.prompt_limits import DynamicSampling
@@ -427,6 +427,6 @@ def check_routed(config: Any) -> None:
     }
     for name, value in settings.items():
         if value:
-            check_mixture(load_config(model.path, model.revision), name, value)
+            require_moe(load_config(model.path, model.revision), name, value)
             if model.attention == "padded":
                 raise FieldError("model.attention", "padded", f"has no routes for {name}", remedy="set it to auto")

@@ -11,7 +11,7 @@ from proxima.config.sections.train_section import TrainConfig
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
-from proxima.model.pretrained import UnloadedModel, read_beside
+from proxima.model.pretrained import UnloadedModel, read_auxiliary_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class ModelCritic(CriticConfig):
     def check_model(self, policy: UnloadedModel) -> None:
         if self.path is not None:
             remedy = "start the critic from a model of the same family"
-            read_beside(policy, self.path, self.revision, "critic.path", remedy)
+            read_auxiliary_model(policy, self.path, self.revision, "critic.path", remedy)
 
     def training(self, train: TrainConfig) -> TrainConfig:
         """The run's `train` section with the critic's own settings in place of its values.

@@ -12,7 +12,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError, require
 from proxima.engine.protocol import Sampling
-from proxima.model.chat.template import require_moment
+from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
 from proxima.reward import REWARDS

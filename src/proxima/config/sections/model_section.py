@@ -17,12 +17,12 @@ from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import supports
-from proxima.model.adapters.files import check_start
+from proxima.model.adapters.adapter_files import check_start
 from proxima.model.adapters.lora import Lora, missing_peft, target_layers
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.files import base_of, local_place
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.positions import require_known_length, require_length

@@ -13,7 +13,7 @@ from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot
 from proxima.model.files import BaseModel, base_of, is_adapter, is_at_hand
-from proxima.model.parallel.shard import POLICY, require_splittable, sharding_beside
+from proxima.model.parallel.shard import POLICY, auxiliary_sharding, require_splittable
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
@@ -241,7 +241,7 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
         return
     with renamed(POLICY, name):
         sharding = Sharding.of(placement)
-        sharding = sharding if name == POLICY else sharding_beside(sharding, path, revision) or sharding
+        sharding = sharding if name == POLICY else auxiliary_sharding(sharding, path, revision) or sharding
         adapters = r.get(f"{section}.lora") is not None
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 

@@ -42,7 +42,7 @@ from proxima.engine.http.weight_probe import (
 )
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.engine.protocol import EngineSetup, WeightUpdate
-from proxima.model.images.store import image_store
+from proxima.model.images.image_store import image_store
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"

@@ -29,10 +29,10 @@ from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
 from proxima.model.adapters.lora import weight_of
-from proxima.model.architecture import base_layer, beside_decoder, parts
+from proxima.model.architecture import base_layer, parts, vision_parameters
 from proxima.model.attention import ATTENTION, hugging_face_name
-from proxima.model.images.inputs import ImageReader
-from proxima.model.images.store import image_store
+from proxima.model.images.image_inputs import ImageReader
+from proxima.model.images.image_store import image_store
 from proxima.model.log_prob import token_log_prob
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
@@ -183,7 +183,7 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None) -> list[float
     finally:
         for parameter, need in zip(parameters, needed, strict=True):
             parameter.requires_grad_(need)
-    unread = {id(parameter) for parameter in beside_decoder(module).values()} if images is None else set[int]()
+    unread = {id(parameter) for parameter in vision_parameters(module).values()} if images is None else set[int]()
     movement, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if id(parameter) in unread:

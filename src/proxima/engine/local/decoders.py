@@ -25,7 +25,7 @@ from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder, has_stacked_experts
 from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import parts
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again

@@ -22,8 +22,8 @@ from proxima.engine.local.kv_cache import KVCache
 from proxima.model.adapters.lora import merge_adapter, plain_weights
 from proxima.model.architecture import parts
 from proxima.model.attention import hugging_face_name
-from proxima.model.images.inputs import ImageReader
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_inputs import ImageReader
+from proxima.model.images.image_store import ImageStore
 from proxima.model.moe import RoutingPass, connect_routers
 
 

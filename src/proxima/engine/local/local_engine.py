@@ -34,7 +34,7 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.moe import check_mixture
+from proxima.model.moe import require_moe
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import DTYPES, LoadedModel
 
@@ -124,7 +124,7 @@ def check_decoder(model: nn.Module, spec: Local) -> None:
     if spec.decoder == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if spec.routed_experts:
-        check_mixture(model.config, "engine.routed_experts", True)
+        require_moe(model.config, "engine.routed_experts", True)
 
 
 def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:

@@ -27,9 +27,9 @@ from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights, TensorPlace
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 from proxima.model.pretrained import LoadedModel
-from proxima.process.messages import decode, encode
+from proxima.process.json_lines import decode, encode
 
 MOST = 1 << 30  # most bytes in a line of JSON
 

@@ -5,8 +5,8 @@ plain_weights   all weights of a model as if it had been trained in full: the in
 adapter_off     the base, within a `with` block: the reference policy
 merge_adapter   a model with adapters becomes an ordinary one
 
-`files.py` reads and writes adapters. The model stays the Hugging Face model that it was: only its target layers are
-replaced, by peft's, so attention, packing and decoders are not affected.
+`adapter_files.py` reads and writes adapters. The model stays the Hugging Face model that it was: only its target layers
+are replaced, by peft's, so attention, packing and decoders are not affected.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.random import ADAPTER_INIT, mix
-from proxima.model.architecture import SCALAR_HEAD, base_layer, beside_decoder, is_adapted, untie_config
+from proxima.model.architecture import SCALAR_HEAD, base_layer, is_adapted, untie_config, vision_parameters
 
 NAME = "default"  # what peft calls the only adapter of a model
 ALL_LINEAR = "all-linear"
@@ -125,7 +125,7 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     """
     untyped: Any = model
     head = untyped.get_output_embeddings()
-    eyes = beside_decoder(model)
+    eyes = vision_parameters(model)
     linear = {
         name: module
         for name, module in model.named_modules()
@@ -164,7 +164,7 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
 
     layers = target_layers(model, lora)
     names = {name.rpartition(".")[2] for name in layers} if isinstance(lora.targets, str) else set(lora.targets)
-    eyes = sorted({name.removesuffix(".weight") for name in beside_decoder(model)})  # named alike in some models
+    eyes = sorted({name.removesuffix(".weight") for name in vision_parameters(model)})  # named alike in some models
     apart = [name for name in eyes if any(f".{name}".endswith(f".{target}") for target in names)]
     return LoraConfig(
         r=lora.rank,

@@ -117,8 +117,8 @@ class TurnEnd:
 
 
 def turn_end(tokenizer: Any) -> TurnEnd | None:
-    """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or if it can't be
-    told: the template fails for a short chat, or changes its text."""
+    """The end of a turn of the assistant in the tokenizer's chat template; None without a template, or
+    if the template fails for a short chat or changes its text."""
     if optional_attribute(tokenizer, "chat_template") is None:
         return None
     messages = [SafeMessage(message, tokenizer) for message in (ASKED, ANSWER)]

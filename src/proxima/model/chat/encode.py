@@ -14,8 +14,8 @@ from proxima.data.columns import Ints
 from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import image_tokens
 from proxima.model.architecture import optional_attribute
-from proxima.model.chat.template import NAME as CLOCK
-from proxima.model.chat.template import (
+from proxima.model.chat.template_inputs import NAME as CLOCK
+from proxima.model.chat.template_inputs import (
     PLAIN,
     THOUGHT,
     THOUGHT_NAMES,
@@ -88,7 +88,7 @@ def chat_tokens(
     require_written(messages, tokenizer, arguments, partial(rendered_text, tokenizer))
     safe = [SafeMessage(message, tokenizer) for message in messages]
     ending: Ending = "complete" if complete else "open" if is_begun(messages) else "prompt"
-    ids = encode_opening(render_chat(safe, tokenizer, arguments, ending=ending), tokenizer)
+    ids = encode_chat(render_chat(safe, tokenizer, arguments, ending=ending), tokenizer)
     end = end_of_text(tokenizer) if complete and tokenizer.chat_template is None else None
     return ids if end is None else [*ids, end]
 
@@ -108,9 +108,9 @@ def _raw_tokens(
         raise UserError(NOT_A_CHAT, remedy="map the rows with task.question or task.messages")
     ids = _without_end(tokenizer(prompt)["input_ids"], tokenizer)
     for text in answer:
-        together = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
-        joined = together[: len(ids)] == ids
-        ids = together if joined else ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        complete_ids = _without_end(tokenizer(prompt + text)["input_ids"], tokenizer)
+        extends = complete_ids[: len(ids)] == ids
+        ids = complete_ids if extends else ids + list(tokenizer(text, add_special_tokens=False)["input_ids"])
     end = end_of_text(tokenizer) if complete else None
     return ids if end is None else [*ids, end]
 
@@ -221,7 +221,7 @@ def render_chat(
     return "\n".join(message.text for message in messages) + ("\n" if ending == "prompt" else "")
 
 
-def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
+def encode_chat(chat: str, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text of `render_chat`; for a base model, after those that its tokenizer puts before a text."""
     if tokenizer.chat_template is not None:
         return encode_part(chat, tokenizer)
@@ -252,12 +252,12 @@ def _with_images(chat: str, messages: Sequence[SafeMessage], tokenizer: Any) -> 
     if store is None:
         return chat
     numbers, mark = [number for message in messages for number in message.images], image_mark(tokenizer)
-    opening, *rest = chat.split(store.placeholder)
+    start, *rest = chat.split(store.placeholder)
     if len(rest) != len(numbers):
         remedy = "repair the template in the model's folder"
         raise UserError(f"the chat template wrote {len(rest)} of {len(numbers)} images", remedy=remedy)
     shown = (store.text(number, mark) for number in numbers)
-    return opening + "".join(image + part for image, part in zip(shown, rest, strict=True))
+    return start + "".join(image + part for image, part in zip(shown, rest, strict=True))
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], ending: Ending) -> str:

@@ -156,7 +156,7 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
             padding = (*(0, 0) * len(others), 0, width - len(piece))
             changed[name] = F.pad(piece, padding, value=-1 if dtype == "id" else 0)
     changed["predict"] = changed["predict"] - start
-    return BatchPart(**vars(batch) | changed | _kept(batch, predicted), rows=rows)
+    return BatchPart(**vars(batch) | changed | _sampling_masks(batch, predicted), rows=rows)
 
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
@@ -168,7 +168,7 @@ def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
     return np.concatenate(places)
 
 
-def _kept(batch: PackedBatch, rows: NDArray[np.int64]) -> dict[str, Any]:
+def _sampling_masks(batch: PackedBatch, rows: NDArray[np.int64]) -> dict[str, Any]:
     """The sets that the tokens of these rows were sampled from, as fields of a batch."""
     if batch.sampling_mask is None:
         return {}

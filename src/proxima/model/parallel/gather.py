@@ -73,9 +73,8 @@ def _empty_like(model: Any, device: torch.device) -> Any:
             parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])
-    if (
-        conversions := optional_attribute(model, "_weight_conversions")
-    ) is not None:  # to the names of the files, in `save`
+    conversions = optional_attribute(model, "_weight_conversions")  # to the names of the files, in `save`
+    if conversions is not None:
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())
     for name, buffer in plain.named_buffers():

@@ -66,9 +66,10 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
         require(world % copy == 0, "LOCAL_WORLD_SIZE", copy, bound, remedy=remedy)
     elif sharding.kind == "replicate":
         copy = sharding.tensor_parallel
-    for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.together)):
+    for name, needed in (("tensor_parallel", sharding.tensor_parallel), ("context_parallel", sharding.ranks_per_share)):
         if world % needed or (sharding.kind == "hybrid" and copy % needed):
-            within = f"the {copy} ranks of a node" if copy and not copy % sharding.together else f"the {world} ranks"
+            by_node = copy and not copy % sharding.ranks_per_share
+            within = f"the {copy} ranks of a node" if by_node else f"the {world} ranks"
             bound = f"must, with tensor_parallel={sharding.tensor_parallel}, divide {within}"
             raise FieldError(name, getattr(sharding, name), bound)
     shards = (copy or world) // sharding.tensor_parallel
@@ -92,8 +93,8 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
     mesh = laid_out(replicate=copies if copy else 0, shard=shards, tensor=split)
     context = expert = expert_shards = None
     if sharding.context_parallel > 1:
-        together = sharding.context_parallel
-        context = laid_out(share=world // (together * tensor), context=together, tensor=tensor)["context"]
+        parts = sharding.context_parallel
+        context = laid_out(share=world // (parts * tensor), context=parts, tensor=tensor)["context"]
     if sharding.expert_parallel > 1:
         count = sharding.expert_parallel
         parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)

@@ -46,7 +46,7 @@ def require_splittable(
 
     if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
         raise UserError(f"ranks need torch 2.13 or newer, and {torch.__version__} is installed", remedy="update torch")
-    if sharding.together * sharding.expert_parallel > 1:
+    if sharding.ranks_per_share * sharding.expert_parallel > 1:
         shape = partial(load_shape, path, revision)
         check_split(load_config(path, revision), shape, sharding, ranks, adapters=adapters, name=name)
 
@@ -71,7 +71,7 @@ def check_split(
         check_context(config, sharding, ranks, model, name=name)
 
 
-def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
+def auxiliary_sharding(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
     """The sharding of a teacher or critic of a policy with this `sharding`: a model without experts has none to
     split."""
     if sharding is None or sharding.expert_parallel == 1:
@@ -122,7 +122,8 @@ def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> Non
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
     """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
     which ranks whose batches show no image do not run."""
-    if hasattr(model, "config") and model.config.model_type in SHOWN_IMAGES:
+    config: Any = optional_attribute(model, "config")
+    if config is not None and config.model_type in SHOWN_IMAGES:
         model = model.get_decoder()  # type: ignore[operator]
     for child in model.children():
         if isinstance(child, nn.ModuleList):

@@ -60,8 +60,8 @@ class Sharding:
         )
 
     @property
-    def together(self) -> int:
-        """Neighbouring ranks that compute the same sequences."""
+    def ranks_per_share(self) -> int:
+        """Neighbouring ranks that compute the same sequences: one share of an update."""
         return self.tensor_parallel * self.context_parallel
 
     @property

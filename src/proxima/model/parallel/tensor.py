@@ -3,7 +3,7 @@ architecture, and compute the same tokens.
 
     columns      q, k, v, gate, up     a rank computes some of the outputs: whole heads, a part of the hidden units
     rows         o, down               a rank multiplies its part of the inputs; the products are summed over the ranks
-    experts      of a mixture          a rank has some of them; their outputs for all tokens are summed
+    experts      of an MoE layer       a rank has some of them; their outputs for all tokens are summed
     vocabulary   embedding and head    a rank has some of the rows; for another rank's token it adds 0
 
 Between these the hidden states are whole and the same on every rank, and so are the gradients of norms and routers. The
@@ -34,10 +34,10 @@ from torch.distributed.tensor.parallel import (
 from proxima.data import FieldError, require
 from proxima.data.errors import nearest_divisor
 from proxima.model.architecture import TextConfig
+from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.parallel.experts import split_rows, with_own_rows
 from proxima.model.parallel.mesh import add_parts
 from proxima.model.parallel.sharding import Sharding, local_part, ranks_for_tensors
-from proxima.model.sampling_mask import KeptTokens
 
 FIELD = "placement.tensor_parallel"
 UNITS = "units of intermediate_size"
@@ -74,11 +74,11 @@ class VocabularyPart:
         """`local` of both."""
         return self.local(target), None if others is None else self.local(others)
 
-    def kept(self, kept: KeptTokens) -> KeptTokens:
+    def local_mask(self, mask: PackedSamplingMask) -> PackedSamplingMask:
         """The tokens that could be sampled and belong to this rank."""
-        own = self.owned(kept.ids)
+        own = self.owned(mask.ids)
         before = torch.cat([own.new_zeros(1, dtype=torch.int64), own.cumsum(0)])
-        return KeptTokens(kept.ids[own] - self.start, before[kept.cu], source=kept)
+        return PackedSamplingMask(mask.ids[own] - self.start, before[mask.cu], source=mask)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over the ranks; collective."""
@@ -95,13 +95,13 @@ class VocabularyPart:
         return self.sum(values.where(self.owned(ids), 0.0))
 
     def log_prob(
-        self, log_z: Tensor, kept_z: Tensor, log_prob: Tensor, target: Tensor
+        self, log_z: Tensor, masked_z: Tensor, log_prob: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Combine each rank's results for its own tokens: log Z, log Z of the tokens that could be sampled (the same
         tensor where all could), and the log-probs of the targets; collective."""
         every = self.logsumexp(log_z)
-        kept = every if kept_z is log_z else self.logsumexp(kept_z)
-        return every, kept, self.values_of(target, log_prob + kept_z) - kept
+        masked = every if masked_z is log_z else self.logsumexp(masked_z)
+        return every, masked, self.values_of(target, log_prob + masked_z) - masked
 
     def entropy(self, entropy: Tensor, log_z: Tensor, whole: Tensor) -> Tensor:
         """H = Σ_r w_r (H_r - log w_r), from each rank's entropy H_r of its own tokens; collective.
@@ -137,7 +137,7 @@ class _Attention(ParallelStyle):
 
 
 class _Experts(ParallelStyle):
-    """The experts of a mixture, some on each rank."""
+    """The experts of an MoE layer, some on each rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         split_rows(module, device_mesh)

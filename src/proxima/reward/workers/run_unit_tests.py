@@ -20,7 +20,7 @@ from typing import Any
 
 from proxima.process.code_runner import run_program, running_code
 from proxima.process.entry import prctl
-from proxima.process.messages import LineChannel, decode, encode
+from proxima.process.json_lines import LineChannel, decode, encode
 
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory

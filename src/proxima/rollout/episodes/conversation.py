@@ -20,14 +20,14 @@ from proxima.model.chat.encode import (
     SafeMessage,
     Tokenizer,
     control_texts,
-    encode_opening,
+    encode_chat,
     encode_part,
     is_begun,
     render_chat,
     safe_value,
     with_stand_ins,
 )
-from proxima.model.chat.template import reads_tools
+from proxima.model.chat.template_inputs import reads_tools
 from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
@@ -67,9 +67,9 @@ class TurnTemplate:
         """
         return render_chat(messages, self.tokenizer, self._arguments, ending=ending)
 
-    def encode_opening(self, text: str) -> list[int]:
+    def encode_chat(self, text: str) -> list[int]:
         """Encode the text of an initial prompt."""
-        return encode_opening(text, self.tokenizer)
+        return encode_chat(text, self.tokenizer)
 
     def shared_prefix(self, messages: Sequence[Message], tokens: Ints) -> int:
         """Compute `Prompt.shared_prefix` of an episode: the number of tokens in its first prompt for tools and for the
@@ -82,7 +82,7 @@ class TurnTemplate:
                 text, _ = self.around([self.message(message) for message in before], (), "user")
             except UserError:  # the template wants more messages
                 text = ""
-            self._beginnings[key] = np.array(self.encode_opening(text) if text else (), np.int32)
+            self._beginnings[key] = np.array(self.encode_chat(text) if text else (), np.int32)
         return tokens_in_common(tokens, self._beginnings[key])
 
     def encode_after(self, before: str, text: str) -> list[int]:
@@ -325,7 +325,7 @@ class Conversation:
         self._own = self._encoded_initial_prompt()
 
     def _encoded_initial_prompt(self) -> Ints:
-        tokens = np.array(self._template.encode_opening(self._initial_prompt), np.int32)
+        tokens = np.array(self._template.encode_chat(self._initial_prompt), np.int32)
         if not len(tokens):  # nothing would predict the first token of a turn
             raise UserError("these messages give a prompt without tokens")
         return tokens

@@ -24,7 +24,7 @@ from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
-from proxima.model.parallel.shard import sharding_beside
+from proxima.model.parallel.shard import auxiliary_sharding
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_model import make_value_head
@@ -205,7 +205,7 @@ def _critic_model(
     spec: ModelCritic, train: TrainConfig, source: ModelSource, restored: Path | None, ranks: Ranks
 ) -> Critic:
     path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
-    spread = sharding_beside(source.sharding, path, revision)
+    spread = auxiliary_sharding(source.sharding, path, revision)
     critic_source = replace(source, path=path, revision=revision, lora=None, sharding=spread)
     saved = None if restored is None else str(restored / CRITIC)
     with renamed("model.path", "critic.path"):
@@ -276,7 +276,7 @@ def make_teacher_stage(
         FieldError: the weights can't be loaded.
     """
     divergence, path = distillation.divergence, distillation.path
-    spread = sharding_beside(source.sharding, path)
+    spread = auxiliary_sharding(source.sharding, path)
     teacher_source = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
     with renamed("model.path", TEACHER_PATH):
         teacher = compute.call(teacher_source.load)

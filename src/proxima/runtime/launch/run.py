@@ -15,9 +15,9 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.config.validate import require_proven
 from proxima.data import UserError
-from proxima.model.chat.template import clock_notes, fixed_clock
+from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.pretrained import LoadedModel, quiet_transformers
+from proxima.model.pretrained import LoadedModel, without_progress_bars
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
@@ -67,7 +67,7 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or Clock()
-    with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
+    with ranks_of(config) as ranks, without_progress_bars(), ExitStack() as opened:
         if ranks.rank > 0:
             return follow(partial(start_rank, partial(_workload, config, observer), ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))

@@ -20,8 +20,8 @@ from proxima.data.flow import Prompt
 from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.evaluation.held_out import HeldOutSet
-from proxima.model.images.store import ImageStore
-from proxima.model.pretrained import UnloadedModel, read_beside
+from proxima.model.images.image_store import ImageStore
+from proxima.model.pretrained import UnloadedModel, read_auxiliary_model
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.generator import greedy
 from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
@@ -180,7 +180,7 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
     """
     path, remedy = distillation.path, "use a teacher of the student's family: they are compared token by token"
     with within("algorithm.distillation"):
-        teacher = read_beside(student, path, None, "path", remedy)
+        teacher = read_auxiliary_model(student, path, None, "path", remedy)
         families = student.config.model_type, teacher.config.model_type
         alike = student.images is None or families[0] == families[1]
         require(alike, "path", path, f"is a {families[1]}, and a {families[0]} is shown images", remedy=remedy)

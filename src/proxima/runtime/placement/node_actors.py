@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.process.children import Child, start_module
-from proxima.process.messages import LineChannel
+from proxima.process.json_lines import LineChannel
 
 CHUNK = 1 << 16
 OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # variables: a line arrives, whatever is in it

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.model.images.folder import delete_images
+from proxima.model.images.image_folder import delete_images
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import UserError
-from proxima.model.images.folder import RESTORE, image_damage, read_names
+from proxima.model.images.image_folder import RESTORE, image_damage, read_names
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import MOVE_AWAY, RESTORED, Journal, copied_journal
 from proxima.system.damage import Checksum

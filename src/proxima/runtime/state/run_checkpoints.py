@@ -14,7 +14,7 @@ from proxima.data import UserError
 from proxima.evaluation.headline import Headline
 from proxima.model.files import base_of, is_adapter
 from proxima.model.load import load, save
-from proxima.model.pretrained import DTYPES, quiet_transformers
+from proxima.model.pretrained import DTYPES, without_progress_bars
 from proxima.model.scalar_model import load_scalar_model
 from proxima.runtime.state.folder import RunFolder, existing_run
 from proxima.system.atomic_files import atomic_folder
@@ -118,7 +118,7 @@ def export(
         raise UserError(reason, remedy="leave out --critic")
     if adapter and not is_adapter(str(source)):
         raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
-    with quiet_transformers(), atomic_folder(target, _refuse_existing) as aside:
+    with without_progress_bars(), atomic_folder(target, _refuse_existing) as aside:
         if is_adapter(str(source)) and not adapter:
             read = load_scalar_model if (source / "config.json").is_file() else load
             merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")

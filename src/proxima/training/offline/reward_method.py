@@ -14,9 +14,10 @@ from proxima.core.loss import Loss
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import PreferencePair, Trajectory
 from proxima.evaluation.pair_metrics import ScoredPair, pair_metrics
+from proxima.model.architecture import TextConfig
 from proxima.model.packed_model import TokenOutputs
 from proxima.model.pretrained import LoadedModel
-from proxima.model.scalar_model import ScalarModel, last_values, pad_token, scalar_config, set_score_normalization
+from proxima.model.scalar_model import ScalarModel, last_values, scalar_config, set_score_normalization
 from proxima.task.protocol import Row
 from proxima.training.forward_stage import ForwardStage
 from proxima.training.objectives.protocol import Objective
@@ -105,7 +106,7 @@ class RewardMethod(OfflineMethod[PreferencePair]):
         return [ScoreStage(self.scored)]
 
     def objective(self) -> RewardObjective:
-        section, pad = self.settings.reward_model, pad_token(self.scored.model.config)
+        section, pad = self.settings.reward_model, TextConfig.of(self.scored.model.config).pad
         return RewardObjective(loss=RewardLoss(center=section.center), margin=section.margin, pad=pad)
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:

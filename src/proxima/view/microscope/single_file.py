@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.model.images.folder import read_image, read_names
+from proxima.model.images.image_folder import read_image, read_names
 from proxima.system.jsonl import dumps
 
 PAGE = Path(__file__).parent / "page"

@@ -18,7 +18,7 @@ from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajector
 from proxima.model import model_source, scalar_model
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.parallel.shard import require_splittable, shard_model, sharding_beside
+from proxima.model.parallel.shard import auxiliary_sharding, require_splittable, shard_model
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import learning
@@ -81,7 +81,7 @@ class FakeLoader:
 
         revision, sharding = given.get("revision"), self.sharding
         if sharding is not None:
-            sharding = sharding if path == self.path else sharding_beside(sharding, path, revision)
+            sharding = sharding if path == self.path else auxiliary_sharding(sharding, path, revision)
             require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)  # type: ignore[arg-type]
         config: Any = load_config(path, revision)
         kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM

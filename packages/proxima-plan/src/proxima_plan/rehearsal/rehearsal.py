@@ -65,7 +65,7 @@ def _outcome(recipe: str, overrides: Sequence[str], ranks: int, import_code: boo
     try:
         resolved = resolve(recipe, overrides, root=None, import_code=import_code)
         sharding = _sharding(resolved.config, ranks)
-        shares = ranks // (1 if sharding is None else sharding.together)
+        shares = ranks // (1 if sharding is None else sharding.ranks_per_share)
         return rehearse_step(resolved.config, shape_of(resolved.config, BatchArithmetic(resolved).batch, shares), ranks)
     except UserError as error:  # its fields can't be passed between processes
         return str(error)
@@ -107,7 +107,7 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
             the exception, with the line of our code.
     """
     start, device, sharding = time.perf_counter(), fake_device(), _sharding(config, ranks)
-    together = 1 if sharding is None else sharding.together
+    together = 1 if sharding is None else sharding.ranks_per_share
     watch = watch or DeviceWatch()
     with fake_ranks(ranks, together) as group, FakeTensorMode(allow_non_fake_inputs=True), watch:
         watch.kind = WEIGHTS

@@ -71,7 +71,8 @@ def simulate_scale(
     placement = config.placement
     sharding = Sharding() if is_local(placement) else Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
-    recipe.check(DeviceLayout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))
+    ranks = lcm(sharding.ranks_per_share, sharding.tensor_parallel * sharding.expert_parallel)
+    recipe.check(DeviceLayout(ranks, sharding))
     load = assumed.load(recipe.load)
     load = replace(load, engine=proposed_engine(load.engine), concurrent=None)
     sizes = [1, 2, 4, 8, 16]

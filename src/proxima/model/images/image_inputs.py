@@ -13,7 +13,7 @@ from proxima.data.image_tokens import image_and_patch, image_starts
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.model.architecture import optional_attribute
 from proxima.model.attention import Segments
-from proxima.model.images.store import ImageStore
+from proxima.model.images.image_store import ImageStore
 
 KEPT = 1 << 16  # most tokens whose features are kept
 

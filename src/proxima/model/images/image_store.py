@@ -22,7 +22,7 @@ from proxima.data.flow import IMAGE_PLACEHOLDER, Message
 from proxima.data.image_tokens import IMAGES, PATCHES, PROBE, image_and_patch
 from proxima.model.architecture import SHOWN_IMAGES
 from proxima.model.chat.encode import encode_part, image_mark
-from proxima.model.images.folder import INDEX, checksum, image_name, read_image, read_names, write_names
+from proxima.model.images.image_folder import INDEX, checksum, image_name, read_image, read_names, write_names
 from proxima.model.pretrained import load_config, load_tokenizer, read_pretrained
 
 if TYPE_CHECKING:
