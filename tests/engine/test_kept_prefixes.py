@@ -200,7 +200,7 @@ def test_what_was_not_used_for_longest_goes_first():
     scheduler = engine().scheduler
     prompts = [Prompt(uid=n, messages=(), tokens=ids(10, n)) for n in range(3)]
     prefixes = scheduler.prefixes
-    prefixes.prefill(scheduler.decoder, [(prompt, (4, 10)) for prompt in prompts])
+    prefixes.prefill(scheduler.decoder.prefill, [(prompt, (4, 10)) for prompt in prompts])
     assert positions(prefixes) == 3 * 14
     assert prefixes.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
     assert prefixes.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
