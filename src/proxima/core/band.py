@@ -6,7 +6,6 @@ Each surrogate has a method `band` beside its loss, from the same quantities; th
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,9 +60,14 @@ class Band:
         lower: Tensor | float = -math.inf,
         upper: Tensor | float = math.inf,
         columns: Mapping[str, Tensor | float] | None = None,
-        **words: Any,
+        chosen: Tensor | None = None,
+        chosen_words: str = "",
+        verdict: str = "masked",
+        cause: Words = lambda token: "",
+        free: Words | None = None,
+        note: str = "",
     ) -> "Band":
-        """The band from values of the loss tokens, [N] or one number for all; `words` are the other fields."""
+        """The band from values of the loss tokens, [N] or one number for all."""
         curves = {column: each_token(b, values) for column, values in (columns or {}).items()}
         return cls(
             title=title,
@@ -73,7 +77,12 @@ class Band:
             upper=each_token(b, upper),
             loss_mask=b.loss_mask,
             columns=curves,
-            **words,
+            chosen=chosen,
+            chosen_words=chosen_words,
+            verdict=verdict,
+            cause=cause,
+            free=free,
+            note=note,
         )
 
     @property

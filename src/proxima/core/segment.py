@@ -117,8 +117,8 @@ class SequenceRows:
         ranks = torch.stack([rank, torch.minimum(rank + 1, last)], 1)
         wanted = ranks[self.order].split([rows for rows, _ in self.sizes])
         tables = zip(self._tables(values, torch.inf), wanted, strict=True)
-        found = torch.cat([table.sort(1).values.gather(1, at) for table, at in tables]).double()
-        lower, upper = torch.empty_like(found).index_copy_(0, self.order, found).unbind(1)
+        neighbours = torch.cat([table.sort(1).values.gather(1, at) for table, at in tables]).double()
+        lower, upper = torch.empty_like(neighbours).index_copy_(0, self.order, neighbours).unbind(1)
         return torch.lerp(lower, upper, position - rank)
 
     def _along(self, sums: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

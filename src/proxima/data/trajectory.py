@@ -79,8 +79,8 @@ class Trajectory(Columns):
         if not self.temperature > 0:
             reason = "a greedy completion has no log-probs to train on"
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
-        counts = {"tokens": len(self.tokens), "prompt_tokens": len(self.prompt_tokens)}
-        self.check_shapes(**counts, sampled=self.sampled)
+        tokens, prompt_tokens = len(self.tokens), len(self.prompt_tokens)
+        self.check_shapes(tokens=tokens, prompt_tokens=prompt_tokens, sampled=self.sampled)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)

@@ -13,7 +13,7 @@ from proxima.evaluation.headline import ACCURACY, CUT, REWARD
 from proxima.evaluation.intervals import Interval, wilson_interval
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.figures import episode_metrics
-from proxima.rollout.episodes.played import Told
+from proxima.rollout.episodes.played import EpisodeCallback
 from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.task.prompts import EVAL_UID, PromptSource
@@ -74,10 +74,10 @@ class HeldOutSet:
         now: Callable[[], float],
         progress: Progress,
         log: Path | None = None,
-        told: Told | None = None,
+        on_episode: EpisodeCallback | None = None,
     ) -> Evaluation:
-        """The evaluation of its prompts; `log` and `told` are those of `World.player`."""
-        player = None if self.world is None else self.world.player(engine, log, told)
+        """The evaluation of its prompts; `log` and `on_episode` are those of `World.player`."""
+        player = None if self.world is None else self.world.player(engine, log, on_episode)
         return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress)
 
 

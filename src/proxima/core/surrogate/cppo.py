@@ -276,5 +276,5 @@ class TvBand(Surrogate):
             return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
 
         title, far = "distance |π − μ| and the half width of the band", divergence(b, "binary_tv")
-        bound = {"upper": self.epsilon}
-        return Band.of(b, title, "distance_from_behavior", far, **bound, columns=bound, cause=cause)
+        columns = {"upper": self.epsilon}
+        return Band.of(b, title, "distance_from_behavior", far, upper=self.epsilon, columns=columns, cause=cause)

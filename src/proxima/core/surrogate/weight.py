@@ -70,14 +70,15 @@ class Cispo(Surrogate):
         return TokenLoss(loss, b.loss_mask & (weight == ratio), metrics, self.level)
 
     def band(self, b: PolicyBatch) -> Band:
-        bounds = {"lower": 1 - self.epsilon_low, "upper": 1 + self.epsilon_high}
+        lower, upper = 1 - self.epsilon_low, 1 + self.epsilon_high
         return Band.of(
             b,
             "ratio π/π_prox and the range of its weight",
             "ratio",
             masked_ratio(b, self.level),
-            **bounds,
-            columns=bounds,
+            lower=lower,
+            upper=upper,
+            columns={"lower": lower, "upper": upper},
             verdict="clipped",
             cause=lambda token: ", which is its weight: it still has a gradient",
         )

@@ -35,10 +35,10 @@ from proxima.rollout.episodes.endpoint import (
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
+    EpisodeCallback,
     EpisodePlayer,
     PartialPaths,
     Played,
-    Told,
     failed_episode,
     row_of,
     sampled_turn,
@@ -103,7 +103,7 @@ class AgentEpisodes(EpisodePlayer):
         settings: limits of the episodes.
         context: maximum tokens of prompt and episode together.
         tool_format: the format in which the model writes calls.
-        told: gets each finished episode.
+        on_episode: gets each finished episode.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class AgentEpisodes(EpisodePlayer):
         settings: EpisodeSettings,
         context: int,
         tool_format: ToolFormat,
-        told: Told | None = None,
+        on_episode: EpisodeCallback | None = None,
     ) -> None:
-        super().__init__(engine, told)
+        super().__init__(engine, on_episode)
         self.agents, self.settings = agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()

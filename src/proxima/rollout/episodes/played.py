@@ -21,7 +21,7 @@ from proxima.rollout.episodes.settings import EpisodeSettings
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
 Deliver = Callable[[Completion | BaseException], None]
-Told = Callable[[EpisodeLife], None]
+EpisodeCallback = Callable[[EpisodeLife], None]
 
 
 @dataclass(eq=False)
@@ -260,10 +260,10 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 class EpisodeTimes:
     """The time that the episodes of a player spent waiting since the last `taken`, and the `idle` time of an engine of
-    which they await no turn; `told` is called with each finished episode."""
+    which they await no turn; `on_episode` is called with each finished episode."""
 
-    def __init__(self, told: Told | None = None) -> None:
-        self.told = told or (lambda life: None)
+    def __init__(self, on_episode: EpisodeCallback | None = None) -> None:
+        self.on_episode = on_episode or (lambda life: None)
         self.environment = self.turns = 0.0
         self.idle = IdleTime(lambda: asyncio.get_running_loop().time(), "episodes")  # the clock of their turns
         self._awaited = 0
@@ -276,7 +276,7 @@ class EpisodeTimes:
     def ended(self, life: EpisodeLife) -> None:
         """Record the end of an episode, successful or not."""
         self.turns += sum(end - begin for begin, end in life.turns)
-        self.told(life)
+        self.on_episode(life)
 
     def taken(self) -> dict[str, float]:
         """Return the seconds since the last call, summed over all episodes: `time/environment`, spent in environments
@@ -354,13 +354,13 @@ class EpisodePlayer:
 
     Args:
         engine: samples the turns.
-        told: gets each finished episode.
+        on_episode: gets each finished episode.
 
     `times` are the waiting times of the episodes; an agent's exclude its wait for the policy.
     """
 
-    def __init__(self, engine: Engine, told: Told | None) -> None:
-        self.engine, self.times = engine, EpisodeTimes(told)
+    def __init__(self, engine: Engine, on_episode: EpisodeCallback | None) -> None:
+        self.engine, self.times = engine, EpisodeTimes(on_episode)
         self.playing: dict[tuple[int, int], Any] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:

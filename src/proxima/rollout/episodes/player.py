@@ -26,11 +26,11 @@ from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
+    EpisodeCallback,
     EpisodePlayer,
     PartialPaths,
     Played,
     PlayedTurn,
-    Told,
     failed_episode,
     row_of,
     sampled_turn,
@@ -81,13 +81,18 @@ class Episodes(EpisodePlayer):
         hosts: run the environments; the caller closes them.
         template: renders the messages.
         rules: the limits, and the format of tool calls.
-        told: gets each finished episode.
+        on_episode: gets each finished episode.
     """
 
     def __init__(
-        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, told: Told | None = None
+        self,
+        engine: Engine,
+        hosts: Hosts,
+        template: TurnTemplate,
+        rules: Rules,
+        on_episode: EpisodeCallback | None = None,
     ) -> None:
-        super().__init__(engine, told)
+        super().__init__(engine, on_episode)
         self.hosts, self.template, self.rules = hosts, template, rules
         self.adding = asyncio.Lock()  # images of environments
 

@@ -20,7 +20,7 @@ from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from proxima.rollout.episodes.played import Played, Told
+from proxima.rollout.episodes.played import EpisodeCallback, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.column_mapping import TOOLS
@@ -68,11 +68,11 @@ class World:
                 rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
         self.rules = rules
 
-    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> Episodes:
+    def player(self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None) -> Episodes:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
-        `told` gets each episode that has ended."""
+        `on_episode` gets each episode that has ended."""
         self.hosts.log_to(log)
-        return Episodes(engine, self.hosts, self.template, self.rules, told)
+        return Episodes(engine, self.hosts, self.template, self.rules, on_episode)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -96,14 +96,16 @@ class AgentWorld:
                 require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
             self.agents = AgentSpec(**spec.arguments).build()
 
-    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> AgentEpisodes:
-        """The player of episodes, with turns sampled by the engine; `told` gets each episode that has ended. A failure
-        names the last line that the agent printed."""
+    def player(
+        self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
+    ) -> AgentEpisodes:
+        """The player of episodes, with turns sampled by the engine; `on_episode` gets each episode that has ended. A
+        failure names the last line that the agent printed."""
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
         named = settings.tool_format
         tool_format = format_of(tokenizer, self.play.arguments) if named == "auto" else named
-        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, told)
+        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, on_episode)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
