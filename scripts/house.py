@@ -121,6 +121,7 @@ ALLOWED_LATE_IMPORTS |= {
     "proxima.cli.main: proxima.cli.help_page": f"{_SHELL}: one without a command",
     "proxima.cli.main: proxima.runtime.placement.launcher": f"{_SHELL}: a task of Slurm",
     "proxima.api.saved: proxima.api.metrics_frame": "derives from a class of pandas",
+    "proxima.rollout.episodes.worlds: proxima.rollout.episodes.agent_player": "serves by starlette, of the extra serve",
     "proxima.model.adapters.lora: proxima.model.adapters.merged_lora": "derives from a class of peft",
     "proxima.runtime.placement.rendezvous: proxima.training.sharded_checkpoint": "derives from one of torch",
 }

@@ -18,9 +18,8 @@ from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.pretrained import UnloadedModel
-from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from proxima.rollout.episodes.played import EpisodeCallback, Played
+from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.column_mapping import TOOLS
@@ -98,13 +97,15 @@ class AgentWorld:
 
     def player(
         self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
-    ) -> AgentEpisodes:
+    ) -> EpisodePlayer:
         """The player of episodes, with turns sampled by the engine; `on_episode` gets each episode that has ended. A
         failure names the last line that the agent printed."""
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
         named = settings.tool_format
         tool_format = format_of(tokenizer, self.play.arguments) if named == "auto" else named
+        from proxima.rollout.episodes.agent_player import AgentEpisodes  # serves by starlette, an optional package
+
         return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, on_episode)
 
     def close(self) -> None:
