@@ -1,9 +1,8 @@
 """The state of a server: whether it is given work and, if not, what it is waiting for. All transitions are here.
 
 A server is ready until a call fails. It is then suspect until a health check passes; `STREAK` failed calls in a row
-eject it, and so does a failed health check, a refused key, or the wrong weights. An ejected server is asked now and
-then whether it can return, more rarely after each ejection. If ejections go on without a completion between, it is
-barred.
+eject it, and so does a failed health check, a refused key, or the wrong weights. An ejected server is retried, more
+rarely after each ejection. If ejections go on without a completion between, it is barred.
 
 One number is behind this, `failures`: failed calls in a row, without a completion or a score between. An ejection
 counts as `STREAK` of them, whatever caused it, and so does a failed return with new weights. A busy server (429, 503)
@@ -31,9 +30,9 @@ class State(Enum):
     READY = "is given work"
     SUSPECT = "a call failed; gets no work until a health check passes"
     BUSY = "asked for a break; gets no work until it is over"
-    AWAY = "out of service, as at first; asked now and then whether it can return"
-    LOCKED = "out of service because authentication failed again when it was asked; asked now and then too"
-    BARRED = "out of service for good: ejected again and again, and completed nothing between"
+    AWAY = "out of service, as at first; retried occasionally"
+    LOCKED = "out of service: authentication failed twice; retried occasionally"
+    BARRED = "out of service for good: ejected repeatedly without a completion between"
 
 
 IN_SERVICE = frozenset({State.READY, State.SUSPECT, State.BUSY})
