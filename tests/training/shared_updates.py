@@ -28,7 +28,6 @@ from proxima.runtime.placement.follower import RankModels
 from proxima.training.critic import ValueObjective, ValueStage
 from proxima.training.forward_stage import LogProbStage
 from proxima.training.learner import EarlyStop
-from proxima.training.messages import End
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
 from proxima.training.objectives.router_balance import RouterBalance
@@ -36,7 +35,7 @@ from proxima.training.offline.reward_method import RewardObjective
 from proxima.training.offline.sft_method import SftObjective
 from proxima.training.optimizer import Schedule
 from proxima.training.process_ranks import ProcessRanks
-from proxima.training.ranks import RankError, Refused
+from proxima.training.ranks import End, RankError, Refused
 from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import model_of, source
 from tests.model.rows import rows, same

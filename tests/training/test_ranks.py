@@ -3,9 +3,8 @@
 import pytest
 
 from proxima.data import NotFiniteError
-from proxima.training.messages import Release
 from proxima.training.process_ranks import ProcessRanks
-from proxima.training.ranks import RankError, Refused, SharedProblem, split
+from proxima.training.ranks import RankError, Refused, Release, SharedProblem, split
 from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows

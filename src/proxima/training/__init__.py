@@ -1,8 +1,8 @@
 """Training: items and an objective in, new weights out. The stack knows no RL; every objective uses the same one.
 
     stack           optimizer, schedule, gradient clipping, state; shared_update: the passes of an update
-    ranks           several processes that share an update, by shares; process_ranks: over torch.distributed;
-                    messages: what rank 0 sends the others
+    ranks           several processes that share an update, by shares, and what rank 0 sends the others;
+                    process_ranks: over torch.distributed
     objectives/     what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     batch_builder   scored groups → the batch of a step: advantages, selection, updates; the outcomes of its completions
     episode_tokens  the same for an advantage of tokens: rewards and turns of episodes

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError
 from proxima.model.parallel.gather import clip_gradients, total_norm
-from proxima.training.messages import End
-from proxima.training.ranks import Message, RankError, Ranks, Refused, SharedProblem
+from proxima.training.ranks import End, Message, RankError, Ranks, Refused, SharedProblem
 
 T = TypeVar("T")
 

@@ -1,14 +1,15 @@
 """Lets the processes of a run share an update and combine their results.
 
-Rank 0 runs the loop, and sends the other ranks what to compute (`messages`); each computes its share of the items. No
-objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
+Rank 0 runs the loop, and sends the other ranks messages that say what to compute; each computes its share of the items.
+No objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
 `proxima.training.process_ranks` has several.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +18,15 @@ from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import tokens_fed
-
-if TYPE_CHECKING:  # it writes stacks, which have ranks
-    from proxima.training.sharded_checkpoint import ShardedWriter
+from proxima.training.objectives.protocol import Objective
 
 T = TypeVar("T")
 
 
 class Message:
-    """What rank 0 sends the others, see `messages`; `str` of it names the work in status reports, such as `update of
-    policy`."""
+    """What rank 0 sends the others: what every rank does next; `placement.follower` does it there. A message has values
+    only: names of stacks and columns, trajectories with numpy columns, and the specs of a loss. Its `str` names the
+    work in status reports, such as `update of policy`."""
 
     @property
     def target(self) -> str:
@@ -85,6 +85,23 @@ class RankMonitor(Protocol):
         ...
 
 
+class CheckpointWriter(Protocol):
+    """Writes the checkpoints of several ranks: the `ShardedWriter` of `sharded_checkpoint`."""
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a checkpoint waits for `finish`."""
+        ...
+
+    def write(self, folder: Path, step: int, contents: Any) -> None:
+        """Begin to write a checkpoint with these `CheckpointContents` (an import of that class would be circular)."""
+        ...
+
+    def finish(self) -> object:
+        """Wait for the checkpoint that is being written."""
+        ...
+
+
 class Ranks:
     """A single process. Methods marked collective are called by every rank, in the same order."""
 
@@ -92,7 +109,7 @@ class Ranks:
     size: int = 1
     ranks_per_share: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
-    writer: "ShardedWriter | None" = None  # of checkpoints, where there are several ranks
+    writer: CheckpointWriter | None = None  # where there are several ranks
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
     monitor: RankMonitor | None = None  # on rank 0 of several
 
@@ -204,3 +221,73 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
         load[share] += costs[number]
         assigned[share] += runs[number]
     return [sorted(indices) for indices in assigned]
+
+
+@dataclass(frozen=True)
+class Start(Message):
+    """Read the data, compare them with those of the other nodes, and load the models, those of `checkpoint` if the run
+    resumes from one."""
+
+    folder: Path
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True)
+class OfStack(Message):
+    """Calls a method of the stack with this name."""
+
+    stack: str
+
+    @property
+    def target(self) -> str:
+        return self.stack
+
+
+@dataclass(frozen=True)
+class Fill(OfStack):
+    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
+
+    column: str
+    trajectories: Sequence[Trajectory]
+
+
+@dataclass(frozen=True)
+class Update(OfStack):
+    """`TrainStack.update` with these arguments."""
+
+    objective: Objective[Any]
+    updates: Sequence[Sequence[Any]]
+    planned: int
+    should_continue: Callable[[Sequence[Any], Metrics], bool] | None
+
+
+class Gather(OfStack):
+    """Send rank 0 the weights, see `TrainStack.gathered`."""
+
+
+class Release(OfStack):
+    """Return unused device memory, see `TrainStack.release`."""
+
+
+class Stages(OfStack):
+    """Create the late stages, see `TrainStack.late_stages`."""
+
+
+@dataclass(frozen=True)
+class Save(Message):
+    """Begin the checkpoint of a step, see `ShardedWriter.write`."""
+
+    folder: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class Finish(Message):
+    """Wait for the checkpoint that is being written."""
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """End, with the outcome of the run."""
+
+    outcome: Any

@@ -20,10 +20,9 @@ from proxima.model.parallel.gather import gather_into, plain_copy
 from proxima.model.parallel.sharding import own_slice
 from proxima.model.pretrained import LoadedModel
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
-from proxima.training.messages import Fill, Gather, Release, Stages, Update
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.training.optimizer import AdamW, OnePassAdamW, Schedule, one_pass, restore_state
-from proxima.training.ranks import ALONE, Message, Ranks, SharedProblem
+from proxima.training.ranks import ALONE, Fill, Gather, Message, Ranks, Release, SharedProblem, Stages, Update
 from proxima.training.shared_update import SharedUpdate
 
 POLICY = "policy"  # the name of a run's first stack

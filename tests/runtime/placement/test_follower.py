@@ -8,7 +8,7 @@ from proxima.data import UserError
 from proxima.runtime.placement import follower
 from proxima.runtime.placement.follower import RankModels, read_when_visible
 from proxima.training.checkpoint import read_checkpoint
-from proxima.training.messages import Stages
+from proxima.training.ranks import Stages
 
 
 def test_late_stages_are_made_when_rank_0_says_so_and_once():

@@ -37,8 +37,7 @@ from proxima.runtime.watch.observer import Observer
 from proxima.runtime.watch.timeline import Timeline
 from proxima.system.machine import describe_environment
 from proxima.training.checkpoint import DELETE, Checkpoint, read_checkpoint, restore
-from proxima.training.messages import Start
-from proxima.training.ranks import Ranks
+from proxima.training.ranks import Ranks, Start
 from proxima.training.stack import POLICY
 
 Mode = Literal["new", "resume", "change"]

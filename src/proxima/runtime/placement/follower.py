@@ -11,9 +11,23 @@ from proxima.data import UserError
 from proxima.runtime.state.summary import Summary
 from proxima.training.checkpoint import CheckpointContents
 from proxima.training.forward_stage import ForwardStage, LogProbStage
-from proxima.training.messages import End, Fill, Finish, Gather, OfStack, Release, Save, Stages, Start, Update
 from proxima.training.process_ranks import ProcessRanks
-from proxima.training.ranks import Message, Ranks, Refused, SharedProblem
+from proxima.training.ranks import (
+    End,
+    Fill,
+    Finish,
+    Gather,
+    Message,
+    OfStack,
+    Ranks,
+    Refused,
+    Release,
+    Save,
+    SharedProblem,
+    Stages,
+    Start,
+    Update,
+)
 from proxima.training.stack import POLICY, TrainStack
 
 T = TypeVar("T")

@@ -19,8 +19,7 @@ from proxima.system.damage import Checksum
 from proxima.task.prompts import PromptSource
 from proxima.training.batch_builder import CompletionRecord
 from proxima.training.checkpoint import CheckpointContents, write_checkpoint
-from proxima.training.messages import Finish, Save
-from proxima.training.ranks import ALONE, Message, Ranks
+from proxima.training.ranks import ALONE, Finish, Message, Ranks, Save
 
 
 class RunStore:
