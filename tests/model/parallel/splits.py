@@ -94,7 +94,7 @@ def head_results(head: Head, mesh, how: dict[str, Any]) -> list[torch.Tensor]:
     given = head.leaves[1:]
     own, part = (given, None) if mesh is None else own_rows(mesh, given)
     head = replace(head, weight=own[0], bias=own[1])
-    where = {"kept": head.sets(), "part": part, "chunk": 5}
+    where = {"mask": head.sets(), "part": part, "chunk": 5}
     outputs = token_log_prob(head.hidden, head.weight, head.target, head.temperature, bias=head.bias, **where, **how)
     sums = log_sum_square(head.hidden, head.weight, head.temperature, bias=head.bias, **where)
     every = [tensor for tensor in outputs if tensor is not None]
