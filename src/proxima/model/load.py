@@ -79,12 +79,12 @@ def load(
             raise FieldError(
                 "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
             )
-        arguments: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
-        arguments["max_length"] = max_length
-        merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **arguments))
+        load_plain = partial(
+            _load_plain, dtype=dtype, device=device if sharding is None else "cpu", max_length=max_length
+        )
+        merged = load_merged(path, lambda base, version: load_plain(base, revision=version))
         return on_ranks(merged, sharding, device)
-    place: dict[str, Any] = {"revision": revision, "dtype": dtype}
-    load_base = partial(_load_plain, path, max_length=max_length, **place)
+    load_base = partial(_load_plain, path, revision=revision, dtype=dtype, max_length=max_length)
     if lora is None:
         return on_ranks(load_base(device=device, sharding=sharding), sharding, device)
 
@@ -93,7 +93,7 @@ def load(
     else:
         prepare = partial(start_adapter, lora=lora, base=base_in_memory(path, revision, dtype), seed=seed)
         loaded = load_base(device=device, sharding=sharding, prepare=prepare)
-    return on_ranks(with_adapter(loaded, lora, seed=seed, **place), sharding, device)
+    return on_ranks(with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed), sharding, device)
 
 
 def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> LoadedModel:
@@ -106,18 +106,39 @@ def on_ranks(loaded: LoadedModel, sharding: Sharding | None, device: str) -> Loa
     return replace(loaded, sharding=sharding, device=place)
 
 
-def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str, **ranks: Any) -> LoadedModel:
+def _load_plain(
+    path: str,
+    *,
+    revision: str | None,
+    dtype: torch.dtype,
+    device: str,
+    max_length: int | None = None,
+    sharding: Sharding | None = None,
+    prepare: Callable[[Any], None] | None = None,
+) -> LoadedModel:
+    """`load` without adapters."""
     config = load_config(path, revision)
     if scorer := next((x for x in config.architectures or () if "Classification" in x), None):
         remedy = "give a language model, such as the one that it was trained from"
         raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
-    more: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
+    quantization: Any = None
     if path.endswith(".gguf"):
         from transformers.utils.quantization_config import GgufConfig
 
         # without dequantize the weights keep their quantised classes, and save_pretrained fails later
-        more["quantization_config"] = GgufConfig(gguf_file=Path(path).name, dequantize=True)
-    return load_weights(reader_of(config), path, **ranks, **more)[0]
+        quantization = GgufConfig(gguf_file=Path(path).name, dequantize=True)
+    loaded, _ = load_weights(
+        reader_of(config),
+        path,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        max_length=max_length,
+        sharding=sharding,
+        prepare=prepare,
+        quantization=quantization,
+    )
+    return loaded
 
 
 def load_weights(
@@ -131,28 +152,44 @@ def load_weights(
     max_length: int | None = None,
     sharding: Sharding | None = None,
     prepare: Callable[[Any], None] | None = None,
-    **extra: Any,
+    config: Any = None,
+    quantization: Any = None,
 ) -> tuple[LoadedModel, list[str]]:
     """Load a model from `path` by a class of transformers (`AutoModelFor…`); also return which of the weights
     `may_lack` the files lack. With `sharding` the model is sharded, after a call of `prepare`, if it can be read by
     slices; otherwise it is whole, on the CPU, and not prepared.
+
+    Args:
+        config: in place of the config at `path`; quantization: that of transformers for a GGUF file.
 
     Raises:
         FieldError: as `load`.
     """
     bound_product_caches()
     tokenizer = load_tokenizer(path, revision)
-    config = extra.get("config") or load_config(path, revision)
-    require_rows(path, tokenizer, config)
-    proof_before_loading(config, max_length, scalar="SequenceClassification" in reader.__name__)
+    known_config = config or load_config(path, revision)
+    require_rows(path, tokenizer, known_config)
+    proof_before_loading(known_config, max_length, scalar="SequenceClassification" in reader.__name__)
     if sharding is not None:
-        place: dict[str, Any] = {"dtype": dtype, "device": device, "sharding": sharding, "config": extra.get("config")}
-        sliced = load_sliced(reader, path, revision, may_lack=may_lack, prepare=prepare, **place)
+        sliced = load_sliced(
+            reader,
+            path,
+            revision,
+            dtype=dtype,
+            device=device,
+            may_lack=may_lack,
+            sharding=sharding,
+            config=config,
+            prepare=prepare,
+        )
         if sliced is not None:
             return sliced
         device = "cpu"
-    more = {"dtype": dtype, "output_loading_info": True, **extra}
-    model, report = read_pretrained(reader, path, revision, "can't be loaded", **more)
+    options = {"config": config, "quantization_config": quantization}
+    options = {name: value for name, value in options.items() if value is not None}
+    model, report = read_pretrained(
+        reader, path, revision, "can't be loaded", dtype=dtype, output_loading_info=True, **options
+    )
     missing = sorted(report["missing_keys"])
     if lost := [name for name in missing if name not in may_lack]:  # Hugging Face draws them at random and only warns
         reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"

@@ -10,6 +10,7 @@ from proxima.model.architecture import vision_parameters
 from proxima.model.files import model_files
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
+from proxima.model.packed_model import PassSettings
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 from proxima.model.positions import fix_positions
@@ -51,7 +52,18 @@ class ModelSource:
 
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
-        return self._shown(load(**self._weights(saved)))
+        path, revision, lora = self._location(saved)
+        loaded = load(
+            path=path,
+            revision=revision,
+            dtype=DTYPES[self.dtype],
+            device=self.device,
+            lora=lora,
+            seed=self.seed,
+            sharding=self.sharding,
+            max_length=self.max_length,
+        )
+        return self._shown(loaded)
 
     def _shown(self, loaded: LoadedModel) -> LoadedModel:
         """The model with its positions fixed and its images, and with a tower that is trained only where the settings
@@ -68,18 +80,31 @@ class ModelSource:
         """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in
         `saved`."""
         has_head = saved is not None and self.lora is None
-        return self._shown(load_scalar_model(new_head=None if has_head else head_std, **self._weights(saved)))
+        path, revision, lora = self._location(saved)
+        loaded = load_scalar_model(
+            path=path,
+            revision=revision,
+            dtype=DTYPES[self.dtype],
+            device=self.device,
+            new_head=None if has_head else head_std,
+            seed=self.seed,
+            lora=lora,
+            sharding=self.sharding,
+            max_length=self.max_length,
+        )
+        return self._shown(loaded)
 
     def policy(
         self, loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
     ) -> Policy:
         """A policy that runs loaded weights."""
-        settings = self._packed | {"replays_routes": replays_routes}
+        settings = self._pass_settings()
+        settings["replays_routes"] = replays_routes
         return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **settings)
 
     def scalar(self, loaded: LoadedModel) -> ScalarModel:
         """A scalar model that runs loaded weights."""
-        return ScalarModel(loaded, **self._packed)
+        return ScalarModel(loaded, **self._pass_settings())
 
     def identity(self) -> dict[str, str]:
         """The inputs that determine the log-probs of its weights, without an adapter: hashes of its files, and
@@ -91,17 +116,14 @@ class ModelSource:
         adapter = {} if self.lora is None else {"base of an adapter": "off"}
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
 
-    def _weights(self, saved: str | None) -> dict[str, Any]:
-        """Arguments of `load`. A checkpoint has the whole model in `saved`, or only its adapter."""
-        settings = {"dtype": DTYPES[self.dtype], "device": self.device, "sharding": self.sharding, "seed": self.seed}
-        settings["max_length"] = self.max_length
+    def _location(self, saved: str | None) -> tuple[str, str | None, Lora | None]:
+        """Path, revision and adapters to load. A checkpoint has the whole model in `saved`, or only its adapter."""
         if saved is not None and self.lora is None:
-            return {"path": saved, **settings}
+            return saved, None, None
         lora = self.lora if self.lora is None or saved is None else replace(self.lora, path=saved)
-        return {"path": self.path, "revision": self.revision, "lora": lora, **settings}
+        return self.path, self.revision, lora
 
-    @property
-    def _packed(self) -> dict[str, Any]:
+    def _pass_settings(self) -> PassSettings:
         return {
             "attention": self.attention,
             "share_prompt": self.share_prompt,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -65,6 +65,16 @@ class TokenOutputs:
         if tensor is None:
             raise ValueError(f"TokenOutputs.{name} is missing: this model does not give it, or it was not in `needs`.")
         return tensor
+
+
+class PassSettings(TypedDict, total=False):
+    """The keyword arguments of `PackedModel`, which its subclasses pass on."""
+
+    attention: str
+    share_prompt: bool
+    compute_dtype: torch.dtype
+    gradient_checkpointing: bool
+    replays_routes: bool
 
 
 class PackedModel:

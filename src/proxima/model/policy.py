@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from proxima.model.adapters.lora import weight_of
 from proxima.model.architecture import parts, scalar_head
 from proxima.model.log_prob import TokenLogProbs, log_sum_square, sampled_log_prob, token_log_prob
 from proxima.model.masked_logits import PackedSamplingMask
-from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.packed_model import PackedModel, PassSettings, TokenOutputs
 from proxima.model.parallel.shard import shard_head
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.parallel.tensor import VocabularyPart
@@ -33,7 +33,12 @@ class Policy(PackedModel):
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, log_prob_chunk: int = 512, value_head: nn.Linear | None = None, **settings: Any
+        self,
+        loaded: LoadedModel,
+        *,
+        log_prob_chunk: int = 512,
+        value_head: nn.Linear | None = None,
+        **settings: Unpack[PassSettings],
     ) -> None:
         super().__init__(loaded, **settings)
         self.log_prob_chunk = log_prob_chunk

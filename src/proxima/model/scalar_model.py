@@ -5,7 +5,7 @@ On disk they are what `AutoModelForSequenceClassification` with one label loads.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from proxima.model.architecture import TextConfig, optional_attribute, scalar_he
 from proxima.model.files import is_adapter
 from proxima.model.load import load_weights, on_ranks
 from proxima.model.micro_batch import micro_batches
-from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.packed_model import PackedModel, PassSettings, TokenOutputs
 from proxima.model.parallel.shard import require_splittable
 from proxima.model.parallel.sharding import Sharding, fill_weight, plain_type
 from proxima.model.pretrained import LoadedModel, load_config, load_tokenizer
@@ -39,7 +39,7 @@ class ScalarModel(PackedModel):
         settings: of `PackedModel`.
     """
 
-    def __init__(self, loaded: LoadedModel, **settings: Any) -> None:
+    def __init__(self, loaded: LoadedModel, **settings: Unpack[PassSettings]) -> None:
         super().__init__(loaded, **settings)
         untyped: Any = self.model
         self.backbone, self.head = untyped.get_decoder(), getattr(untyped, HEAD)
@@ -160,15 +160,24 @@ def load_scalar_model(
     return on_ranks(with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed), sharding, device)
 
 
-def _load_below(adapter: str, path: str, revision: str | None, **how: Any) -> LoadedModel:
+def _load_below(
+    adapter: str, path: str, revision: str | None, *, dtype: torch.dtype, device: str, max_length: int | None
+) -> LoadedModel:
     """Load the base of a scalar adapter, with the config in the adapter's folder."""
     from transformers import AutoModelForSequenceClassification
 
     config, _ = scalar_config(adapter)
-    head = (f"{HEAD}.weight",)
-    return load_weights(
-        AutoModelForSequenceClassification, path, may_lack=head, config=config, revision=revision, **how
-    )[0]
+    loaded, _ = load_weights(
+        AutoModelForSequenceClassification,
+        path,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        may_lack=(f"{HEAD}.weight",),
+        max_length=max_length,
+        config=config,
+    )
+    return loaded
 
 
 def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Linear:
