@@ -162,8 +162,7 @@ class PackedBatch:
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; if `share_prompt`, neighbours of the same group share their prompt and the
     tokens that `common_response_prefix` counts, and neighbours of two groups share those that `common_prompt_prefix`
-    counts.
-    `routes`: include the `routed_experts` of the trajectories that have them.
+    counts. `routes`: include the experts of the trajectories that have them.
 
     Raises ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a
     token in the loss that is not sampled."""
@@ -203,10 +202,8 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
     for column in _carried():
-        if column.ragged:
-            columns |= _packed_sets(column, trajectories)
-        elif column.dtype != "id":
-            columns |= _packed(column, trajectories)
+        if column.dtype != "id":
+            columns |= (_packed_sets if column.ragged else _packed)(column, trajectories)
         elif routes:
             columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
