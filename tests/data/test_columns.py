@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proxima.data.columns import TOKEN_COLUMNS, Columns, ExpertIds, column_dtypes, filled_by
+from proxima.data.columns import TOKEN_COLUMNS, Columns, ExpertIds, SamplingMask, column_dtypes, filled_by
 from proxima.data.field_checks import tensor_hints
 from proxima.data.flow import Completion
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.policy_batch import PolicyBatch
-from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.protocol import InFlight, ScoreRequest

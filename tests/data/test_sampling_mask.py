@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
+from proxima.data.columns import SamplingMask
 from proxima.data.flow import Completion, Prompt
 from proxima.data.packed_batch import pack
-from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 
 MASK = SamplingMask.of_sets([[7, 3], [5], [9, 2, 4]])

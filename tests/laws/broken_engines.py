@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import EngineSpec, ScoreRequest
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.model.policy import Policy
 from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
 from tests.tiny import VOCABULARY, tiny

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.engine.local.scheduler import Scheduler
 from proxima.runtime.state.folder import RunFolder

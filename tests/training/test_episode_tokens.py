@@ -10,10 +10,10 @@ from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.token import Gae
 from proxima.core.reward_kl import AdaptiveCoefficient, RewardKl
 from proxima.data import UserError
+from proxima.data.columns import SamplingMask
 from proxima.data.flow import Prompt
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import pack
-from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens, turns_of

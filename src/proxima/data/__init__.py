@@ -2,9 +2,9 @@
 
     flow           Prompt, Completion, Score, Group: host side, as the engine and the rewards see them
     trajectory     one completion on its way to the trainer; pairs of them, one preferred; labeled ones
-    columns        the columns of a token, declared once: dtype, axes, who fills them, whether they are stored
+    columns        the columns of a token, declared once: dtype, axes, who fills them, whether they are stored; and
+                   `SamplingMask`, the ragged one
     episode        the messages of an episode as spans of its tokens
-    sampling_mask  the ragged column: the tokens that could be sampled
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     transfer       asynchronous copies between host and device   field_checks   checks at construction

@@ -7,10 +7,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints, filled_by
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints, SamplingMask, filled_by
 from proxima.data.episode import Episode
 from proxima.data.errors import UserError
-from proxima.data.sampling_mask import SamplingMask
 
 FinishReason = Literal["stop", "length", "abort"]
 REPAIR = "the engine is at fault: repair it or use another, and resume (--resume)"

@@ -27,10 +27,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.data.columns import TOKEN_COLUMNS, TokenColumn
+from proxima.data.columns import TOKEN_COLUMNS, SamplingMask, TokenColumn
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
-from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints
+from proxima.data.columns import Bools, Columns, ExpertIds, Floats, Ints, SamplingMask
 from proxima.data.flow import Completion, Key, Prompt
-from proxima.data.sampling_mask import SamplingMask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 
 from proxima.data import UserError
+from proxima.data.columns import SamplingMask
 from proxima.data.flow import Prompt
-from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.client import ServerClient, ServerError
 from proxima.engine.http.dialect import (
     Chunk,

@@ -4,7 +4,7 @@ its token costs the attempt, never a gradient."""
 import numpy as np
 import pytest
 
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_checks import WrongAnswerError, mask_of
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.local.local_engine import collect

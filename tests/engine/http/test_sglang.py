@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server

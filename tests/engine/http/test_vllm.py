@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover, WrittenTokens

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.model.packed_model import PackedModel
 from proxima.model.scalar_model import ScalarModel

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
+from proxima.data.columns import SamplingMask
 from proxima.data.episode import Episode, ToolCall
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.data.sampling_mask import SamplingMask
 from proxima.data.trajectory import Trajectory
 from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure

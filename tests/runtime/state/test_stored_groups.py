@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from proxima.data.columns import SamplingMask
 from proxima.data.episode import Episode, Span, ToolCall
 from proxima.data.flow import Group, Prompt, Score
-from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows, write_evals, write_rollouts
 from proxima.runtime.state.stored_completions import stored_groups

@@ -6,8 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 import numpy as np
 
 from proxima.data import UserError
-from proxima.data.columns import Floats
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import Floats, SamplingMask
 from proxima.engine.http.answer_values import number
 from proxima.engine.http.dialect import Chunk, LogProbMode
 from proxima.engine.protocol import Sampling

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 SHOWN, NAMED = 200, 1000  # most characters of server text in a message, and of a name that is used

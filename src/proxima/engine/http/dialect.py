@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from proxima.data import UserError
-from proxima.data.columns import Columns, ExpertIds, Floats, Ints
+from proxima.data.columns import Columns, ExpertIds, Floats, Ints, SamplingMask
 from proxima.data.flow import FinishReason
-from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.answer_values import RouteShape, id_list
 from proxima.engine.http.client import ANSWER, EVENT, SET, TOKEN, ServerClient, StreamSize, as_expected
 from proxima.engine.protocol import PauseMode, Sampling

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data.columns import ExpertIds, Floats, Ints
+from proxima.data.columns import ExpertIds, Floats, Ints, SamplingMask
 from proxima.data.flow import Completion, FinishReason
 from proxima.data.random import server_seed
-from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.answer_checks import (
     WrongAnswerError,
     check_finite,

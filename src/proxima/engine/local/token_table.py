@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima.data.columns import Floats, Ints, filled_by
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import Floats, Ints, SamplingMask, filled_by
 
 Lines = NDArray[np.int64]
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from proxima.data import NotFiniteError, UserError
+from proxima.data.columns import SamplingMask
 from proxima.data.flow import Completion, Prompt
-from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.process.shared_weights import ModelOverWeights, SharedWeights, TensorPlace
 from proxima.engine.protocol import Health, InFlight, Request, Sampling, ScoreRequest, WeightUpdate

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from proxima.data.columns import Bools, Ints, filled_by
+from proxima.data.columns import Bools, Ints, SamplingMask, filled_by
 from proxima.data.episode import Cut, Episode, EpisodeLife, Span, ToolCall
 from proxima.data.flow import Completion, Message, Prompt
-from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path

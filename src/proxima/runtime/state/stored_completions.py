@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from proxima.data.columns import SamplingMask
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.data.sampling_mask import SamplingMask
 from proxima.runtime.state.completion_columns import ABOUT, EXPERT_IDS, STORED, counts_of, parsed
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
 from proxima.system.damage import reading

@@ -13,7 +13,7 @@ from proxima.config.families import family_name, family_of_config
 from proxima.config.schema import RunConfig
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.distillation import Distillation
-from proxima.data.sampling_mask import SamplingMask
+from proxima.data.columns import SamplingMask
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.model import model_source, scalar_model
 from proxima.model.adapters.lora import Lora, attach
