@@ -13,6 +13,7 @@ from proxima.data.errors import UserError, suggestion
 from proxima.system.user_files import FILE
 
 GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
+MISTYPED = 0.85  # similarity from which a word is an option; no field of recipes is so near to one
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
@@ -115,14 +116,12 @@ def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence
     """Add the words that argparse left over to `override`; UserError for any other word. argparse takes positionals in
     one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`, `generate MODEL --samples 2 hi` leaves `hi`.
     `--algorithm=grpo`, as in other tools, means `algorithm=grpo`."""
-    from proxima.config.families import is_recipe_field  # reads YAML, which a command may not need
-
     for word in rest:
         if isinstance(vars(arguments).get("prompt"), list | tuple) and not word.startswith("-"):
             arguments.prompt = [*arguments.prompt, word]
             continue
         field, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("-") and not (hasattr(arguments, "override") and is_recipe_field(field)):
+        if word.startswith("-") and not (hasattr(arguments, "override") and _names_recipe_field(field, options)):
             near = difflib.get_close_matches(word.partition("=")[0], options, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {hint}")
@@ -133,3 +132,12 @@ def place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence
             remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
             raise UserError(f"unknown argument {word!r}; {remedy}")
         arguments.override = [*arguments.override, f"{field}={value}"]
+
+
+def _names_recipe_field(field: str, options: Sequence[str]) -> bool:
+    """True for a field of recipes; False without reading them, which takes a second, for an option that is mistyped."""
+    if difflib.get_close_matches(f"--{field}", options, n=1, cutoff=MISTYPED):
+        return False
+    from proxima.config.families import is_recipe_field
+
+    return is_recipe_field(field)

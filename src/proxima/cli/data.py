@@ -18,8 +18,7 @@ from proxima.cli.parameters import Argument, AsJson, Overrides, Recipe, print_js
 from proxima.config.problems import one_problem
 from proxima.data import UserError
 from proxima.data.errors import suggestion
-from proxima.prepare.catalog import SOURCES, Part, PrepareOptions
-from proxima.prepare.deduplicate import Conflicts
+from proxima.prepare.catalog import SOURCES, Conflicts, Part, PrepareOptions
 from proxima.view.formatting import visible
 from proxima.view.terminal import StageProgress
 

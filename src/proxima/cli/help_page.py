@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from proxima.cli.commands import COMMANDS, GROUPS, CommandFormatter, Parser, call_of, load_command
-from proxima.config.families import FAMILIES
 from proxima.data.errors import UserError
 from proxima.version import __version__
 
 WITH_ACTIONS = ("data", "engine", "peers", "plot", "reward")  # their actions are easily mistaken for commands
-WITHIN = {"chat": "generate --chat", "schema": "list schema", **dict.fromkeys(FAMILIES, "train")}  # so are these
+WITHIN = {"chat": "generate --chat", "schema": "list schema", "sft": "train", "dpo": "train"}  # so are these
 EPILOG = """\
 proxima train quickstart    # train; the folder is printed
 proxima train quickstart algorithm=grpo train.steps=20

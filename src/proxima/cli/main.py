@@ -38,7 +38,7 @@ def _call(words: Sequence[str]) -> Callable[[], int | None]:
         raise UserError("an argument has a NUL character", remedy="leave it out")
     if words and words[0] in COMMANDS:
         return call_of(words[0], words[1:])
-    from proxima.cli.help_page import answer  # reads the families of recipes, which a command may not need
+    from proxima.cli.help_page import answer  # which no command needs
 
     return answer(words)
 

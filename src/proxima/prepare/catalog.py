@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import yaml
 
 from proxima.data import require
-from proxima.prepare.deduplicate import Conflicts
+
+Conflicts = Literal["drop", "first", "majority"]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from proxima.prepare.catalog import Conflicts
 from proxima.prepare.normalize import ANSWERS, question_key, strip_instructions, text_hash
 from proxima.prepare.read_files import SourceQuestion, SourceRow
 from proxima.system.jsonl import utf8
@@ -21,8 +22,6 @@ _CACHED = 1 << 17  # hashes of raw rows, to recognise repeats without normalizin
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|(?:left|right|quad|qquad)(?![A-Za-z]))")
 _ANY_FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _FRACTION = re.compile(r"\\frac(?:\{([^{}]*)\}|([^\\{}]))(?:\{([^{}]*)\}|([^\\{}]))")
-
-Conflicts = Literal["drop", "first", "majority"]
 
 
 @dataclass(frozen=True)
