@@ -8,7 +8,7 @@ A message is `{role, content}` with a text, and possibly
     weight              1 or 0: whether a turn of the assistant is trained (SFT); in the data also `train`, `training`
     name, tool_call_id  and any other key of the data, for the chat template
 
-`model.chat.template` sees to it that the chat template writes what it is given.
+`model.chat.template_inputs` sees to it that the chat template writes what it is given.
 """
 
 from collections.abc import Mapping, Sequence
