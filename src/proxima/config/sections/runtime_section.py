@@ -12,7 +12,9 @@ from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_
 from proxima.config.sections.train_section import TrainConfig
 from proxima.data import require, require_threads
 from proxima.data.kinds import Slot
+from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
+from proxima.reward.workers.pool import WorkerPool
 from proxima.rollout.prompt_limits import OverAge
 
 # fields of every run, beside `placement`
@@ -65,11 +67,23 @@ class RuntimeConfig:
         """True if prompts are generated during training."""
         return self.max_concurrent_rollouts is not None and self.max_lag > 0
 
-    def rewards(self, specs: Sequence[Any], **how: Any) -> RewardRunner:
-        """The rewards of these specs under the limits of the section; `how` are further arguments of the runner, or
-        others. The caller closes it."""
-        limits = {"workers": self.reward_workers, "memory_mb": self.reward_memory_mb, **how}
-        return RewardRunner(specs, timeout=self.reward_timeout, **limits)
+    def rewards(
+        self,
+        specs: Sequence[Any],
+        *,
+        workers: int | None = None,
+        compute: ComputeThread | None = None,
+        pool: type[WorkerPool] | None = None,
+    ) -> RewardRunner:
+        """The rewards of these specs under the limits of the section; None: its workers. The caller closes it."""
+        return RewardRunner(
+            specs,
+            timeout=self.reward_timeout,
+            workers=self.reward_workers if workers is None else workers,
+            memory_mb=self.reward_memory_mb,
+            compute=compute,
+            pool=pool,
+        )
 
 
 def require_stall_seconds(config: Any) -> None:
