@@ -2,7 +2,9 @@
 
 import ast
 import gc
+import json
 import re
+import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -143,6 +145,51 @@ def test_the_reference_is_what_the_code_says():
     for page, text in pages.items():
         assert page.read_text(encoding="utf-8") == text, f"{page.name}: run make docs"
         assert page == make_docs.REFERENCE or text.count(make_docs.MADE) == 1
+
+
+IMPORT_ALL = """
+import importlib, importlib.abc, json, pkgutil, sys
+import proxima
+
+OPTIONAL = set(sys.argv[1].split())
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in OPTIONAL:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+failed = {}
+for module in pkgutil.walk_packages(proxima.__path__, "proxima."):
+    if module.name.endswith("__main__") or "in_server" in module.name:
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        failed[module.name] = error.name
+print(json.dumps(failed))
+"""
+OPTIONAL = (
+    "datasets reasoning_gym bm25s math_verify PIL peft torchao gguf accelerate matplotlib pandas uvicorn starlette ray"
+)
+NEED_AN_EXTRA = {
+    "proxima.api.metrics_frame": "pandas",
+    "proxima.cli.serving": "uvicorn",
+    "proxima.model.adapters.merged_lora": "peft",
+    "proxima.reward.server.bounded_server": "uvicorn",
+    "proxima.reward.server.scorer_app": "starlette",
+    "proxima.rollout.episodes.agent_player": "starlette",
+    "proxima.rollout.episodes.endpoint": "starlette",
+    "proxima.view.microscope.app": "starlette",
+    "proxima.view.microscope.server": "uvicorn",
+}
+
+
+def test_what_needs_an_extra():
+    """Without any extra all other modules load, so that an import at the top of a file can't make one mandatory."""
+    words = f"{OPTIONAL} starlette ray trackio wandb tensorboard mlflow"
+    done = subprocess.run([sys.executable, "-c", IMPORT_ALL, words], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == NEED_AN_EXTRA
 
 
 BESIDES = {"proxima_tinker": ("[lora,serve]", ["tinker>=0.38", "protobuf>=4.21"])}  # what others need of the rest

@@ -43,6 +43,23 @@ def test_help_lists_every_command_and_imports_no_torch(here):
     assert all(f"    {name} " in done.stdout for name in COMMANDS)
 
 
+LOAD_ALL_COMMANDS = """
+import sys
+from proxima.cli.commands import load_command
+from proxima.cli.commands import COMMANDS
+for name, (place, _) in COMMANDS.items():
+    load_command(name, place)
+    if heavy := {"torch", "transformers", "pyarrow", "starlette"} & set(sys.modules):
+        sys.exit(f"{name} loads {heavy}")
+"""
+
+
+def test_no_help_of_a_command_loads_torch():
+    """A command's module has its options; its function imports what does the work."""
+    done = subprocess.run([sys.executable, "-c", LOAD_ALL_COMMANDS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 LOOK_FOR_GARBAGE = """
 import gc
 from proxima.cli import main
