@@ -55,11 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: shutil.rmtree(scratch, ignore_errors=True))
 
 
-SLOW = frozenset(
-    (Path(__file__).parent / "tests" / "slow.txt").read_text().splitlines()
-)  # written by scripts/test_times.py
-
-
 def isolate_home(scratch: Path) -> None:
     """Give the tests a separate home folder: the user's may be read-only, and its settings must not change a result.
 
@@ -79,14 +74,12 @@ SIBLINGS: dict[str, str | None] = {}  # each collected test → the small test t
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and put those that wait first: xdist gives the first part of the list to one worker, which
-    waits while the others compute."""
+    """Put the tests that wait first: xdist gives the first part of the list to one worker, which waits while the others
+    compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         campaign = item.get_closest_marker("campaign")
         SIBLINGS[item.nodeid] = campaign and campaign.args[0]
-        if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
-"""Measure the tests: where their time goes (tests/README.md), and which are slow (tests/slow.txt).
+"""Measure the tests: where their time goes (tests/README.md), and which are slow.
 
-    python scripts/test_times.py          # adds what is slow among the tests of `make check` to tests/slow.txt
-    python scripts/test_times.py --all    # runs `make test` alone on the machine, writes the list and the tables anew
+    python scripts/test_times.py          # names what is slow among the tests of `make check`: mark it `slow`
+    python scripts/test_times.py --all    # runs `make test` alone on the machine, and writes the tables anew
     python scripts/test_times.py --read FOLDER    # writes the tables of a run whose times were kept there
 
 Each test process writes, for every test, its seconds, the CPU seconds of the process and those of the processes that it
@@ -29,7 +29,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-LIST = ROOT / "tests" / "slow.txt"
 PAGE = ROOT / "tests" / "README.md"
 LIMIT = 0.1  # seconds
 FILES = 25  # the most expensive, in the table
@@ -257,7 +256,7 @@ def write_tables(rows: list[Row]) -> None:
 
 def main() -> None:
     p = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    p.add_argument("--all", action="store_true", help="measure the slow tests too; write the list and the tables anew")
+    p.add_argument("--all", action="store_true", help="measure the slow tests too, and write the tables anew")
     p.add_argument("--read", type=Path, metavar="FOLDER", help="write the tables of a run whose times are there")
     p.add_argument("--workers", default="3", help="test processes (default: %(default)s)")
     o = p.parse_args()
@@ -271,11 +270,11 @@ def main() -> None:
         write_tables(runs[0])
     times = [{r["test"]: r["charged"] for r in run if "::" in r["test"] and not r["skipped"]} for run in runs]
     shorter = {test: min(run.get(test, seconds) for run in times) for test, seconds in times[0].items()}
-    measured = {test.partition("[")[0] for test in shorter} if o.all else set()
-    before = {test for test in LIST.read_text().splitlines() if test.partition("[")[0] not in measured}
-    new = slow(shorter) - KEPT
-    LIST.write_text("".join(f"{test}\n" for test in sorted(before | new)))
-    print(f"{len(new - before)} added, {len(before | new)} in {LIST.relative_to(ROOT)}")
+    if not o.all:
+        unmarked = sorted(slow(shorter) - KEPT)
+        print(
+            "\n".join([f"{len(unmarked)} tests of `make check` take at least {LIMIT:g} s: mark them slow", *unmarked])
+        )
 
 
 if __name__ == "__main__":

@@ -87,16 +87,6 @@ def test_blocks_for_types_are_counted(monkeypatch):
     assert list(house.late_imports([one, one])) == [("proxima", "2 blocks `if TYPE_CHECKING`, at most 1")]
 
 
-def test_every_slow_test_exists():
-    """A line of tests/slow.txt that names nothing would let a renamed test back into `make check` unnoticed."""
-    lines = (ROOT / "tests" / "slow.txt").read_text().splitlines()
-    assert lines == sorted(set(lines))
-    texts = {file: (ROOT / file).read_text(encoding="utf-8") for file in {line.partition("::")[0] for line in lines}}
-    for line in lines:
-        file, _, function = line.partition("[")[0].partition("::")
-        assert f"def {function.rpartition('::')[2]}(" in texts[file], line
-
-
 def test_every_campaign_has_a_small_sibling(siblings):
     """`make test` leaves campaigns out; of each, it runs a test that fails with the same fault."""
     small = {test for test, sibling in siblings.items() if sibling is None}
@@ -185,6 +175,7 @@ NEED_AN_EXTRA = {
 }
 
 
+@pytest.mark.slow
 def test_what_needs_an_extra():
     """Without any extra all other modules load, so that an import at the top of a file can't make one mandatory."""
     words = f"{OPTIONAL} starlette ray trackio wandb tensorboard mlflow"
@@ -204,6 +195,7 @@ def test_the_distributions_are_of_one_version():
         assert project["dependencies"] == [f"proxima-rl{extras}=={proxima.__version__}", *others]
 
 
+@pytest.mark.slow
 def test_constraints_pin_everything_that_is_asked_for():
     projects = [tomllib.loads(file.read_text())["project"] for file in PROJECTS]
     wanted = [x for project in projects for x in project["dependencies"]]

@@ -59,6 +59,7 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
     monkeypatch.setattr(demo, "subprocess", forked_subprocess())
@@ -76,6 +77,7 @@ def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monke
     ]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_the_run_the_time_to_write_its_checkpoint(tmp_path):
     (tmp_path / "run.py").write_text("""
 import os, pathlib, signal, time
@@ -182,6 +184,7 @@ def loss(x):
     assert (scope["loss"](-1), [places[number - 7][0] for number in seen]) == (2, [3, 8, 9, 11, 12])
 
 
+@pytest.mark.slow
 def test_what_a_test_starts_has_the_mutant_too(tmp_path, monkeypatch):
     """`--by` runs tests over a copy of the repository."""
     for module in (mutants, mutations):

@@ -63,6 +63,7 @@ def tracked(*folders):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_it_holds_every_file_of_the_package_and_the_recipes(wheels):
     paths = tracked("src/proxima", "recipes")
     wanted = {f"proxima/{path}" if path.startswith("recipes/") else path.removeprefix("src/") for path in paths}

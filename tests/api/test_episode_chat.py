@@ -80,6 +80,7 @@ def roomy(monkeypatch):
     monkeypatch.setattr(ModelConfig, "unloaded", lambda model: replace(read(model), context=2000))
 
 
+@pytest.mark.slow
 def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, roomy):
     heard, engine = Heard(), Says(CALL, "42", CALL, CALL, "Yes.", "Hm…", KeyboardInterrupt(), "ok", "new")
     chat = EpisodeChat(table(*TOOL), engine, Sampling(max_tokens=40), 0, heard)
@@ -101,6 +102,7 @@ def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, ro
     assert engine.contexts[-1] == engine.contexts[0]
 
 
+@pytest.mark.slow
 def test_an_episode_that_the_environment_ends_is_judged(table, roomy):
     heard = Heard()
     made = table("task={kind: seeds, count: 3, environment: 'tests.api.exam:Exam'}")
@@ -125,6 +127,7 @@ def test_an_episode_whose_last_path_begins_at_a_later_turn_is_not_lost():
     assert [completion.key for completion in episodes_of(Forking(), asked)] == [(3, 0, 0), (3, 1, 1)]
 
 
+@pytest.mark.slow
 def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):  # noqa: F811
     engine = Says(CALL, "42")
     (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)

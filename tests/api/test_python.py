@@ -28,6 +28,7 @@ def run(tiny_model, tmp_path_factory):
     return proxima.train(recipe(tiny_model("llama"), folder=str(folder)), {"train.steps": 2}, quiet=True)
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_else():
     script = "import sys, proxima; print(sorted({'torch', 'pandas', 'transformers', 'proxima.api'} & set(sys.modules)))"
     process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -48,6 +49,7 @@ def test_what_a_notebook_looks_up():
         _ = proxima.trian
 
 
+@pytest.mark.slow
 def test_what_a_run_lacks_is_said(run):
     assert "has no rollouts of step 7; it has those of steps 1 to 2" in refused(run.rollouts, [1, 7])[0]
     assert "has no column 'rewards'; did you mean 'reward'" in refused(run.rollouts, columns=["step", "rewards"])[0]
@@ -55,6 +57,7 @@ def test_what_a_run_lacks_is_said(run):
     assert line.startswith("held_out=unknown: ") and "has no answers of such a set; leave it out" in line
 
 
+@pytest.mark.slow
 def test_a_run_in_tables(run):
     assert run.status == "done" and run.config["train"]["steps"] == 2
     assert repr(run).startswith(f"<run {run.folder}  done: 2 steps in ")
@@ -74,17 +77,20 @@ def test_a_run_in_tables(run):
     assert run.report.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_the_report_of_a_killed_run_is_written_when_it_is_asked_for(run):
     run.report.unlink()
     assert run.report.is_file()
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_from_its_folder(run, tmp_path):
     assert proxima.load_run(run.folder) == run
     with pytest.raises(proxima.UserError, match="is not a run; give the folder that `proxima train` printed"):
         proxima.load_run(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_tilde_is_the_home_folder(run, tmp_path, monkeypatch):
     home = tmp_path / "home"
     monkeypatch.chdir(tmp_path)
@@ -98,6 +104,7 @@ def test_a_tilde_is_the_home_folder(run, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
+@pytest.mark.slow
 def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
     """As in Jupyter, where every cell is run by one."""
 
@@ -132,6 +139,7 @@ def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_raises(tiny_model, tmp_path):
     how = {"runtime__max_unscored_steps": 1, "runtime__reward_trial": "off"}
     broken = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), **how)
@@ -140,6 +148,7 @@ def test_a_run_that_fails_raises(tiny_model, tmp_path):
     assert proxima.load_run(tmp_path / "run").status == "failed"
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run(tiny_model, tmp_path, run, monkeypatch):
     from tests.runtime import tiny_run
     from tests.runtime.tiny_run import assert_same, traces
@@ -161,6 +170,7 @@ def test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run(tiny_mo
     assert_same(traces(again.folder), traces(run.folder))
 
 
+@pytest.mark.slow
 def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatch):
     module = "def score(prompt, completion):\n    return len(completion.text) / 10\n"
     (tmp_path / "my_reward_of_this_test.py").write_text(module)

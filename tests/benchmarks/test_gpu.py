@@ -50,6 +50,7 @@ def test_a_part_is_a_command_of_today(name, tiny_model, tmp_path, monkeypatch):
             module.main()
 
 
+@pytest.mark.slow
 def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     scripts = {
         "good": "import json; json.dump({'ratio': 3.5}, open(__import__('sys').argv[1], 'w'))",

@@ -163,6 +163,7 @@ def later(claim):
 RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", [c if c in QUICK else pytest.param(c, marks=later(c)) for c in TINY])
 def test_it_runs(claim, measured):
     result = measured(claim)

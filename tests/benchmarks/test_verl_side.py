@@ -54,6 +54,7 @@ def words(tmp_path, **changed):
     return verl_side.overrides(settings, tmp_path / "prompts.parquet", flash=False)
 
 
+@pytest.mark.slow
 def test_it_is_held_after_each_step(verl, tmp_path):
     trainer = verl_side.Trainer(words(tmp_path), tmp_path)
     try:

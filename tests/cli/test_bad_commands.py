@@ -187,6 +187,7 @@ def refused_path(proxima, place, kind, first):
             refused(proxima, place, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD_PATHS)
 def test_a_path_that_can_not_be_read(proxima, place, kind):
     """A third of the commands, another one for the next kind: each command meets four kinds."""
@@ -199,12 +200,14 @@ def test_a_path_that_can_not_be_read_by_the_others(proxima, place, kind):
     refused_path(proxima, place, kind, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", UNWRITABLE)
 def test_a_path_that_can_not_be_written(proxima, place, kind):
     for _, words in commands(WRITTEN, UNWRITABLE[kind]):
         refused(proxima, place, words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted({line.partition(" ")[0] for line, *_ in ENTRIES}))
 def test_a_command_that_can_not_work(proxima, place, command):
     """What refused.txt lists."""
@@ -216,6 +219,7 @@ def test_a_command_that_can_not_work(proxima, place, command):
                 assert err == text if whole else text.rstrip("…") in err, (line, err)
 
 
+@pytest.mark.slow
 def test_a_write_to_a_device_leaves_it_a_device(proxima, place, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -225,18 +229,21 @@ def test_a_write_to_a_device_leaves_it_a_device(proxima, place, tmp_path):
     os.close(reader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("override", ["sampling.temperature=0", "model.device=cuda:99", "model.device=mps"])
 def test_explain_shows_the_values_and_then_the_problem(proxima, place, override):
     code, out, err = proxima("explain", "tiny.yaml", override)
     assert code == 2 and override.partition("=")[0] in out and err.startswith(f"error: {override} (command line): ")
 
 
+@pytest.mark.slow
 def test_control_characters(proxima, place):
     assert proxima("explain", "tiny.yaml", "data.system=a\x07b")[::2] == (0, "")
     err = refused(proxima, place, ["train", "tiny.yaml", "folder=runs/\x1b[31mred"])
     assert "\x1b" not in err and "must not have control characters" in err
 
 
+@pytest.mark.slow
 def test_a_scorer_that_is_not_there(proxima, place):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -246,6 +253,7 @@ def test_a_scorer_that_is_not_there(proxima, place):
     assert err == f"error: reward 'http': {url} {failed}"
 
 
+@pytest.mark.slow
 def test_a_penalty_that_is_never_due_is_said(place):
     """The tiny recipe's completions have at most 4 tokens."""
     for limit, message in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):

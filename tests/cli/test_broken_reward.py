@@ -57,6 +57,7 @@ def test_a_ctrl_c_waits_for_no_reward_that_is_tried(monkeypatch):
     thread.join()
 
 
+@pytest.mark.slow
 def test_a_reward_that_always_raises_is_refused_before_weights_are_loaded(command, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", None)
     code, error = command(RAISES)
@@ -69,11 +70,13 @@ def test_a_reward_that_always_raises_is_refused_before_weights_are_loaded(comman
     )
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_refused_with_its_timeout(command):
     code, error = command("import time\ndef mine(completion: str):\n    time.sleep(60)\n", runtime__reward_timeout=0.05)
     assert code == 2 and "(mine: timed out after 0.05 s)" in error
 
 
+@pytest.mark.slow
 def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, tmp_path):
     code, error = command(TRIAL_ALONE, runtime__max_unscored_steps=2)
     assert code == 1 and steps(tmp_path / "run") == [1, 2]
@@ -90,6 +93,7 @@ def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, t
     assert code == 0 and steps(tmp_path / "run") == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:coroutine:RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lag", [{}, {"runtime__max_concurrent_rollouts": 4}])
 def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(command, tmp_path, lag):
@@ -104,6 +108,7 @@ def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(comman
     assert code == 0 and steps(tmp_path / "run") == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp_path):
     source = f"def mine(completion: str, answer):\n    assert completion not in (answer, {PLAIN!r})\n    {DIFFERS}"
     assert command(source)[0] == 2
@@ -113,11 +118,13 @@ def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp
     assert code == 0 and "synthetic" not in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_reward_that_fails_on_one_of_the_texts_alone_is_fine(command):
     source = f"def mine(completion: str, answer):\n    assert completion != answer\n    {DIFFERS}"
     assert command(source, train__steps=1)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_reward_that_compares_groups_is_tried_on_several(command):
     """One group has no deviation, so the first prompt gets no score."""
     spread = "statistics.stdev(len(group.completions[0].text) for group in groups)"

@@ -31,6 +31,7 @@ def conversation(model):
     return make
 
 
+@pytest.mark.slow
 def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeypatch):
     monkeypatch.setattr(local_answers, "PIECE_SECONDS", 0.0)
     pieces, chat = [], conversation()
@@ -62,6 +63,7 @@ def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
     assert seen[1][2] == chat.messages[1] and seen[1][3]["content"] == "two"
 
 
+@pytest.mark.slow
 def test_a_stop_string_is_never_shown(conversation, monkeypatch):
     monkeypatch.setattr(local_answers, "PIECE_SECONDS", 0.0)
     plain, stopped = [], []

@@ -14,6 +14,7 @@ from tests.docs.printed import fence
 SOUND = fence("CONTRIBUTING.md", "class SoftClip")
 
 
+@pytest.mark.slow
 def test_a_strangers_surrogate_is_one_file(stranger, capsys):
     stranger("sound_lab", SOUND)
     assert main(["check", "sound_lab:SoftClip", "slope=0.3"]) == 0
@@ -44,6 +45,7 @@ def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, change, la
     assert "counterexample: lengths [" in result.detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "law", "message"),
     [
@@ -76,6 +78,7 @@ def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, la
     assert results[law]["status"] == "FAILED" and message in results[law]["detail"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_cases")
 def test_an_exempt_law_is_run(capsys):
     assert main(["check", "dro"]) == 0
@@ -90,6 +93,7 @@ class Reckless(WeightedReward):
 """
 
 
+@pytest.mark.slow
 def test_a_strangers_reward(stranger, capsys):
     stranger("reward_lab", fence("CONTRIBUTING.md", "class Short") + RECKLESS)
     assert main(["check", "reward_lab:Short", "limit=32"]) == 0
@@ -100,6 +104,7 @@ def test_a_strangers_reward(stranger, capsys):
     assert "so a completion has no score, or another's" in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_cases")
 @pytest.mark.parametrize("kind", ["ppo_clip", "grpo", "prune", "second_moment", "k3", "gsm8k"])
 def test_our_kinds(kind, capsys):
@@ -120,6 +125,7 @@ def test_a_strangers_engine(stranger, capsys):
     assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in output
 
 
+@pytest.mark.slow
 def test_our_engine(capsys, monkeypatch):
     """Of its laws two, one of which compares it with the model that it was given: tests/laws has them all."""
     two = [law for law in engine_laws.ENGINE_LAWS if law.name in ("greedy", "lengths")]
@@ -128,6 +134,7 @@ def test_our_engine(capsys, monkeypatch):
     assert "engine local: 2 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_cases")
 def test_the_slot_may_stand_before_the_kind(capsys):
     assert main(["check", "aggregate", "token_mean"]) == 0

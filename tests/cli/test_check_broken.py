@@ -42,6 +42,7 @@ def returns(value):
 BROKEN = yaml.safe_load(Path(__file__).with_name("broken.yaml").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:std")
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_cause_comes_first_and_alone(stranger, capsys, name):
@@ -60,6 +61,7 @@ def test_the_cause_comes_first_and_alone(stranger, capsys, name):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_cases")
 def test_independent_defects_are_told_together(stranger, capsys):
     stranger("two_defects", returns("b.masked('advantage') * r + 1.0 * b.loss_mask * (b.entropy is None)"))
@@ -68,6 +70,7 @@ def test_independent_defects_are_told_together(stranger, capsys):
     assert {"on_policy:", "needs:"} <= set(failed)
 
 
+@pytest.mark.slow
 def test_what_raises_again_is_not_told_twice(stranger, capsys):
     stranger("never_empty", returns("-b.masked('advantage') * r * (1 if len(r) else 1 / 0)"))
     assert main(["check", "never_empty:Mine"]) == 1

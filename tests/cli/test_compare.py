@@ -23,6 +23,7 @@ def no_page(monkeypatch):
     monkeypatch.setattr("proxima.view.comparison_page.write_comparison", lambda comparison, path, **more: path)
 
 
+@pytest.mark.slow
 def test_a_sweep(proxima, sweep):
     code, out, err = proxima("compare", "runs/s", "--target", "0.8")
     assert (code, err) == (0, "")
@@ -45,6 +46,7 @@ def test_the_table_fits_a_hundred_columns(proxima, sweep, no_page):
         assert out.count("\ngrpo ") == out.count("\ncell ") + 1 >= 2
 
 
+@pytest.mark.slow
 def test_numbers_for_programs(proxima, sweep, here):
     code, out, _ = proxima("compare", "runs/s", "--target", "0.8", "--json")
     output = json.loads(out)
@@ -56,6 +58,7 @@ def test_numbers_for_programs(proxima, sweep, here):
     assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()
 
 
+@pytest.mark.slow
 def test_runs_and_patterns(done, proxima, sweep, here):
     make_run(here / "single", curve([0.1, 0.3]), kind="dppo", status=None, steps=9)
     out = done("compare", "runs/s/cppo/*", "single")

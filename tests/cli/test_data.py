@@ -22,6 +22,7 @@ def offline(monkeypatch, tmp_path):
     go_offline(monkeypatch, tmp_path / "caches")
 
 
+@pytest.mark.slow
 def test_prepare_check(done, proxima, refusal, here):
     gsm8k_folder(here / "raw")
     code, out, err = proxima("data", "prepare", "gsm8k", "--from", "raw", "--system", "Be brief.")
@@ -43,6 +44,7 @@ def test_prepare_check(done, proxima, refusal, here):
     assert proxima("data", "check", "data/gsm8k")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_dry_run(done, proxima, here):
     gsm8k_folder(here / "raw")
     out = done("data", "prepare", "gsm8k", "--from", "raw", "--dry-run")
@@ -51,6 +53,7 @@ def test_a_dry_run(done, proxima, here):
     assert card["counts"]["train"]["rows"] == 3
 
 
+@pytest.mark.slow
 def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(done, proxima, here):
     write_dapo(here / "aime_2024.parquet", [(f"Find the answer {i}?", str(i)) for i in range(30)] * 32)
     write_jsonl(
@@ -89,6 +92,7 @@ def test_one_year_alone(done, proxima, here):
     assert sorted(os.listdir(here / "alone")) == ["README.md", "card.json", "test.parquet"]
 
 
+@pytest.mark.slow
 def test_math_brings_math500(done, proxima, here):
     for subset in ("algebra", "geometry"):
         write_jsonl(here / "raw" / subset / "train.jsonl", [math_row(f"{subset} {i}?", i) for i in range(4)])
@@ -124,6 +128,7 @@ def test_a_full_disk_leaves_nothing(refusal, here, monkeypatch):
     assert os.listdir(here) == ["raw"]
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_it(done, proxima, here, recipe):
     rows = [{"question": f"{i} + {i}?", "answer": f"#### {2 * i}"} for i in range(12)]
     gsm8k_folder(here / "raw", train=rows)

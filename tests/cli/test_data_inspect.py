@@ -18,6 +18,7 @@ THOUGHTLESS = CHAT_TEMPLATE.replace(
 WORLD = ("task={kind: seeds, count: 5, environment: guess}", "eval={task: null}", "reward=[{kind: environment}]")
 
 
+@pytest.mark.slow
 def test_an_episode_token_by_token(proxima, recipe):
     code, out, err = proxima("data", "inspect", recipe(), *WORLD, "sampling.max_tokens=9", "--say", "7")
     assert (code, err) == (0, "") and "\x1b" not in out
@@ -30,6 +31,7 @@ def test_an_episode_token_by_token(proxima, recipe):
     assert f"{trained} of {sum(len(part['tokens']) for part in spans)} tokens are trained" in out
 
 
+@pytest.mark.slow
 def test_what_an_earlier_path_trains(proxima, recipe, tiny_model, here):
     shutil.copytree(tiny_model("llama"), here / "thinker")
     (here / "thinker" / "chat_template.jinja").write_text(THOUGHTLESS)
@@ -49,12 +51,14 @@ def test_a_call_of_the_first_tool_is_made():
     assert sentence == "It is 7."
 
 
+@pytest.mark.slow
 def test_a_turn_that_a_limit_cuts(proxima, recipe):
     words = ("sampling.max_tokens=3", "--say", "It is certainly not 7.")
     code, out, err = proxima("data", "inspect", recipe(), *WORLD, *words)
     assert (code, err) == (0, "") and "S  turn 0: 3 tokens\n" in out
 
 
+@pytest.mark.slow
 def test_a_row_that_is_not_there(proxima, recipe):
     code, _, err = proxima("data", "inspect", recipe(), *WORLD, "--row", "5")
     assert code == 2 and err == "error: --row=5 must be in [0, 4]\n"

@@ -50,6 +50,7 @@ def test_a_server_of_something_else(refusal, handler):
     assert f"error: {url} is " in err and "give the address of the server itself" in err
 
 
+@pytest.mark.slow
 def test_probe_shows_what_a_server_can_do(proxima):
     with FakeSglang(tiny_model()) as server:
         code, out, err = proxima("engine", "probe", server.url)
@@ -89,6 +90,7 @@ class Inverse(FakeSglang):
         return super().draw(logits, sampling | inverse, uniform)
 
 
+@pytest.mark.slow
 def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):
     """The law that finds it, and the next one, which passes."""
     tiny = tiny_model()

@@ -42,6 +42,7 @@ def amc23(here):
 SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")
 
 
+@pytest.mark.slow
 def test_several_samples_of_a_run_on_a_named_set(done, run, here, gsm8k):
     """Its own evaluation is greedy, and says nothing about a named set."""
     out = done("eval", "run", "--task", "gsm8k", "--samples", "2", "--checkpoint", "1", "--out", "found", *SMALL)
@@ -67,6 +68,7 @@ def test_a_set_greedy(done, here, tiny_model, gsm8k):
     assert result["seed"] == 1 and result["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_the_same_command_twice_gives_the_same_bytes(done, proxima, here, tiny_model, gsm8k):
     command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--samples", "4", "--limit", "3", *SMALL)
     for name in ("one", "two"):
@@ -78,6 +80,7 @@ def test_the_same_command_twice_gives_the_same_bytes(done, proxima, here, tiny_m
     assert (here / "one" / "gsm8k.parquet").read_bytes() != (here / "three" / "gsm8k.parquet").read_bytes()
 
 
+@pytest.mark.slow
 def test_several_samples(done, here, tiny_model, gsm8k, amc23):
     words = "--task gsm8k --task amc23 --samples 4 --temperature 0.7 --top-p 0.9 --k 1,2,4 --out o"
     out = done("eval", tiny_model("llama"), *words.split(), *SMALL)
@@ -96,6 +99,7 @@ def test_several_samples(done, here, tiny_model, gsm8k, amc23):
     assert len(texts) > 3  # samples differ
 
 
+@pytest.mark.slow
 def test_a_recipe_and_a_run(done, here, run, tiny_model):
     out = done("eval", "run", "--show", "2", "--out", "of-run")
     lines = out.splitlines()
@@ -238,6 +242,7 @@ def test_a_sweep_and_a_misspelt_run(proxima, here, gsm8k):
             assert proxima("eval", name, *words) == (2, "", f"error: {name} {said}\n")
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_something(proxima, refusal, here, tiny_model, gsm8k):
     command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--limit", "2", *SMALL)
     assert proxima(*command, "--out", "o")[0] == 0

@@ -4,6 +4,8 @@ import io
 import subprocess
 import sys
 
+import pytest
+
 from proxima.view.run_views import lines_to
 
 PROGRAM = """
@@ -21,6 +23,7 @@ main(["train", "quickstart", "model.path=" + sys.argv[1]])
 """
 
 
+@pytest.mark.slow
 def test_a_run_prints_it_before_transformers_is_imported(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)

@@ -21,6 +21,7 @@ def slots():
     return catalogue()
 
 
+@pytest.mark.slow
 def test_explain(done, proxima, recipe):
     code, out, err = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2")
     assert (code, err) == (0, "")
@@ -36,6 +37,7 @@ def test_explain(done, proxima, recipe):
     assert "\nplan     proxima plan tiny.yaml: memory, time, and what binds\n" in out and "GiB" not in out
 
 
+@pytest.mark.slow
 def test_explain_needs_no_data(done, proxima, refusal, recipe):
     """What is still to be made is a warning of explain, and a refusal of train."""
     said = "task.path=data/gsm8k (command line): no such folder; make it: proxima data prepare gsm8k"
@@ -50,6 +52,7 @@ def test_explain_needs_no_data(done, proxima, refusal, recipe):
     assert code == 2 and "sampling.temperature=0" in err and "data prepare" not in err and said in out
 
 
+@pytest.mark.slow
 def test_explain_json(proxima, recipe):
     code, out, _ = proxima("explain", recipe(), "--json")
     output = json.loads(out)
@@ -87,6 +90,7 @@ def test_list_of_a_kind_shows_it_in_each_slot_that_has_it(done, proxima):
     assert "critic" in proxima("list", "critic")[1]  # a slot comes before a kind
 
 
+@pytest.mark.slow
 def test_list_fits_a_hundred_columns(proxima, slots, monkeypatch):
     monkeypatch.setattr("proxima.config.json_schema.catalogue", lambda: slots)
     for words in [(), ("recipes",), *((slot,) for slot in slots)]:
@@ -139,6 +143,7 @@ def test_list_json(done, slots):
     assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
 
 
+@pytest.mark.slow
 def test_doctor(done, proxima):
     code, out, _ = proxima("doctor", "--json")
     output = json.loads(out)
@@ -153,6 +158,7 @@ def test_doctor(done, proxima):
     assert " ".join(line.split()[0] for line in out.splitlines() if line[:1] != " ") == heads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("gemm", "advice"), [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)]
 )
@@ -163,6 +169,7 @@ def test_doctor_advises_against_slow_bfloat16(gemm, advice):
     assert any("bfloat16 is slower" in line for line in report_lines(facts)) is advice
 
 
+@pytest.mark.slow
 def test_schema(done, proxima):
     text = done("list", "schema")
     assert json.loads(text)["title"] == "proxima recipe"

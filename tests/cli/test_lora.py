@@ -9,6 +9,8 @@ import torch
 from proxima.model.load import load
 from tests.cli.conftest import TINY, printed
 
+pytestmark = pytest.mark.slow
+
 ADAPTER = "model.lora={rank: 4, alpha: 8}"
 
 

@@ -36,6 +36,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_help_lists_every_command_and_imports_no_torch(here):
     command, environment = [sys.executable, "-c", HELP_THEN_LOOK], {**os.environ, "PYTHONPATH": SOURCES}
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
@@ -54,6 +55,7 @@ for name, (place, _) in COMMANDS.items():
 """
 
 
+@pytest.mark.slow
 def test_no_help_of_a_command_loads_torch():
     """A command's module has its options; its function imports what does the work."""
     done = subprocess.run([sys.executable, "-c", LOAD_ALL_COMMANDS], capture_output=True, text=True, check=False)
@@ -78,6 +80,7 @@ main.main()
 """
 
 
+@pytest.mark.slow
 def test_imports_of_a_training_command_are_not_searched_for_garbage(here, recipe):
     words = ["train", recipe(), "train.steps=1", "folder=run", "--quiet"]
     code, out, err = run_warm([sys.executable, "-c", LOOK_FOR_GARBAGE, *words], cwd=here, text=True)
@@ -179,6 +182,7 @@ def test_the_traceback_can_be_printed(proxima, monkeypatch, here):
     assert code == 70 and err.startswith("Traceback (most recent call last)") and "KeyError: 'a bug'" in err
 
 
+@pytest.mark.slow
 def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
     from proxima.runtime.loop.controller import Controller
 
@@ -206,6 +210,7 @@ def test_another_rank_reports_what_rank_0_has_not_ended_it_for(error, code, monk
     assert f"error: rank 3 on {os.uname().nodename}: " in err and err.count("rank 3") == 1
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here):
     """It has more to say than a pipe holds."""
     command = [sys.executable, "-m", "proxima.cli.main", "list", "--json"]
@@ -215,6 +220,7 @@ def test_a_closed_pipe_is_no_error(here):
         assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "again"), [(signal.SIGINT, "press Ctrl-C again"), (signal.SIGTERM, "send SIGTERM again")]
 )
@@ -234,6 +240,7 @@ def test_a_signal_leaves_a_checkpoint_and_130(sent, again, here, recipe):
     assert list((here / "run" / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode(monkeypatch, recipe):
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)

@@ -7,6 +7,8 @@ from proxima.cli.main import main
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.offline import tiny_dpo, tiny_reward
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def typed(tiny_model, tmp_path, capsys):

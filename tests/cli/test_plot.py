@@ -2,10 +2,13 @@
 
 import sys
 
+import pytest
+
 from proxima.core import Dppo, PpoClip
 from proxima.view.surrogate_plot import parse_surrogate
 
 
+@pytest.mark.slow
 def test_several_kinds_in_one_figure(proxima, here):
     code, out, err = proxima("plot", "surrogate", "ppo_clip", "cppo", "dppo,delta=.05,divergence=binary_kl")
     assert (code, out, err) == (0, "surrogate.svg\n", "")
@@ -15,6 +18,7 @@ def test_several_kinds_in_one_figure(proxima, here):
     assert "cppo: token 11 of 21, all the others have moved by |π − μ| = 0.045." in text
 
 
+@pytest.mark.slow
 def test_options(proxima, here):
     which = ("--only", "weight", "--over", "probability")
     where = ("--behavior-probability", 0.1, 0.7)
@@ -29,6 +33,7 @@ def test_fields(proxima):
     assert parse_surrogate("proxima.core.surrogate.cppo:Dppo,delta=.inf") == Dppo(delta=float("inf"))
 
 
+@pytest.mark.slow
 def test_a_bitmap(proxima, here):
     assert proxima("plot", "threshold", "--out", "a.png") == (0, "a.png\n", "")
     assert (here / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"

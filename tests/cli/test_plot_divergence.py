@@ -83,6 +83,7 @@ def test_the_threshold_is_the_smaller_of_what_is_drawn(spec):
     np.testing.assert_allclose(np.minimum(spec.delta, drawing.prefix), drawing.allowed, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_example_has_both_kinds_of_masked_tokens(proxima, here):
     drawing = ThresholdFigure.of(EXAMPLE, Cppo())
     above = drawing.weighted > drawing.spec.delta
@@ -113,6 +114,7 @@ def calibrated(proxima, recipe):
     return out
 
 
+@pytest.mark.slow
 def test_recipe_and_its_run(proxima, here, calibrated):
     folder = here / "runs" / "tiny-divergence"
     completions = read_trained(folder)
@@ -140,6 +142,7 @@ def test_recipe_and_its_run(proxima, here, calibrated):
     assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_bad_input_of_a_run(proxima, refusal, calibrated):
     run = "runs/tiny-divergence"
     for words, line in (

@@ -10,6 +10,7 @@ from proxima.system.user_files import shipped_folder
 from tests.reward.make import completions, prompt
 
 
+@pytest.mark.slow
 def test_a_name_is_a_recipe_of_proxima(here, proxima):
     resolved = resolve("cpu/dapo")
     assert resolved.config.algorithm.preset == "dapo" and resolved.recipe == "cpu/dapo"
@@ -56,6 +57,7 @@ def test_a_field_with_dashes_is_the_field(here, proxima, words):
     assert "preset: grpo " in out and "steps: 7 " in out
 
 
+@pytest.mark.slow
 def test_init_writes_what_runs_and_overwrites_nothing(here, done, proxima, refusal, monkeypatch, tiny_model):
     out = done("init", "mine")
     assert out.endswith("\ncd mine && proxima train recipe.yaml\n")

@@ -29,6 +29,7 @@ def test_train_says_what_it_did_and_leaves_a_folder(run, here):
     assert resolve("run").config == resolve("tiny.yaml", ["folder=run", *OVERRIDES]).config
 
 
+@pytest.mark.slow
 def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "folder=typo", "--resume", "train.steps=1")
     assert (code, err) == (0, "note: typo contains no run to resume: a new run starts there\n")
@@ -43,6 +44,7 @@ def test_a_used_folder_is_refused_before_the_demo_model_is_downloaded(refusal, h
     assert "taken contains files but no run" in refusal("train", "quickstart", "folder=taken")
 
 
+@pytest.mark.slow
 def test_resume_of_a_run_whose_folder_was_not_named(done, recipe, here):
     out = done("train", recipe(), "train.steps=1", "train.warmup_steps=9")
     assert "WARNING train.warmup_steps=9 (command line): the run has 1 update" in out
@@ -53,6 +55,7 @@ def test_resume_of_a_run_whose_folder_was_not_named(done, recipe, here):
     assert list((here / "runs").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_resume_of_a_copy_without_its_journal_leaves_the_first_run_alone(run, proxima, here):
     shutil.copytree(here / "run", here / "copy")
     for file in (here / "copy").glob("run.sqlite*"):
@@ -65,6 +68,7 @@ def test_resume_of_a_copy_without_its_journal_leaves_the_first_run_alone(run, pr
     assert {file: file.read_bytes() for file in (here / "run").rglob("*") if file.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_resume_through_the_recipe_drops_no_earlier_override(run, proxima, refusal, here):
     greedy = OVERRIDES[2]
     err = refusal("train", "tiny.yaml", "folder=run", "--resume", "train.steps=3", greedy)
@@ -88,6 +92,7 @@ def test_a_resume_by_another_kind_or_model_is_refused_in_a_line(run, proxima, re
     assert said in refusal("train", "cpu/sft", "folder=run", "--resume")
 
 
+@pytest.mark.slow
 def test_a_resume_takes_the_engine_of_its_command_line(done, proxima, refusal, recipe, here):
     path, server = recipe(), "engine={kind: tests.runtime.server_like:ServerLike, events: [one]}"
     assert proxima("train", path, "folder=run", server, "train.schedule=constant")[0] == 0
@@ -123,6 +128,7 @@ def test_generate_from_a_run(run, done):
         assert all(log_prob <= 0 for log_prob in completion["sampled_log_prob"])
 
 
+@pytest.mark.slow
 def test_generated_text_goes_to_stdout_and_the_rate_to_stderr(proxima, here, tiny_model, monkeypatch):
     import io
 
@@ -135,6 +141,7 @@ def test_generated_text_goes_to_stdout_and_the_rate_to_stderr(proxima, here, tin
     assert [line.partition("  →")[0] for line in out.splitlines()] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
     seen = []
 
@@ -151,6 +158,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
     assert system == "Be brief." and path.endswith("checkpoints/000002/model")
 
 
+@pytest.mark.slow
 def test_template_arguments_from_a_recipe_to_generate(proxima, recipe, here, tiny_model):
     """A thinking model told not to think: the prompts of training and evaluation say so, and a change is found."""
     shutil.copytree(tiny_model("llama"), here / "thinker")

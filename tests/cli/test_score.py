@@ -55,6 +55,7 @@ def file(here):
     return write_scored(here)
 
 
+@pytest.mark.slow
 def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, here):
     names = ("near", "right", "truth")
     words = [word for name in names for word in ("--reward", f"./mine.py:{name}")]
@@ -115,11 +116,13 @@ def test_tokens_are_counted_by_a_model(done, file, tiny_model):
     assert [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]
 
 
+@pytest.mark.slow
 def test_equal_scores_are_said(done, file):
     out = done("reward", "score", file, "--reward", "./mine.py:same")
     assert "NOTE every score is the same: completions of equal reward teach nothing" in out
 
 
+@pytest.mark.slow
 def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
     code, out, _ = proxima("reward", "score", file, "--reward", "./mine.py:obj")
     assert (
@@ -136,6 +139,7 @@ def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
     )
 
 
+@pytest.mark.slow
 def test_a_function_without_answers_is_told_how_to_get_them(proxima, file):
     code, out, err = proxima("reward", "score", file, "--reward", "./mine.py:answered")
     assert code == 1 and "NOTE prompt.answer is None; name the column of the answers with --answer COLUMN\n" in err

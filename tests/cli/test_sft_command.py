@@ -31,6 +31,7 @@ def run(finished, here):
     return "runs/b"
 
 
+@pytest.mark.slow
 def test_the_log_the_report_and_the_tracker_of_a_run(finished):
     top, out, logged = finished
     assert "step = 4 examples → micro-batches ≤ 100 tokens → 1 update" in out
@@ -46,6 +47,7 @@ def test_the_log_the_report_and_the_tracker_of_a_run(finished):
     assert any(name.endswith("loss/low") for name in names), names
 
 
+@pytest.mark.slow
 def test_a_resume_by_the_folder_alone(run, done, proxima):
     out = done("train", run, "--resume", "train.steps=5", "--quiet")
     assert "done  5 steps" in out
@@ -72,6 +74,7 @@ def test_a_run_answers_a_task_of_the_command_line(run, done, here):
     assert (suite["questions"], suite["sampling"]["max_tokens"], suite["sampling"]["temperature"]) == (2, 3, 0.0)
 
 
+@pytest.mark.slow
 def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, done):
     out = done("explain", "mine.yaml")
     assert "4 examples → about 2 micro-batches of ≤ 100 tokens → 1 update" in out
@@ -83,6 +86,7 @@ def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, done):
     assert "for examples of 42 tokens on average" in out and "generate" not in out and " steps, without" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_and_its_comparison(run, here, done, proxima):
     (here / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-9, 3e-3]}\n")
     out = done("sweep", "sweep.yaml", "--dry-run")

@@ -67,6 +67,7 @@ def first_step(run):
     return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["sampled_log_prob"]) for r in rows}
 
 
+@pytest.mark.slow
 def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(done, proxima, sweep, here):
     for run in plan_runs(read_sweep("mine.yaml")):  # by the sweep's own commands, without a new interpreter for each
         run.folder.mkdir(parents=True)
@@ -96,6 +97,7 @@ def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(done, proxima, sw
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here, warm_processes):
     # a config that passes every check and dies in the run: its folder is a file
     (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]"))

@@ -81,6 +81,7 @@ def test_the_loss_of_dpo(refusal, canary):
 SIMULATED = ("function, a file", "surrogate", "engine", "replayed run")  # read as `explain` reads them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "name"), [*(("explain", name) for name in FIELDS), *(("plan", name) for name in SIMULATED)]
 )
@@ -97,6 +98,7 @@ REWARDS = [{"kind": "function", "path": "./evil.py:f"}, {"kind": "function", "pa
 REWARDS.append({"kind": "function_batch", "path": "./evil.py:g"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"reward": REWARDS}, {"algorithm": {"preset": "cppo", "surrogate": "evil:Mine"}}])
 def test_a_run_folder_is_a_recipe(proxima, canary, here, changes):
     tree = yaml.safe_load((here / "tiny.yaml").read_text()) | changes
@@ -163,6 +165,7 @@ def test_records_by_hand_run_nothing_unasked(proxima, canary, here):
 LIBRARIES = ("wandb", "mlflow", "trackio", "swanlab", "flash_attn", "datasets", "bitsandbytes")
 
 
+@pytest.mark.slow
 def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here):
     absent = [module for module in LIBRARIES if find_spec(module) is None]
     for module in absent:

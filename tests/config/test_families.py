@@ -43,6 +43,7 @@ class CopyingConfig(OfflineConfig):
     copying: CopyingSection = field(default_factory=CopyingSection)
 
 
+@pytest.mark.slow
 def test_a_line_of_the_table_makes_a_family(monkeypatch):
     """A family that does not exist, of a section in a module of its own."""
     config = f"{__name__}:CopyingConfig"

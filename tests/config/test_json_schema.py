@@ -41,6 +41,7 @@ def validator(schema):
     return jsonschema.Draft7Validator(schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     sorted({*FOLDER.glob("**/*.yaml")} - {*FOLDER.glob("sweeps/*"), *FOLDER.glob("layouts/*")}),

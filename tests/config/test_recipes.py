@@ -53,6 +53,7 @@ def in_the_repository(monkeypatch):
     monkeypatch.chdir(FOLDER.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_it_resolves_and_is_complete(recipe, tmp_path):
     resolved = resolve(recipe, root=None)
@@ -76,6 +77,7 @@ def test_it_stands_in_a_table(recipe):
     assert f"[`{recipe.name}`]({os.path.relpath(recipe, FOLDER)})" in (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=name_of)
 def test_a_layout_is_complete_with_each_recipe_of_its_model(layout):
     """It divides the model, the devices are those of its name, and nothing is wrong but what is not on this machine."""
@@ -191,6 +193,7 @@ DIFFERENT = {  # what a small recipe says otherwise than the quickstart, beside 
 }
 
 
+@pytest.mark.slow
 def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
     base = resolve(FOLDER / "quickstart.yaml")
     usual = leaves(base)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
+import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def test_texts_survive(recipe, tmp_path):
         assert again(dump(resolved), root=Texts).config == resolved.config
 
 
+@pytest.mark.slow
 @given(
     value=st.one_of(st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"])), st.sampled_from(TRICKY)),
     ratio=st.floats(allow_nan=False),

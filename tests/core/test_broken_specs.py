@@ -59,6 +59,7 @@ class Exemplary(Reinforce):
     )
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_what_the_code_computes_is_found() -> None:
     (result,) = (result for result in check_spec("surrogate", Exemplary()) if result.law.name == "by_hand")
     assert result.status == "FAILED" and result.detail.startswith("grad_log_prob at 0: -2, expected 2")

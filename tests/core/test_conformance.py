@@ -58,6 +58,7 @@ FEW = 8  # a law with at most so many cases is always checked on all of them
 RANDOM = seeded_cases(8)  # the first two make no tokens and one token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slot", "kind"), SMALL)
 def test_every_law(slot: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `proxima check`, on some of its cases: six batches for the defaults, three by turns for other settings. A
@@ -157,6 +158,7 @@ def test_the_top_entropies_are_found_without_waiting_for_the_device(share: float
     assert (kept.shape, kept.device.type) == ((15,), "meta")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[7, 0, 3, 5], [0, 0]])
 def test_corrections_and_the_mismatch_never_wait_for_the_device(lengths: list[int]) -> None:
     """Whoever reads a metric waits."""
@@ -225,6 +227,7 @@ def require_laws_of_a_loss(case: BatchCase, data: st.DataObject, kind: str, corr
         require_slope(with_new_leaf(ready), [token], spec, how[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("correction", sorted(CORRECTED))
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=batch_cases(min_sequences=2), data=st.data())

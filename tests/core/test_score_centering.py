@@ -94,6 +94,7 @@ def drift(world: EnumerableWorld, k: int, corrections: list[Any], distance: floa
     return float(moments.mean.norm() / world.gradient(policy).norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("seed", [0, 2])
 def test_the_mean_gradient_has_no_drift(weight: Any, seed: int) -> None:

@@ -26,6 +26,7 @@ def rows_of(lengths: list[int], loss: torch.Tensor | None = None) -> SequenceRow
     return SequenceRows.of(mask, cut(lengths), lengths if loss is None else None)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=8) | st.integers(1, 30).map(lambda n: [n] * 5),
@@ -53,6 +54,7 @@ def test_rows_hold_the_tokens_of_the_mask(lengths: list[int], seed: int) -> None
     assert torch.equal(rows.packed(rows.prefix_sums(values[rows.tokens]), values), sums)
 
 
+@pytest.mark.slow
 def test_a_long_row_does_not_pad_the_others() -> None:
     assert rows_of([100] * 255 + [16384]).sizes == [(1, 16384), (255, 100)]
     mixed = rows_of([2**k for k in range(15) for _ in range(100)])
@@ -62,6 +64,7 @@ def test_a_long_row_does_not_pad_the_others() -> None:
 RAGGED = st.lists(st.sampled_from([0, 1, 2, 3, 9, 40, 70, 300]), max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(lengths=RAGGED, seed=st.integers(0, 10**6))
 def test_several_tables_give_the_bits_of_one(lengths: list[int], seed: int) -> None:
@@ -78,6 +81,7 @@ def test_several_tables_give_the_bits_of_one(lengths: list[int], seed: int) -> N
         assert torch.equal(several, one)
 
 
+@pytest.mark.slow
 def test_prefix_sums_do_not_lose_digits_behind_millions_of_tokens() -> None:
     """A cumulative sum over the whole axis in float32 would leave nothing of the last sequence's."""
     values = torch.cat([torch.full((3_000_000,), 0.7), torch.tensor([1e-6, 2e-6, 3e-6])])

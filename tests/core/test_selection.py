@@ -59,6 +59,7 @@ def test_reasons_are_distinct() -> None:
     assert len({make.reason for make in SELECTIONS.values()}) == len(SELECTIONS)
 
 
+@pytest.mark.slow
 def test_a_random_choice_is_independent_of_rewards_and_positions():
     """Over 400 fresh batches, right and wrong answers and all positions in a group are kept equally often."""
     kept_right, kept_wrong, places = [], [], torch.zeros(8)

@@ -46,6 +46,7 @@ print(json.dumps([sorted(packages), sorted(rooms), kinds]))
 """
 
 
+@pytest.mark.slow
 def test_what_core_loads():
     """Torch, numpy, the data and nothing else: it is a library of its own. Of a table no kind that is not taken."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)

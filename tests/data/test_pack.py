@@ -115,6 +115,7 @@ def groups(draw):
     return rows
 
 
+@pytest.mark.slow
 @given(rows=groups(), share=st.booleans())
 def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     """Law of the layout: what a segment continues, and the segment up to `predict`, are exactly prompt + response so

@@ -146,6 +146,7 @@ def masks(draw):
     return torch.tensor(bits, dtype=torch.bool).view(rows, width)
 
 
+@pytest.mark.slow
 @given(mask=masks())
 def test_to_padded_is_the_inverse_of_from_padded(mask):
     rows, width = mask.shape
@@ -164,6 +165,7 @@ def test_to_padded_is_the_inverse_of_from_padded(mask):
     assert torch.equal(again.log_prob, b.log_prob) and torch.equal(again.cu_seqlens, b.cu_seqlens)
 
 
+@pytest.mark.slow
 @given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=6), data=st.data())
 def test_take_moves_whole_sequences_with_every_field(lengths, data):
     n = sum(lengths)

@@ -39,6 +39,7 @@ def test_every_made_page_is_what_the_code_says(made):
     assert set((DOCS / "algorithms").glob("*.md")) == {path for path in made if path.parent.name == "algorithms"}
 
 
+@pytest.mark.slow
 def test_every_figure_is_what_the_surrogate_says():
     """To a tenth of a pixel: another CPU may round a coordinate the other way."""
     made = method_pages.figures()
@@ -91,6 +92,7 @@ def test_the_recipe_of_an_agent_resolves(tmp_path, monkeypatch):
     assert all((ROOT / word).is_file() for word in config.task.environment["command"][1:])
 
 
+@pytest.mark.slow
 def test_what_a_page_shows_of_a_recipe_resolves(made):
     """The keys are those of the schema, and the numbers beside them are what they make."""
     by_name = {}

@@ -21,6 +21,7 @@ def assignments():
                 yield pytest.param(words, id=f"{wanted[:40]}-{code[:60]}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", assignments())
 def test_a_field_takes_its_value(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -312,6 +312,7 @@ class Shell:
                 assert not end.code, end.code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in FIRST])
 def test_every_command_of_a_page_is_one(page, checkout, monkeypatch, capsys, request):
     """Its program, options and extras exist; a recipe with its overrides resolves, a sweep can be read, and data have a
@@ -326,6 +327,7 @@ def test_every_command_of_a_page_is_one(page, checkout, monkeypatch, capsys, req
             shell.run(command, look=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page if page in FIRST else pytest.param(page, marks=later(page)) for page in PAGES])
 def test_every_command_of_a_page_runs(page, here, given, monkeypatch, capsys):
     shell = Shell(here, monkeypatch)

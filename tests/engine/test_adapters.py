@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from proxima.engine.protocol import WeightUpdate
-from proxima.model.adapters.lora import Lora, weight_of
+from proxima.model.adapters.lora import Lora
+from proxima.model.architecture import weight_of
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from tests.engine.helpers import behavior, engine, policy_log_prob, requests, run
 from tests.model.adapters import move, with_adapter
+
+pytestmark = pytest.mark.slow
 
 ALL = Lora(rank=4, alpha=8)
 HEAD = Lora(rank=4, alpha=8, dora=True, targets=("lm_head", "q_proj", "down_proj"))

@@ -36,6 +36,7 @@ def there(message):
     return asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_completions():
     made = run(engine(slots=8, top_k_log_probs=3), requests(3, 3, top_p=0.8))
     number, kind, received = there((7, "item", made))

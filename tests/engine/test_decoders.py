@@ -17,6 +17,7 @@ PAIRS += [("llama", "recompute"), ("gpt2", "recompute")]
 CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": RecomputeDecoder}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "decoder"), [("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")])
 def test_log_probs_equal_the_trainers_forward_in_bf16(kind, decoder):
     """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than

@@ -130,6 +130,7 @@ async def test_two_tasks_that_pause_take_turns():
     assert events == ["hook", "pause keep", "pause keep", "resume"]
 
 
+@pytest.mark.slow
 async def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
     asked, executor = requests(2, 3, max_tokens=30), Executor(engine())
     scores, task = [], asyncio.ensure_future(collect(executor, asked))
@@ -175,6 +176,7 @@ async def test_what_a_hook_started_may_pause_later():
 CALLS = st.tuples(st.booleans(), st.booleans())  # a pause, at which the engine fails
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(STAGES), st.booleans()), max_size=6), st.lists(CALLS, max_size=12))
 def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks, calls):
     """Each transition that is not stopped reaches the engine, and the engine's state is the executor's."""

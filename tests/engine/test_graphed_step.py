@@ -30,6 +30,7 @@ def published(engine, seed):
     asyncio.run(engine.publish(WeightUpdate(version=engine.scheduler.version + 1, module=module)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_completions_are_those_of_single_kernels(kind):
     """While rows end and enter, and the cache and the table of rotary embeddings grow: 5 rows pad to 8, 21 to 24."""
@@ -46,6 +47,7 @@ def test_completions_are_those_of_single_kernels(kind):
     assert graphs.works and numbers[0] > 0 and numbers[1] >= 3 and 1 < numbers[3] <= numbers[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", ["recompute", "keep"])
 def test_new_weights_are_read_where_the_old_ones_were(interrupt):
     local, plain = (engine("qwen2", interrupt=interrupt) for _ in range(2))
@@ -78,6 +80,7 @@ def not_finite(launch):
     return lambda: (replay(), out[0].fill_(torch.nan)), out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
@@ -120,6 +123,7 @@ def cuda(monkeypatch):
     return replaced
 
 
+@pytest.mark.slow
 def test_graphs_share_the_memory_of_one_that_lives(cuda):
     """A pool ends with its last graph, and torch refuses one that has ended."""
     pools, out = [], torch.ones(8)
@@ -163,6 +167,7 @@ def test_a_recording_that_fails_leaves_the_stream_that_was(cuda):
     assert streams == ["before", "of the recording", "before"] and not graphs.works
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [recorded, failing])
 def test_a_cache_that_grows_is_freed(record):
     local = engine()
@@ -174,6 +179,7 @@ def test_a_cache_that_grows_is_freed(record):
     assert [layer for layer in before if layer() is not None] == []
 
 
+@pytest.mark.slow
 @given(st.integers(1, 1 << 20), st.sampled_from([8, 64]))
 def test_sizes_are_few_and_not_much_larger(count, step):
     size = rounded_up(count, step)

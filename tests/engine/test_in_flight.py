@@ -33,6 +33,7 @@ async def watched(engine, asked, update=None):
     return seen, made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
 async def test_tokens_in_flight_and_yielded_are_all_that_were_sampled(interrupt):
     local, waited = engine(interrupt=interrupt), 0

@@ -24,6 +24,8 @@ from tests.engine.helpers import (
     untruncated,
 )
 
+pytestmark = pytest.mark.slow
+
 SEEDS = (0, 11, 12)  # of the weights, by version
 
 

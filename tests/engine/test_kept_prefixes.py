@@ -47,6 +47,7 @@ def prefilled(engine) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize(("kind", "decoder"), DECODERS)
 def test_three_turns_agree_with_the_trainer_and_with_whole_prefills(kind, decoder, opens):
@@ -99,6 +100,7 @@ def test_turns_behind_an_opening_keep_it_and_their_last_context():
         asked = next_turns(asked, given)
 
 
+@pytest.mark.slow
 def test_a_prefill_hands_out_no_second_cache():
     local, asked = engine(slots=64, prefill_tokens=256, max_length=256), requests(64, 1, max_tokens=20)
     made, run_prefill = [], local.scheduler.prefixes.prefill
@@ -115,6 +117,7 @@ def test_a_prefill_hands_out_no_second_cache():
     assert max(prompts for prompts, _ in made) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "dtype"), [("fast", torch.float32), ("fast", torch.bfloat16), ("general", torch.bfloat16)]
 )
@@ -128,6 +131,7 @@ def test_who_else_begins_so_changes_no_bit(decoder, dtype):
         assert torch.equal(behavior([entry]), behavior([together]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_that_begin_alike_have_a_leader(dtype):
     """Of a prompt's completions the first that runs; of those after their first turn, and of prompts, one with as many
@@ -147,6 +151,7 @@ def test_rows_that_begin_alike_have_a_leader(dtype):
     assert not any(map(any, counts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "dtype"), [("fast", torch.float32), ("fast", torch.bfloat16), ("general", torch.bfloat16)]
 )

@@ -27,6 +27,7 @@ from tests.tiny import CONTEXT, tiny_tokenizer
 # ---- independence ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "decoder", "dtype"),
     [("llama", "fast", torch.float32), ("qwen2", "fast", torch.bfloat16), ("gpt2", "general", torch.bfloat16)],
@@ -59,6 +60,7 @@ def wide(kind: str) -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "decoder", "dtype"),
     [("llama", "fast", "float32"), ("llama", "fast", "bfloat16"), ("gpt2", "general", "bfloat16")],
@@ -91,6 +93,7 @@ def test_a_long_neighbour_does_not_move_the_split_of_a_sum(group, length, dtype)
     assert all(torch.equal(attention(reach), shortest) for reach in (320, 384, 448, 512))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_any_number_of_rows_has_the_same_bits(dtype):
     """As the tokens of an expert are."""
@@ -115,6 +118,7 @@ def test_steady_rows_keep_the_arguments_of_a_product():
     torch.testing.assert_close(scaled, x @ weight + 2 * bias)
 
 
+@pytest.mark.slow
 def test_seeds_prompts_samples_and_turns_decide_the_draws():
     asked = requests(2, 3, temperature=1.5)
     first, again = (run(engine(), asked) for _ in range(2))
@@ -131,6 +135,7 @@ def test_seeds_prompts_samples_and_turns_decide_the_draws():
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "prefill_tokens"), [(1, 1), (8, 2048), (16, 20), (200, 2048)])
 def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_tokens):
     asked = [
@@ -171,6 +176,7 @@ def one_step_at_a_time(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 1)
 
 
+@pytest.mark.slow
 async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 8)
     local = engine(slots=8)
@@ -186,6 +192,7 @@ async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeyp
 # ---- endings ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_max_tokens_and_stop_tokens():
     asked = requests(3, 8, max_tokens=40, temperature=1.5)
     given = run(engine(), asked)
@@ -199,6 +206,7 @@ def test_max_tokens_and_stop_tokens():
         assert c.text == tiny_tokenizer().decode(c.tokens, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_several_stop_tokens():
     model = loaded("llama")
     model.model.generation_config.eos_token_id = [0, 50, 51, 52, 53, 54, 55]
@@ -207,6 +215,7 @@ def test_several_stop_tokens():
     assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
 
 
+@pytest.mark.slow
 def test_the_earliest_stop_string_ends_the_completion_and_leaves_the_text():
     """One token a byte, so a stop string of three letters spans three tokens."""
     asked = requests(1, 2, max_tokens=40, temperature=1.3)
@@ -245,6 +254,7 @@ def test_a_prompt_without_room_is_refused_and_the_engine_continues():
     assert len(run(local, requests(1, 2))) == 2
 
 
+@pytest.mark.slow
 def test_an_empty_prompt_is_refused_and_other_requests_are_unharmed():
     local, asked = engine(slots=8), requests(3, 4)
     empty = Request(prompt=replace(prompt(9), tokens=np.empty(0, np.int32)), sample=0, sampling=Sampling())
@@ -260,6 +270,7 @@ def test_an_empty_prompt_is_refused_and_other_requests_are_unharmed():
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_publishing_the_same_weights_changes_nothing():
     local, asked = engine(), requests(2, 4)
     task = asyncio.ensure_future(collect(local, asked))
@@ -275,6 +286,7 @@ async def test_publishing_the_same_weights_changes_nothing():
 SAME = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("staying", "leaves", "after"),
     [
@@ -341,6 +353,7 @@ def test_sampling_checks_its_fields(field, value):
 # ---- score, pause modes, turns ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "decoder", "prefill_tokens"),
     [("llama", "fast", 1), ("qwen3", "general", 60), ("gpt2", "general", 4096), ("llama", "recompute", 4096)],

@@ -92,6 +92,7 @@ def freeze(pid):
 # ---- the same as in this process -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_completions_are_those_of_the_engine_in_this_process(shared):
     asked = [replace(r, sampling=SAMPLINGS[i % len(SAMPLINGS)]) for i, r in enumerate(requests(5, 4))]
     plain = run(engine(slots=8), asked)
@@ -102,6 +103,7 @@ def test_completions_are_those_of_the_engine_in_this_process(shared):
     assert shared.capabilities == in_this.capabilities
 
 
+@pytest.mark.slow
 def test_later_turns_of_one_prompt_keep_their_own_tokens(shared):
     asked = first_turns(2, 3, max_tokens=5)
     again = next_turns(asked, run(shared, asked))
@@ -124,6 +126,7 @@ def test_errors_travel(shared):
     assert len(run(shared, requests(1, 2))) == 2
 
 
+@pytest.mark.slow
 async def test_pause_abort_and_a_caller_that_leaves(shared):
     asked = requests(3, 4, max_tokens=60, temperature=0.3)
     leaving = shared.generate(requests(2, 4, first=20, max_tokens=200))
@@ -143,12 +146,14 @@ async def test_pause_abort_and_a_caller_that_leaves(shared):
             assert completion == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [engine_laws.in_flight, engine_laws.pausing])
 async def test_the_laws_of_what_interrupts_completions(law, shared):
     """The other laws hold where completions are the same, and scores."""
     await law(EngineUnderTest(shared.spec, EngineSetup.of(loaded("llama"))), shared)
 
 
+@pytest.mark.slow
 async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     """Of an engine that differs from the trainer on purpose."""
     settings = {"routed_experts": True, "sampling_mask": True, "top_k_log_probs": 3, "weights": "int4", "noise": 0.2}
@@ -161,6 +166,7 @@ async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     assert health.detail["pid"]
 
 
+@pytest.mark.slow
 def test_weights_published_midway(warm_processes):
     """Completions of several versions, with the KV that each version has computed."""
     asked = requests(4, 4, max_tokens=60, top_k=200)
@@ -190,6 +196,7 @@ def test_weights_published_midway(warm_processes):
 # ---- a process that dies ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_killed_while_completions_arrive_the_others_come_once(warm_processes):
     asked, arrived = requests(4, 4, max_tokens=100, temperature=1.2), []
     with served() as local:
@@ -201,6 +208,7 @@ async def test_killed_while_completions_arrive_the_others_come_once(warm_process
     assert sorted(arrived, key=lambda completion: completion.key) == plain
 
 
+@pytest.mark.slow
 async def test_killed_in_a_pause_and_in_a_publish(warm_processes):
     asked = requests(3, 4, max_tokens=40)
     with served() as local:
@@ -221,6 +229,7 @@ async def test_killed_in_a_pause_and_in_a_publish(warm_processes):
     assert {v for c in made for v in c.policy_version} == {5}
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
     """Time runs for the answers of a process that is frozen, and for no others."""
     frozen, asked = set(), requests(2, 4)
@@ -247,6 +256,7 @@ def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
         assert engine_process._supervisor.exit_reason == "it gave no answer for 0.4 s (engine.timeout) and was killed"
 
 
+@pytest.mark.slow
 def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch, warm_processes):
     """Its writer, collected late, closes a transport whose descriptor is that of the next process."""
     connect, writers = asyncio.open_connection, []
@@ -268,6 +278,7 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
         assert engine_process._supervisor.exits == 1 and not writers
 
 
+@pytest.mark.slow
 def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes):
     log = tmp_path / "engine.log"
     engine = LocalProcess(dtype="float32", restarts=0).build(replace(EngineSetup.of(loaded("llama")), log=log))
@@ -287,6 +298,7 @@ def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes)
         engine.close()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
     with pytest.raises(UserError, match="engine.decoder='fast': family gpt2 has no fast path"):
         LocalProcess(decoder="fast").build(EngineSetup.of(loaded("gpt2")))
@@ -300,6 +312,7 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
         assert len(warm_processes) == 1 and not is_running(warm_processes[0].pid)
 
 
+@pytest.mark.slow
 def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time

@@ -82,6 +82,7 @@ def test_rounding_by_hand():
     assert fake_quantized(weight, None) is weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "decoder", "dtype"),
     [
@@ -107,6 +108,7 @@ def test_a_decoder_with_rounded_weights_is_that_of_a_rounded_model(kind, decoder
     assert torch.equal(logits(ours), logits(plain(rounded(loaded(kind, seed=1), "int4").model, dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Qwen3-MoE", "Qwen3-Next", "Mixtral", "Phi3", "Mamba"])
 def test_which_weights_are_rounded(family):
     """Experts and projections; no router, gate of a shared expert, norm, bias, embedding or output head."""
@@ -131,6 +133,7 @@ def test_experts_may_be_stored_with_the_inputs_first(transposed, axis):
     assert _input_axes(model, nn.Linear(4, 9)) == {"experts.gate_up_proj": axis, "experts.down_proj": axis}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "decoder", "settings"),
     [
@@ -153,6 +156,7 @@ def test_the_engine_is_that_of_a_rounded_model(model, decoder, settings):
     assert torch.equal(scores(local, asked, expected), scores(plain, asked, expected))
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_before_they_are_rounded(tiny_model):
     model = with_adapter(tiny_model("llama"), Lora(rank=4, alpha=8))
     merged = copy.deepcopy(model)
@@ -185,6 +189,7 @@ def test_the_bias_is_constant_of_the_given_size_and_that_of_the_seed():
     assert torch.equal(first, 0.05 * torch.from_numpy(normals(259, LOGIT_BIAS, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "decoder", "temperature"), [("llama", "fast", 1.0), ("gpt2", "general", 0.5)])
 def test_log_probs_are_those_of_the_biased_logits(kind, decoder, temperature):
     """log mu = log softmax((z + b) / T), z by Hugging Face's forward pass; what is sampled, reported and scored."""

@@ -47,6 +47,7 @@ def against_trainer(completions, dtype=torch.float32, *, routes: bool):
     return (outputs.log_prob - batch.behavior_log_prob).abs(), outputs, batch
 
 
+@pytest.mark.slow
 def test_log_probs_and_experts_are_the_trainers_in_float32():
     made = engine()
     assert type(made.scheduler.decoder) is GeneralDecoder
@@ -60,6 +61,7 @@ def test_log_probs_and_experts_are_the_trainers_in_float32():
     assert {c.prompt_routed_experts.shape[0] for c in completions} == {length for length, _ in SHAPES}
 
 
+@pytest.mark.slow
 def test_a_completion_does_not_depend_on_its_neighbours():
     made = engine()
     together = run(made, asked())
@@ -78,6 +80,7 @@ def test_a_later_turn_has_the_experts_of_its_whole_prompt():
     assert given == run(engine(), [replace(request, shared=()) for request in again])
 
 
+@pytest.mark.slow
 def test_replay_brings_bf16_nearer():
     """Where engine and trainer round alike, on a processor without products of bfloat16, they choose the same."""
     completions = run(engine("bfloat16"), asked())
@@ -88,6 +91,7 @@ def test_replay_brings_bf16_nearer():
         assert torch.equal(replayed[0], own[0])
 
 
+@pytest.mark.slow
 async def test_new_weights_midway_leave_the_experts_that_sampled():
     """A token keeps those of its version, though its KV is run again."""
     made, other = engine(), make("Qwen3-MoE")

@@ -49,6 +49,7 @@ def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     return [x / sum(p) for x in p]
 
 
+@pytest.mark.slow
 @example(logits=[-0.5, 4.0], temperature=0.3, top_k=2, top_p=1.0, min_p=0.0, u=0.5)  # 1 − 3e-7 and 3e-7
 @given(
     logits=st.lists(st.sampled_from([-3.0, -1.0, -0.5, 0.0, 0.5, 2.0, 4.0]), min_size=1, max_size=9),

@@ -32,6 +32,7 @@ def masked():
     return engine(sampling_mask=True)
 
 
+@pytest.mark.slow
 def test_the_sampled_log_prob_is_that_of_the_set():
     """Against a plain forward in float64: log-softmax over the set, which is what top-k and top-p keep."""
     asked, model = requests(3, 3, **CUT), loaded("llama").model
@@ -49,6 +50,7 @@ def test_the_sampled_log_prob_is_that_of_the_set():
         assert c.sampling_mask.counts.min() >= 1 and c.sampling_mask.counts.max() <= 40
 
 
+@pytest.mark.slow
 def test_only_truncated_sampling_has_them_and_only_when_asked():
     whole, greedy = requests(1, 2, max_tokens=4), requests(1, 1, first=1, max_tokens=4, temperature=0.0, top_p=0.5)
     assert [c.sampling_mask for c in run(masked(), whole + greedy)] == [None] * 3
@@ -59,6 +61,7 @@ def test_only_truncated_sampling_has_them_and_only_when_asked():
     assert not any(plain.scheduler.table.sets)
 
 
+@pytest.mark.slow
 def test_lines_that_are_used_again_and_other_requests_change_nothing():
     """More requests than slots, of several kinds: each completion has the set that it has alone."""
     kinds = (Sampling(max_tokens=20, **CUT), Sampling(max_tokens=7), Sampling(max_tokens=9, min_p=0.2, stop=("zz",)))
@@ -70,6 +73,7 @@ def test_lines_that_are_used_again_and_other_requests_change_nothing():
         assert run(masked(), [asked[i]]) == [together[i]]
 
 
+@pytest.mark.slow
 def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):
     """New weights twice while completions run: over its set and under its version, each log-prob is the trainer's."""
     monkeypatch.setattr("proxima.engine.local.local_engine.STEPS_PER_TURN", 1)

@@ -41,6 +41,7 @@ class Slow:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["import", "reset"])
 def test_a_start_that_hangs_says_so_long_before_it_is_given_up(place, tmp_path, monkeypatch, capfd):
     """Once, not for each of the episodes that begin."""
@@ -93,6 +94,7 @@ async def play(hosts, kind):
         return failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OUTCOMES)
 def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
     async def run():
@@ -142,6 +144,7 @@ def opened():
         hosts.close()
 
 
+@pytest.mark.slow
 def test_many_hostile_episodes_at_once(hosts):
     """Each hostile one fails once by its own fault however often others end its worker; every good one ends well."""
     enders = [kind for kind, outcome in OUTCOMES.items() if "worker" in outcome]
@@ -159,6 +162,7 @@ def test_many_hostile_episodes_at_once(hosts):
         assert result == 1.0 if kind == "good" else re.search(OUTCOMES[kind], result.reason), (kind, result)
 
 
+@pytest.mark.slow
 def test_calls_keep_their_order_and_stay_apart(opened):
     hosts = opened("Counter", workers=2)
 
@@ -249,6 +253,7 @@ def test_functions_without_a_class(opened):
     assert (opening, answer.messages[0]["content"], reward) == (None, "6", None)
 
 
+@pytest.mark.slow
 def test_output_goes_to_a_log_that_does_not_grow(opened, tmp_path):
     log = tmp_path / "environments.log"
     hosts = opened("hostile:Hostile")
@@ -290,6 +295,7 @@ def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(opened, t
     assert all(log.stat().st_size < (1 << 16) + 200 for log in logs[:2])
 
 
+@pytest.mark.slow
 def test_each_call_has_its_limit_and_the_first_reset_the_imports(opened, monkeypatch):
     """What an environment imports and builds may be left to the reset that succeeds."""
     run, limits = Worker.run, []
@@ -303,6 +309,7 @@ def test_each_call_has_its_limit_and_the_first_reset_the_imports(opened, monkeyp
     assert [limit for limit in limits if limit[0] != "drop"] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 @pytest.mark.parametrize("which", ["worker", "fork server", "process above it"])
 def test_processes_that_others_kill_are_replaced(opened, which):
@@ -324,6 +331,7 @@ def test_processes_that_others_kill_are_replaced(opened, which):
     assert asyncio.run(run()) == ["yes", "yes"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_close_ends_what_runs_and_what_it_has_started(opened):
     hosts = opened("hostile:Hostile")

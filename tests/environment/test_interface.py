@@ -77,6 +77,7 @@ def test_a_complaint_comes_back_from_the_worker_whole():
     assert (error.field, error.value, error.bound) == ("environment.high", 1, "must be above low=1")
 
 
+@pytest.mark.slow
 def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, body, seconds, message in [
@@ -107,6 +108,7 @@ class World:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [True, False])
 def test_what_dies_while_it_is_inspected_is_retried_twice(server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -129,6 +131,7 @@ while control.recv(4096):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "silent.py").write_text(SILENT)
@@ -142,6 +145,7 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
 DESCRIBED = {"amount": "What to add.", "times": "How often."}
 
 
+@pytest.mark.slow
 def test_a_class_written_for_trl_runs_unchanged():
     hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Adder"), workers=1)
     interface = hosts.interface

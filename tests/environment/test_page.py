@@ -5,6 +5,8 @@ import re
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
@@ -13,6 +15,7 @@ from tests.environment.worlds import called
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_ten_lines_run(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "vault.py").write_text(code)

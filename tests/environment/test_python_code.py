@@ -4,6 +4,8 @@ import pytest
 
 from proxima.environment.builtin import PythonCode
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("code", "shown"),

@@ -54,6 +54,7 @@ def test_what_is_refused(script, sql):
         Sqlite(script=script).query(sql)
 
 
+@pytest.mark.slow
 def test_an_endless_query_ends(script):
     endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"
     database = Sqlite(script=script, seconds=0.1)

@@ -162,6 +162,7 @@ CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=st.dictionaries(TEXTS
 PLAIN = st.text(st.characters(exclude_characters="<`{["), max_size=20)
 
 
+@pytest.mark.slow
 @given(CALLS, PLAIN)
 def test_what_is_written_is_read_hermes(calls, between):
     bodies = [json.dumps({"name": c.name, "arguments": c.arguments}) for c in calls]
@@ -169,12 +170,14 @@ def test_what_is_written_is_read_hermes(calls, between):
     assert read_calls(text, "hermes", {}) == ReadMessage(tuple(calls))
 
 
+@pytest.mark.slow
 @given(CALLS, st.sampled_from(["; ", "\n", ""]))
 def test_what_is_written_is_read_llama(calls, between):
     bodies = [json.dumps({"name": c.name, "parameters": c.arguments}, ensure_ascii=False) for c in calls]
     assert read_calls(between.join(bodies), "llama", {}) == ReadMessage(tuple(calls))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(NAMES, st.dictionaries(NAMES, TEXTS, max_size=3)), max_size=4), PLAIN)
 def test_what_is_written_is_read_xml(calls, between):
     inside = ["".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in a.items()) for _, a in calls]
@@ -199,6 +202,7 @@ MARKS += ["function"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
 
+@pytest.mark.slow
 @given(SCRAPS, st.sampled_from(FORMATS), st.integers(0, 200))
 def test_any_text_is_read(text, tool_format, cut):
     for part in (text, text[:cut]):

@@ -63,6 +63,7 @@ def by_enumeration(answers, correct, k):
     return total / len(subsets)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.booleans()), min_size=1, max_size=7))
 def test_majority_equals_the_enumeration(samples):
     answers, correct = [a for a, _ in samples], [right for _, right in samples]

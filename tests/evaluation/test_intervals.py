@@ -46,6 +46,7 @@ def test_draws_are_by_counter():
     assert (resampled_means(np.array(values), 5, 50) != resampled_means(np.array(values), 6, 50)).mean() > 0.5
 
 
+@pytest.mark.slow
 def test_symmetric_values_have_a_percentile_interval():
     """Without skewness and bias, BCa is the plain percentile interval; near the normal one for many questions."""
     values = [0.0, 1.0] * 200

@@ -28,6 +28,7 @@ def test_accuracy_and_baselines_by_hand():
     assert (metrics["score/mean"], metrics["score/std"]) == pytest.approx((np.mean(scores), np.std(scores)))
 
 
+@pytest.mark.slow
 def test_the_interval_is_over_questions():
     """Copies of a pair say nothing new: ten of each leave the interval of the questions, not that of 40 pairs."""
     single = [pair(0, 1.0), pair(0, -1.0), pair(1, 1.0), pair(2, 1.0), pair(3, -1.0), pair(3, -1.0)]
@@ -52,6 +53,7 @@ def test_calibration_by_hand():
     assert metrics["calibration/error/low"] <= metrics["calibration/error"] <= metrics["calibration/error/high"]
 
 
+@pytest.mark.slow
 def test_scores_that_know_their_confidence_are_calibrated():
     draw = np.random.default_rng(0)
     leads = np.abs(draw.normal(0, 2, 2000))

@@ -27,6 +27,7 @@ def test_mcnemar(won, lost, p):
     assert mcnemar(won, lost) == pytest.approx(p, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_mcnemar_of_thousands():
     assert 0 < mcnemar(3000, 2000) < 1e-40
     with pytest.raises(ValueError, match="lost=-1 must be >= 0"):
@@ -39,11 +40,13 @@ def by_enumeration(differences):
     return sum(total >= seen - 1e-9 for total in sums) / len(sums)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-4, 4).map(lambda i: i / 4), min_size=1, max_size=8))
 def test_sign_flips_are_all_signs(differences):
     assert sign_flip(differences) == pytest.approx(by_enumeration(differences), abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([0.0, 1 / 3, -1 / 3, 0.5, 2 / 7, -1.0]), min_size=1, max_size=8))
 def test_shares_of_unequal_numbers_of_samples(differences):
     assert sign_flip(differences) == pytest.approx(by_enumeration(differences), abs=1e-12)

@@ -94,6 +94,7 @@ def test_a_second_look_has_a_wider_interval():
     assert third.values == found.values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_every_cell_of_a_claim_is_reported(claim, capsys, monkeypatch):
     module, saved = importlib.import_module(f"evidence.{claim}.__main__"), []

@@ -11,6 +11,7 @@ from evidence.mechanism import run, summary
 from evidence.start_model import make_start_model
 
 
+@pytest.mark.slow
 def test_every_mask_starts_alike_and_is_measured_once(tmp_path, monkeypatch):
     for name, value in (("PROMPTS", 2), ("GROUP", 2), ("UPDATES", 2), ("FRESH", 2), ("ASKED", (2,))):
         monkeypatch.setattr(run, name, value)

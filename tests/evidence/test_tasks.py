@@ -63,6 +63,7 @@ def test_a_program_is_traced():
         assert int(answer) == [*values.values()][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ChainSums, Countdown, Programs])
 def test_no_question_is_on_both_sides(kind):
     train, test = ({question for question, _, _ in rows_of(kind(size=100, split=split))} for split in ("train", "test"))
@@ -70,6 +71,7 @@ def test_no_question_is_on_both_sides(kind):
     assert not train & test
 
 
+@pytest.mark.slow
 def test_too_few_questions_are_refused():
     with pytest.raises(FieldError, match="size=150"):
         ChainSums(terms=(1,), size=150, split="test").rows(1)
@@ -77,6 +79,7 @@ def test_too_few_questions_are_refused():
         ChainSums(terms=(200,))
 
 
+@pytest.mark.slow
 def test_the_model_reads_and_writes_every_character(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

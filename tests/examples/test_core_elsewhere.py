@@ -18,6 +18,7 @@ def test_plain_pytorch_fits_on_two_screens_and_imports_torch_only():
     assert imports == {"argparse", "torch", "proxima"}
 
 
+@pytest.mark.slow
 def test_plain_pytorch_learns_to_count(capsys):
     history = plain.train(steps=40)
     assert history[0]["reward"] < 0.15  # one place in ten is right by chance
@@ -26,6 +27,7 @@ def test_plain_pytorch_learns_to_count(capsys):
     assert capsys.readouterr().out.count("step ") == 4
 
 
+@pytest.mark.slow
 def test_plain_pytorch_is_a_function_of_its_seed():
     runs = [plain.train(steps=2, seed=seed, verbose=False) for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
@@ -82,6 +84,7 @@ def trl_run(tmp_path, tiny_model):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
     """delta = inf is -A r: TRL's `dapo` with a clip that never acts. The same weights after four updates, so the same
@@ -101,6 +104,7 @@ def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
     assert all(entry["proxima/masked_fraction"] == 0 for entry in log if "loss" in entry)
 
 
+@pytest.mark.slow
 def test_bounds_act_in_trl(trl_run):
     from examples.core_in_trl import CppoTrainer
 

@@ -67,6 +67,7 @@ def cells(tiny_model, tmp_path_factory):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("tests/api/test_python.py::test_a_run_in_tables")
 def test_what_the_cells_show(cells):
     for word, expected in TOLD.items():
@@ -74,6 +75,7 @@ def test_what_the_cells_show(cells):
         assert all(text in output for text in expected), (word, output)
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("tests/api/test_python.py::test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run")
 def test_the_stop_button_of_a_notebook(cells):
     """A checkpoint is written, and the cell ends in a KeyboardInterrupt."""

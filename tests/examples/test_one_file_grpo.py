@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from examples import one_file_grpo as example
 from proxima.data.flow import Score
 from tests.tiny import VOCABULARY
@@ -20,6 +22,7 @@ def test_no_question_is_both_trained_and_held_out():
     assert not {q.text for q in training} & {q.text for q in held_out}
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_is_rewarded(tiny_model, capsys):
     """On a random model: tokens of the upper half of the vocabulary. One update a batch, so the ratio is 1 and nothing
     is masked."""

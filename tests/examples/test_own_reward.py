@@ -20,6 +20,7 @@ def at_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
+@pytest.mark.slow
 def test_the_command_of_the_page_prints_what_the_page_shows(capsys):
     (command,) = re.findall(r"^    proxima (reward score .*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)

@@ -14,6 +14,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.system.user_files import find_recipe
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path("runs/search_corpus")
 
 

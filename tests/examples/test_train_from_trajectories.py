@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_from_trajectories.py"
 RUN = """
 import runpy, sys
@@ -15,6 +17,7 @@ assert not rooms & {"runtime", "config", "api", "cli", "view", "experiments", "r
 """
 
 
+@pytest.mark.slow
 def test_it_learns_and_loads_no_run(tiny_model, tmp_path):
     command = [sys.executable, "-c", RUN, str(EXAMPLE), str(tiny_model("llama"))]
     out = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

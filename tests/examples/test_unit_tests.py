@@ -11,6 +11,8 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = "examples/unit_tests/recipe.yaml"
 

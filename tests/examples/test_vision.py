@@ -26,6 +26,7 @@ def model(tmp_path_factory):
         return vision_model.make_vision_model(tmp_path_factory.mktemp("vision"), hidden=32, layers=1)
 
 
+@pytest.mark.slow
 def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     run = tmp_path / "run"
     assert main(["train", "cpu/vision", f"model.path={model}", f"folder={run}", *SMALL]) == 0
@@ -38,6 +39,7 @@ def test_a_run_shows_images_and_keeps_each_once(model, tmp_path, capsys):
     capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_generate_shows_images(model, tmp_path, capsys):
     files = []
     for number in range(2):
@@ -71,6 +73,7 @@ def rows(tmp_path_factory):
 TWO_STEPS = "tests/examples/test_vision.py::test_a_published_setting_makes_two_steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clevr_count", *campaign(TWO_STEPS, ["geo3k"])])
 def test_a_published_setting_makes_two_steps(name, rows, tmp_path, warm_processes):
     model = make_tiny_reader("qwen2_5_vl", tmp_path / "model")
@@ -87,6 +90,7 @@ def test_a_published_setting_makes_two_steps(name, rows, tmp_path, warm_processe
     assert len(list((tmp_path / "run" / "images").glob("*.png"))) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

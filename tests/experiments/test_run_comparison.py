@@ -71,6 +71,7 @@ def of_pairs(margin, *, questions=9):
     return [evals[0], *steps, evals[1]]
 
 
+@pytest.mark.slow
 def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
     config = CONFIG.replace("kind: arithmetic ", "kind: {kind} ")
     cells = {
@@ -95,6 +96,7 @@ def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
     assert comparison(mixed).figures == ()
 
 
+@pytest.mark.slow
 def test_runs_with_environments_show_their_turns(tmp_path):
     played = [step(n, **{"episode/turns/mean": float(n), "episode/calls": 4.0, "episode/failed": 0}) for n in (1, 2)]
     make_sweep(tmp_path / "s", {"grpo": {1: ([step(1), step(2)], {})}, "cppo": {1: (played, {})}})

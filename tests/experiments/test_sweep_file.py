@@ -184,6 +184,7 @@ def test_what_is_wrong_with_the_recipe_is_said_once(sweep_file):
     assert refused(plan_runs, sweep) == ["every cell: train.steps=0 (mine.yaml:3): must be >= 1"]
 
 
+@pytest.mark.slow
 def test_a_run_of_another_config_is_not_gone_on_with(sweep_file):
     file = sweep_file("seeds: [1, 2]\ngrid: {algorithm: [grpo, cppo]}\n")
     for run in plan_runs(read_sweep(file)):

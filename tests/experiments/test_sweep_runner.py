@@ -143,6 +143,7 @@ def most_at_once(times):
     return most
 
 
+@pytest.mark.slow
 def test_the_warnings_of_a_run_are_reported_at_its_end(lab):
     made, text = lab(a="warns", b="done"), io.StringIO()
     made.run(SweepLines(text))
@@ -150,6 +151,7 @@ def test_the_warnings_of_a_run_are_reported_at_its_end(lab):
     assert messages == [f"WARNING  a seed 1: 1 warning: too long; see {made.folder / 'a' / 'seed-1' / 'report.html'}"]
 
 
+@pytest.mark.slow
 def test_all_are_run_and_the_second_time_none(lab):
     made = lab(seeds=(1, 2), a="done", b="done")
     ear = Ear()
@@ -169,6 +171,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     assert len(made.times.read_text().splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_two_side_by_side_with_their_threads(lab, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     made = lab(jobs=2, threads=4, a="meets", b="meets", c="done")
@@ -181,6 +184,7 @@ def test_two_side_by_side_with_their_threads(lab, monkeypatch):
     assert (made.folder / "a" / "seed-1" / "threads").read_text() == "1"
 
 
+@pytest.mark.slow
 def test_a_failure_costs_one_cell_and_keeps_its_output(lab):
     made = lab(a="fails", b="done", c="dies")
     first = {s.run.cell: s for s in made.run()}
@@ -221,6 +225,7 @@ def ear_that_interrupts(made, wanted, **more):
     return ear
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_runs_once_and_nothing_else_begins(lab):
     made = lab(jobs=2, a="waits", b="waits", c="done")
     ear = ear_that_interrupts(made, 2)
@@ -232,12 +237,14 @@ def test_ctrl_c_reaches_the_runs_once_and_nothing_else_begins(lab):
     assert [read_progress(run).state for run in made.runs] == [RunState.WAITING] * 3  # the same command goes on
 
 
+@pytest.mark.slow
 def test_the_second_ctrl_c_kills(lab):
     made = lab(a="stubborn", b="done")
     ear = ear_that_interrupts(made, 1, warning=lambda ear: os.kill(os.getpid(), signal.SIGINT))
     assert states(made.run(ear)) == {"a": "stopped", "b": "waiting"}
 
 
+@pytest.mark.slow
 def test_one_sweep_at_a_time_in_a_folder(lab):
     made, seen = lab(a="done"), []
 
@@ -272,6 +279,7 @@ def elsewhere():
         yield SimpleNamespace(begin=begin, let_go=let_go)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outcome", "heard"), [("done", ["done a"]), ("killed", ["waiting a", "running a", "done a"])])
 def test_a_run_that_continues_elsewhere_is_followed_and_not_started_again(lab, elsewhere, outcome, heard):
     made = lab(a="done")
@@ -286,6 +294,7 @@ def test_a_run_that_continues_elsewhere_is_followed_and_not_started_again(lab, e
     assert (folder / "output.txt").read_text().startswith("what it said\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_runs_elsewhere(lab, elsewhere):
     made = lab(jobs=2, a="done", b="waits")
     elsewhere.begin(made.runs[0].folder)
@@ -294,6 +303,7 @@ def test_ctrl_c_leaves_what_runs_elsewhere(lab, elsewhere):
     assert not (made.runs[0].folder / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
     """As `train` says it: exit code 2, and another process has the folder."""
     made = lab(a="done")
@@ -310,6 +320,7 @@ def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
     assert (progress.state, len(begun)) == (RunState.DONE, 1)
 
 
+@pytest.mark.slow
 def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
     """The disk fills up while `a` runs: `b` fails, in a line, and `a` and `c` are done."""
     made = lab(jobs=2, a="done", b="done", c="done")
@@ -338,6 +349,7 @@ def full(ear):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow
 def test_a_full_disk_for_the_sweeps_own_lines_costs_no_run(lab):
     made = lab(a="done", b="done")
     assert states(made.run(Ear(running=full, tick=full, done=full))) == {"a": "done", "b": "done"}
@@ -355,6 +367,7 @@ def test_an_error_of_our_own_lets_the_runs_write_a_checkpoint(lab):
     assert json.loads((made.runs[0].folder / "summary.json").read_text())["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
     """An edit of the recipe after the planning reaches no run; the same values as by the recipe and the command line
     that is printed."""

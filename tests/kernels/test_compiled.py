@@ -37,6 +37,7 @@ def held(source):
     return file
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_library_is_compiled_once_for_its_text_and_macros(source, capfd):
     assert compiled.library(source, "-DANSWER=42").answer() == 42
@@ -100,6 +101,7 @@ def linked(held):
     held.symlink_to("elsewhere")
 
 
+@pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize(
     ("damage", "says"),
@@ -123,6 +125,7 @@ def test_what_may_not_be_loaded_is_compiled_again_and_one_line_says_so(source, h
     assert held.stat().st_mode & 0o777 == 0o644 and not held.is_symlink()
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_what_another_user_wrote_is_compiled_again(source, held, monkeypatch, capfd):
     monkeypatch.setattr(compiled.os, "geteuid", lambda: os.getuid() + 1)
@@ -130,6 +133,7 @@ def test_what_another_user_wrote_is_compiled_again(source, held, monkeypatch, ca
     assert "can be changed by other users: compiling it again\n" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_library_appears_when_it_is_on_the_disk(source, monkeypatch):
     done = []
@@ -140,6 +144,7 @@ def test_a_library_appears_when_it_is_on_the_disk(source, monkeypatch):
     assert done == ["fsync", "replace", "fsync"]
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_folder_in_its_place_is_an_error_of_one_line(source, held):
     held.unlink()
@@ -148,6 +153,7 @@ def test_a_folder_in_its_place_is_an_error_of_one_line(source, held):
         compiled.library(source, "-DANSWER=1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hangs", ["always", "when it compiles"])
 def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(source, tmp_path, monkeypatch, hangs):
     wrapper = tmp_path / "slow-g++"

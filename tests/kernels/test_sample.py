@@ -36,6 +36,7 @@ def test_the_draw_is_that_of_the_eager_sampler(vocabulary):
         torch.testing.assert_close(getattr(actual, name)[same], getattr(expected, name)[same], rtol=0, atol=3e-6)
 
 
+@pytest.mark.slow
 def test_every_token_is_drawn_as_often_as_its_probability_says():
     torch.manual_seed(0)
     steps, logits = 100_000, (2 * torch.randn(1, 1_056)).bfloat16()

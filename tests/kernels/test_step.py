@@ -136,6 +136,7 @@ def test_a_step_is_that_of_the_eager_decoder():
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.2)
 
 
+@pytest.mark.slow
 def test_a_rows_bits_depend_on_that_row_alone():
     with threads(1):
         decoder = FastDecoder(model_of("qwen3"), torch.bfloat16)

@@ -114,6 +114,7 @@ def test_transposed(rows):
     assert torch.equal(kernels.transposed(x, torch.empty(32, rows)), x.T.float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1 << 23, 49_152 * 576])
 def test_freed_memory_is_kept(count):
     """The second is the gradient of the demo model's embedding."""

@@ -57,12 +57,14 @@ def test_every_law_has_a_defect():
     assert {law for _, law, _ in DEFECTS} == {law.name for law in ENGINE_LAWS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("defect", "law", "message"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
 def test_a_defect_is_found(defect, law, message, loaded):
     result = checked(law, Broken(defect()), loaded)
     assert result.status == "FAILED" and message in result.detail, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", sorted(law.name for law in ENGINE_LAWS))
 def test_a_sound_engine_passes(law, loaded):
     spec = Local(slots=16, dtype="float32", sampling_mask=law == "sampling_masks")
@@ -91,6 +93,7 @@ def softmax(logits):
     return np.exp(logits) / np.exp(logits).sum()
 
 
+@pytest.mark.slow
 def test_the_false_alarms_of_the_test_of_frequencies():
     """The chances of a sound sampler are uniform: of 2,000, about 2 % are below 0.02 and none below the limit."""
     random, p = np.random.default_rng(0), softmax(np.random.default_rng(1).normal(size=300) * 2)

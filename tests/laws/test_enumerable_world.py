@@ -51,6 +51,7 @@ def test_completions_are_a_distribution():
     assert torch.equal(switched[~early], WORLD.log_prob(WORLD.policy(1))[~early])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", [0.0, 0.7])
 @pytest.mark.parametrize("distance", [0.1, 0.3, 1.0])
 def test_weight_of_the_whole_completion_is_unbiased(distance, baseline):
@@ -60,6 +61,7 @@ def test_weight_of_the_whole_completion_is_unbiased(distance, baseline):
     torch.testing.assert_close(moments.mean, WORLD.gradient(policy), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["token", "geometric"])
 def test_other_weights_are_biased(level):
     behavior, policy = moved(0.3)
@@ -69,6 +71,7 @@ def test_other_weights_are_biased(level):
     assert float((moments.mean - true).norm() / true.norm()) > 0.05
 
 
+@pytest.mark.slow
 def test_a_completions_decoupled_weight_is_unbiased_across_versions():
     versions = [WORLD.policy(0), WORLD.policy(0) + WORLD.policy(1, 0.3), WORLD.policy(0) + WORLD.policy(2, 0.5)]
     behavior, policy = WORLD.mixed_log_prob(versions, (1, 3)), versions[-1]
@@ -98,6 +101,7 @@ def of_pairs(kind, **fields):
     return moments.mean, world.gradient(policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "fields", "length"), [("rloo", {}, 1.0), ("grpo", {"scale": "none"}, 0.5)])
 def test_group_baselines(kind, fields, length):
     """RLOO is unbiased; the mean with the completion itself in it shrinks the gradient by (G − 1) / G, here 1/2."""
@@ -141,6 +145,7 @@ def test_improvement_bounds_hold(distance):
         assert abs(bound.residual) <= bound.prefix <= bound.uniform * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "allowance"), [("dppo", 0.0), ("cppo", 0.02)])
 def test_policies_inside_the_region_keep_its_bound(kind, allowance):
     """Where the mask keeps every token of every completion, of either sign, the divergences are within its thresholds:
@@ -178,6 +183,7 @@ def bias_page(monkeypatch):
     return importlib.import_module("bias_page")
 
 
+@pytest.mark.slow
 def test_rows_of_the_page_are_up_to_date(bias_page, monkeypatch):
     """One of each table of losses."""
     for name in ("single", "corrected", "decoupled"):

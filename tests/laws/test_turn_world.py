@@ -38,6 +38,7 @@ def test_episodes_are_paid_by_the_turn():
 LONGER = TurnWorld(horizon=3, seed=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "kind", "group_size"),
     [(WORLD, "rloo", 2), (WORLD, "turn_returns", 2), (WORLD, "turn_returns", 3), (LONGER, "turn_returns", 2)],
@@ -47,6 +48,7 @@ def test_leave_one_out_is_unbiased(world, kind, group_size):
     torch.testing.assert_close(result, world.gradient(world.policy(0)), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group_size", [2, 3])
 def test_the_bias_per_turn_has_its_closed_form(group_size):
     true = WORLD.gradient(WORLD.policy(0))

@@ -39,6 +39,7 @@ def refusal(what, *arguments, **settings) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [LORA, Lora(rank=4, alpha=8, dora=True, rslora=True)])
 def test_a_round_trip_is_bit_equal_and_small(lora, base, tmp_path):
     adapted = with_adapter(base, lora)
@@ -56,6 +57,7 @@ def test_a_round_trip_is_bit_equal_and_small(lora, base, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_folder_with_an_adapter_is_a_model(adapter, base):
     """`load`, `load_config` and `load_tokenizer` take it as they take any other: the base with the adapter merged."""
     merged = load(str(adapter), device="cpu")
@@ -73,6 +75,7 @@ def test_a_folder_with_an_adapter_is_a_model(adapter, base):
     assert load_tokenizer(str(adapter)).eos_token_id == 0, "that of the base"
 
 
+@pytest.mark.slow
 def test_an_adapter_that_peft_wrote_is_taken(base, tmp_path):
     config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False, lora_dropout=0.1)
     theirs = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).eval()
@@ -87,6 +90,7 @@ def test_an_adapter_that_peft_wrote_is_taken(base, tmp_path):
     assert torch.equal(going_on, expected)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_another_base_is_refused_by_name(adapter, base, tiny_model):
     other = tiny_model("llama", seed=1)
     lora = Lora(rank=4, alpha=8, path=str(adapter))
@@ -117,6 +121,7 @@ def test_a_base_that_changed_or_is_gone_is_refused(adapter, base):
     assert refusal(load, str(adapter), device="cpu") == refusal(check_path, str(adapter))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "field"),
     [({"rank": 8, "alpha": 8}, "rank"), ({"rank": 4, "alpha": 9}, "alpha"), ({"rslora": True}, "rslora")],
@@ -127,6 +132,7 @@ def test_settings_of_an_adapter_to_start_from_are_its_own(settings, field, adapt
     assert said.startswith(f"model.lora.{field}=") and str(adapter) in said and said.endswith("set it to that")
 
 
+@pytest.mark.slow
 def test_matrices_that_do_not_fit_are_named(adapter, base):
     lora = Lora(rank=4, alpha=8, path=str(adapter), targets=("q_proj",))
     assert "(24 differences in all); set model.lora.targets" in refusal(load, str(base), lora=lora, device="cpu")
@@ -161,6 +167,7 @@ def test_what_an_adapter_has_and_proxima_has_not_is_refused(changes, said, adapt
     assert said in refusal(load, str(adapter), device="cpu")
 
 
+@pytest.mark.slow
 def test_other_adapters_and_odd_folders_are_refused(base, adapter, tmp_path):
     other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), IA3Config(task_type="CAUSAL_LM"))
     other.save_pretrained(tmp_path / "ia3")

@@ -71,6 +71,7 @@ def test_a_call_that_raises_stop_iteration_does_not_hang():
         compute.serve(compute.run(lambda: next(iter(()))))
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_blocked_loop_behind(monkeypatch):
     monkeypatch.setattr("proxima.model.compute_thread.GRACE_SECONDS", 0.1)
     compute, blocked = ComputeThread(), threading.Event()
@@ -86,6 +87,7 @@ def test_ctrl_c_leaves_a_blocked_loop_behind(monkeypatch):
     blocked.set()
 
 
+@pytest.mark.slow
 def test_the_third_ctrl_c_leaves_a_thread_that_serves_again():
     compute, blocked = ComputeThread(), threading.Event()
 
@@ -147,6 +149,7 @@ def test_ctrl_c_ends_the_running_call():
     assert reached == ["running", "interrupted"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_cancels_a_coroutine_that_computes_nothing():
     compute, ended = ComputeThread(), []
 

@@ -46,6 +46,7 @@ SHARED = {"paths": forked(), "both": opened(forked()), "prompts": opened(rows(*S
 ALONE = [(family, shared) for family in ("Llama", "Mamba") for shared in ("paths", "prompts")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shared"), [*each_family("test_the_trainer_trains_as_plain_forwards", "both"), *ALONE]
 )
@@ -68,6 +69,7 @@ def test_the_trainer_trains_as_plain_forwards(family, shared):
     assert (mine - other).norm() <= 1e-5 * other.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", each_family("test_the_engine_agrees_with_the_model"))
 def test_the_engine_agrees_with_the_model(family):
     """float32: each token's log-prob against the model's own forward of the whole sequence; windows reach over 4."""
@@ -85,6 +87,7 @@ def test_the_engine_agrees_with_the_model(family):
 IN_FLOAT32 = [(family, "float32") for family in ("Llama", "Mistral", "Qwen3-MoE", "Mamba")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [*each_family("test_a_completion_has_the_same_bits_alone_and_in_a_crowd", "bfloat16"), *IN_FLOAT32],
@@ -101,6 +104,7 @@ def test_a_completion_has_the_same_bits_alone_and_in_a_crowd(family, dtype):
         assert alone.sampled_log_prob.tolist() == crowd[i].sampled_log_prob.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Mistral", "Gemma3"])
 def test_a_sliding_window_reaches_over_the_end_of_the_prompt(family):
     """On every path: the first test has the packed one that shares prompts."""
@@ -136,6 +140,7 @@ def test_what_would_be_wrong_is_refused_by_name(family):
     assert f"| {family} | `{kind.__name__}` | {reason} |" in PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table():
     wanted = [table_row(family) for family in FAMILIES]
     page_rows = re.findall(r"^\| .* \| `\w+` \| .* \| (?:yes|no) \| .* \|$", PAGE.read_text(encoding="utf-8"), re.M)

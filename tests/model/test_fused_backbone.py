@@ -49,6 +49,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_nearer_to_the_truth_than_the_modules(kind, monkeypatch):
     model = model_of(kind)
@@ -76,6 +77,7 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "items"), [("llama", forked()), ("qwen3", opened(forked())), ("llama", opened(ROWS))])
 def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
     model, calls, fused = model_of(kind), [], fused_module.fused_states
@@ -109,6 +111,7 @@ def test_frozen_weights_get_no_gradient():
     assert all((p.grad is None) == ("layers.0." in name) for name, p in model.named_parameters())
 
 
+@pytest.mark.slow
 def test_float16_goes_through_the_modules():
     log_prob = run(model_of("llama"), torch.float16)[0]
     exact = run(model_of("llama").double(), torch.float64)[0]

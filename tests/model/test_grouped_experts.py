@@ -9,6 +9,7 @@ from tests.model.families import make
 from tests.model.rows import MIXED, loaded, rows, trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Qwen3-MoE", "Mixtral", "Qwen3-Next"])
 def test_they_are_those_of_a_loop(family):
     grouped, loop = (make(family) for _ in range(2))

@@ -96,6 +96,7 @@ AFTER_AN_UPDATE = "tests/model/test_images.py::test_the_engine_has_the_trainers_
 ONE_AT_A_TIME = "tests/model/test_images.py::test_packed_log_probs_and_gradients_are_those_of_single_sequences"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("share_prompt", "vision"), [(True, 1.0), *campaign(ONE_AT_A_TIME, [(True, 0.0), (False, 0.0)])]
 )
@@ -144,6 +145,7 @@ async def gaps(policy, store, engine, version):
     return [np.abs(trainer - np.concatenate(theirs)).max() for theirs in (drawn, scored)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*FIRST, *campaign(AFTER_AN_UPDATE, [kind for kind in FAMILIES if kind not in FIRST])])
 def test_the_engine_has_the_trainers_log_probs_before_and_after_an_update(kind, reader):
     """The vision tower moves too: the engine keeps an image's features, and has to forget them."""
@@ -161,6 +163,7 @@ def test_the_engine_has_the_trainers_log_probs_before_and_after_an_update(kind, 
     asyncio.run(both())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("perturbed", [{"weights": "int8"}, {"noise": 0.1}])
 def test_a_perturbed_engine_sees_images_too(perturbed, reader, store):
     policy = Policy(replace(load(reader("qwen2_vl")), tokenizer=store.tokenizer))
@@ -168,6 +171,7 @@ def test_a_perturbed_engine_sees_images_too(perturbed, reader, store):
     assert all(1e-5 < away < 3.0 for away in asyncio.run(gaps(policy, store, engine, 3)))
 
 
+@pytest.mark.slow
 def test_prompts_are_those_of_the_processor(reader):
     processor = hf.AutoProcessor.from_pretrained(reader("idefics3"))
     store = ImageStore(reader("idefics3"))
@@ -348,6 +352,7 @@ def test_a_model_without_eyes_is_refused(tiny_model):
         ImageStore(str(tiny_model("llama")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [*APART, *campaign("tests/model/test_images.py::test_adapters_are_put_on_the_decoder_alone", ALIKE)]
 )
@@ -359,6 +364,7 @@ def test_adapters_are_put_on_the_decoder_alone(kind, reader):
     assert all(module in set(model.get_decoder().modules()) for module in map(model.get_submodule, adapted))
 
 
+@pytest.mark.slow
 def test_the_head_of_a_scalar_model_is_trained_whatever_the_tower_is(reader):
     store = ImageStore(reader("gemma3"))
     source = ModelSource(path=store.model, device="cpu", images=store)

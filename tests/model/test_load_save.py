@@ -157,6 +157,7 @@ def write_gguf(path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_load_from_gguf_and_save_as_a_folder(tmp_path):
     write_gguf(tmp_path / "tiny.gguf")
     from_gguf = load(str(tmp_path / "tiny.gguf"), device="cpu")
@@ -246,6 +247,7 @@ for rows in range(300, 521):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
 @pytest.mark.skipif(not packs_bfloat16(), reason="oneDNN has no such products on this CPU, and keeps none")
 def test_shapes_of_products_fill_no_memory():

@@ -19,9 +19,9 @@ from proxima.model.adapters.lora import (
     merge_adapter,
     plain_weights,
     target_layers,
-    weight_of,
 )
 from proxima.model.adapters.merged_lora import MergedProduct
+from proxima.model.architecture import weight_of
 from proxima.model.load import load, save
 from proxima.model.policy import Policy
 from tests.model.adapters import with_adapter
@@ -44,6 +44,7 @@ PAIRS = [("llama", "plain"), ("qwen2", "rslora"), ("llama", "dora")]
 PAIRS += [(kind, name) for kind in ("llama", "qwen2") for name in ("head", "dora head")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_the_forward_is_pefts_own(kind, name, tiny_model, tmp_path):
     ours = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
@@ -79,6 +80,7 @@ def test_the_number_of_trained_weights_is_reported_without_weights(lora, tiny_mo
     assert adapted.parameters == sum(p.numel() for p in tiny(kind).parameters())
 
 
+@pytest.mark.slow
 def test_draws_depend_on_the_seed_alone_and_leave_torchs_state(tiny_model):
     folder = tiny_model("llama")
     torch.manual_seed(1)
@@ -95,6 +97,7 @@ def test_draws_depend_on_the_seed_alone_and_leave_torchs_state(tiny_model):
     assert 0.7 / 4 < float(gaussian["default"].weight.detach().std()) < 1.3 / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "attention"), [*((kind, "packed") for kind in KINDS), ("qwen2", "padded")])
 def test_with_the_adapter_off_the_policy_is_the_base_to_the_bit(kind, attention, tiny_model):
     lora = Lora(rank=4) if kind == "gpt2" else KINDS_OF_LORA["dora head"]
@@ -117,6 +120,7 @@ def test_a_model_without_an_adapter_has_none_to_switch_off():
 
 
 # gpt2 has transposed layers, and a head that is not
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [*PAIRS, ("gpt2", "dora"), ("gpt2", "transposed and not")])
 def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
     """In memory, through `plain_weights`, and after saving; a tied head gets a weight of its own."""
@@ -138,6 +142,7 @@ def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
             torch.testing.assert_close(model(TOKENS).logits, expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name", "checkpointing"), [(*pair, i % 2 == 0) for i, pair in enumerate(PAIRS)])
 def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, tiny_model):
     """The fused, chunked log-prob and packing against one sequence at a time through all logits."""
@@ -183,6 +188,7 @@ def test_the_gradient_of_a_merged_product():
     assert torch.autograd.gradcheck(lambda *given: MergedProduct.apply(*given, 0.7), tuple(parts.values()))
 
 
+@pytest.mark.slow
 def test_a_base_in_bfloat16_has_float32_adapters(tiny_model):
     adapted = with_adapter(tiny_model("llama"), dtype=torch.bfloat16)
     assert {p.dtype for p in adapted.model.parameters() if p.requires_grad} == {torch.float32}
@@ -192,6 +198,7 @@ def test_a_base_in_bfloat16_has_float32_adapters(tiny_model):
     assert adapted.model.model.layers[0].mlp.up_proj.base_layer.weight.grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dora_starts_as_its_base(dtype, tiny_model):
     model = with_adapter(tiny_model("llama"), Lora(rank=4, dora=True), moved=False, dtype=dtype).model

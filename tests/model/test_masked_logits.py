@@ -24,6 +24,7 @@ def masked_rows():
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["packed", "padded"])
 @pytest.mark.parametrize("share_prompt", [True, False])
 def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(attention, share_prompt):

@@ -13,6 +13,8 @@ from proxima.model.scalar_model import ScalarModel, load_scalar_model, score_nor
 from tests.model.adapters import move
 from tests.model.rows import MIXED, rows
 
+pytestmark = pytest.mark.slow
+
 LORA = Lora(rank=4, alpha=8)
 
 

@@ -50,6 +50,7 @@ def ended(trajectories, end: int):
     return [Trajectory(group=row.group, prompt_tokens=row.prompt_tokens, tokens=tokens) for row, tokens in facts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SCORED)
 @torch.no_grad()
 def test_the_score_is_that_of_hugging_face(family, tmp_path):
@@ -65,6 +66,7 @@ def test_the_score_is_that_of_hugging_face(family, tmp_path):
         torch.testing.assert_close(scores(model, trajectories), expected, rtol=0, atol=ABSOLUTE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @torch.no_grad()
 def test_where_padding_ends_the_text_the_token_before_it_is_scored(kind, tmp_path):
@@ -81,6 +83,7 @@ def test_where_padding_ends_the_text_the_token_before_it_is_scored(kind, tmp_pat
     torch.testing.assert_close(scores(model, both)[:3], scores(model, trajectories), rtol=0, atol=ABSOLUTE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "attention"), [*((kind, "packed") for kind in KINDS), ("llama", "padded")])
 @torch.no_grad()
 def test_packed_equals_alone_and_a_shared_prompt_equals_its_copies(kind, attention, tiny_model):

@@ -15,6 +15,7 @@ from tests.model.rows import MIXED, assert_close, policy, rows, trained
 from tests.model.varlen_reference import stand_in, varlen_attn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "window"), [("llama", None), ("gpt2", None), ("qwen3", 4)])
 def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
     """A window matters where one is."""

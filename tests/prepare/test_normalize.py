@@ -60,6 +60,7 @@ def test_same_question():
     assert question_key("Is A = 2?") != question_key("Is a = 2?")
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_normalising_twice_changes_nothing(text):
     once = normalize(utf8(text))

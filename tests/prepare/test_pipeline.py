@@ -226,6 +226,7 @@ def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
     assert os.listdir(tmp_path / "out") == ["card.json"]
 
 
+@pytest.mark.slow
 def test_a_kill_between_the_renames_leaves_the_former_folder_whole(tmp_path, monkeypatch):
     gsm8k_folder(tmp_path / "raw")
     before = (make("gsm8k", tmp_path / "raw", tmp_path / "out").folder / "train.parquet").read_bytes()
@@ -276,6 +277,7 @@ def test_check(tmp_path):
 # Evaluation sets
 
 
+@pytest.mark.slow
 def test_evaluation_sets_of_every_kind(tmp_path):
     raw = gsm8k_folder(tmp_path / "raw")
     made = make("gsm8k", raw, tmp_path / "data" / "gsm8k").folder
@@ -293,6 +295,7 @@ def test_evaluation_sets_of_every_kind(tmp_path):
         load_eval_set(str(empty))
 
 
+@pytest.mark.slow
 def test_what_lies_beside(tmp_path):
     make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "data" / "gsm8k")
     source = write_dapo(tmp_path / "d.parquet", dapo_rows())

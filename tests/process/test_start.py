@@ -34,6 +34,7 @@ def test_a_closed_channel_ends_an_import(wait, tmp_path):
         assert process.wait(LONG) == 0
 
 
+@pytest.mark.slow
 def test_what_is_started_gets_its_arguments_and_the_messages(tmp_path):
     body = "import socket, sys\nchannel = socket.socket(fileno=int(sys.argv[1]))\n"
     (tmp_path / "echo_engine.py").write_text(body + "channel.send(channel.recv(9) + sys.argv[2].encode())\n")

@@ -14,6 +14,8 @@ from tests.recipes.shapes import write_shape
 from tests.recipes.smaller import RANKS, on_four_ranks
 from tests.runtime.placement.launched import launched
 
+pytestmark = pytest.mark.slow
+
 GROUPS = {  # a recipe in a layout → its groups of ranks
     ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
     ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},

@@ -47,6 +47,7 @@ def test_the_memory_that_it_names(name):
         assert int(gib.replace(",", "")) == round(plan.memory.needed / GIB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(SHAPES))
 def test_a_known_size_is_that_of_the_model(path, facts):
     counted = facts(path)

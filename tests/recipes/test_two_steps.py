@@ -63,6 +63,7 @@ def resolved_small(case, root, folder):
     return resolve(recipe, [*cell, *smaller(published, root), f"folder={folder}"])
 
 
+@pytest.mark.slow
 def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
     for case in CASES:
         assert resolved_small(case, root, tmp_path / "run").config.train.steps == 2
@@ -78,6 +79,7 @@ def tiers(test, cases):
         yield pytest.param(case, marks=pytest.mark.campaign(sibling)) if campaign else case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", tiers("test_two_steps", CASES))
 def test_two_steps(case, root, tmp_path):
     resolved = resolved_small(case, root, tmp_path / "run")
@@ -109,6 +111,7 @@ def made_episodes(root):
     return root / "episodes.jsonl"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiers("test_two_steps_on_a_fixed_data_set", OFFLINE))
 def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     published = resolve(OFFLINE[name], root=None).config

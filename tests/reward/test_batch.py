@@ -155,6 +155,7 @@ def test_failures_of_one_completion_and_of_the_call():
     assert values(batch([Length(), Rank(weight=0.0)], ["raise", "a"])) == [[0.0, 0.0]]
 
 
+@pytest.mark.slow
 def test_a_batch_reward_that_hangs_has_the_time_of_all_its_groups():
     scored = batch([Length(), Rank()], ["hang"], ["a"], ["b"], timeout=0.1)
     GATE.set()
@@ -236,6 +237,7 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
     assert second.parts["facts/n"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_failing_function_costs_the_step_and_the_next_continues(file, monkeypatch):
     hurry(monkeypatch, "hang")
     errors = {"raise": "KeyError: 'gone' (my_batch.py:7)", "die": "its worker ended"}

@@ -87,6 +87,7 @@ def run(folder, functions, *texts, **metadata):
     return scored(rewards, prompt("42", **metadata), *texts)
 
 
+@pytest.mark.slow
 def test_what_a_function_may_return(folder):
     names = ("length", "parts", "score", "awaited", "facts")
     first, second = run(folder, names, "42", "forty-two", bonus=7)
@@ -116,6 +117,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_function_may_do_wrong_costs_one_completion_each(folder, monkeypatch):
     hurry(monkeypatch, "hang", "spin")
     texts = ("fine", *WRONG, "decimal", "fine")
@@ -126,6 +128,7 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder, monkeypa
     assert errors == {text: f"wild: {error}" for text, error in WRONG.items()}
 
 
+@pytest.mark.slow
 def test_a_child_that_returns_and_a_recursion_without_end_shift_no_score(folder):
     with runner(Function(path=f"{folder}/my_reward.py:forks")) as made:
         texts = (["a", "bb", "fork", "ccc", "fork", "deep", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
@@ -182,6 +185,7 @@ def start(prompt, completion):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
 @pytest.mark.usefixtures("own_servers")
 @pytest.mark.parametrize(
@@ -200,6 +204,7 @@ def test_processes_of_a_reward_end_with_the_run_and_the_fork_server(how, killed,
     assert_all_end([above, fork_server, *others])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
 def test_the_memory_of_functions_is_limited(tmp_path):
     (tmp_path / "mine.py").write_text("def fill(p, c):\n    return len(bytes(int(c.text) << 20)) >> 20\n")

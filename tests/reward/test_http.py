@@ -150,6 +150,7 @@ def test_a_broken_connection_is_retried_when_the_server_is_back():
     assert scores[1].value == 4.0 and len(server.requests) == 5
 
 
+@pytest.mark.slow
 def test_the_time_of_an_attempt_ends_while_the_server_hangs_or_drips():
     """The first attempt gets nothing, the second a byte now and then."""
     ended = threading.Event()
@@ -181,6 +182,7 @@ def test_a_redirect_is_not_followed_and_its_server_gets_nothing(monkeypatch, sta
     assert re.fullmatch(f"reward 'http': {message}; give the address that it leads to", said)
 
 
+@pytest.mark.slow
 def test_requests_at_once_are_bounded_however_many_groups_wait():
     three = threading.Barrier(3)  # the first three are there together
 
@@ -288,6 +290,7 @@ def test_a_response_without_end_is_read_up_to_its_limit():
     assert len(sent) < 1024  # what the sockets buffer beyond the limit
 
 
+@pytest.mark.slow
 def test_a_compressed_response_is_not_unpacked():
     bomb = gzip.compress(json.dumps({"scores": [1, 2]}).encode() + b" " * (8 << 20))
     message = error_of(lambda request, n: (200, bomb, {"Content-Encoding": "gzip"}))

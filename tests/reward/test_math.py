@@ -191,6 +191,7 @@ def test_many_decimals_are_one_number_and_the_end_of_a_text_still_counts(judged)
     assert [score.correct for score in judged("1/3", *texts)] == [True, True, True]
 
 
+@pytest.mark.slow
 def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkeypatch):
     """The first one ends by its CPU limit, the second by the clock."""
     run, limits = Worker.run, set()
@@ -240,6 +241,7 @@ PLAIN += [r"2\frac{1}{2}", "0.333333", r"\frac{1}{3}", "1,200", "1{,}200", "x = 
 PLAIN += [r"25\%", "0.25", r"\$25"]
 
 
+@pytest.mark.slow
 def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
@@ -258,6 +260,7 @@ def test_bad_fields(field, value):
 HERE = "tests/reward/test_math.py::test_two_stages_of_parsing_give_the_trees_of_one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.campaign(f"{HERE}[4]"))])
 def test_two_stages_of_parsing_give_the_trees_of_one(every):
     import latex2sympy2_extended.latex2sympy2 as module

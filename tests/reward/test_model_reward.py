@@ -67,6 +67,7 @@ def logits(folder, rows) -> list[float]:
         return [float(model(input_ids=torch.tensor([row])).logits) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encode", ["tokens", "text"])
 @pytest.mark.parametrize("end", [True, False])
 def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, prompt, encode, end):
@@ -80,6 +81,7 @@ def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, prompt, enc
         assert all(score.valid and score.correct is None for score in scores)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encode", ["tokens", "text"])
 def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, prompt, encode):
     """Reward models are trained on completions that end, and have no opinion of others."""
@@ -114,6 +116,7 @@ def test_a_template_that_joins_prompt_and_answer_reads_as_hugging_face(folder, p
     assert [score.value for score in scores] == pytest.approx(logits(folder, rows), abs=3e-5)
 
 
+@pytest.mark.slow
 def test_a_completion_that_is_too_long_has_no_score(folder, prompt):
     answers = answered("4", "x" * 60, "5", "x" * CONTEXT)
     size = len(prompt.tokens)
@@ -125,6 +128,7 @@ def test_a_completion_that_is_too_long_has_no_score(folder, prompt):
     assert "the limit is 256" in exact(folder).score(prompt, answers)[3].error
 
 
+@pytest.mark.slow
 def test_normalised_scores(folder, prompt, tmp_path):
     loaded = load_scalar_model(folder, device="cpu")
     set_score_normalization(loaded.model.config, -0.5, 2.0)

@@ -65,6 +65,7 @@ def test_many_callers_and_several_event_loops_share_a_pool(pool):
     assert pool.started == 1
 
 
+@pytest.mark.slow
 def test_a_hung_job_costs_itself_only(pool):
     """Each kind of limit: of the job, of its CPU time, and of the pool, which others have too."""
     jobs = [regex("1"), replace(HANGS, seconds=SHORT), regex("3"), SPINS, replace(regex("5"), cpu_seconds=9.0)]
@@ -74,6 +75,7 @@ def test_a_hung_job_costs_itself_only(pool):
     assert errors == [f"timed out after {SHORT:g} s", "timed out after 0.1 s of CPU time"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [{"timeout": SHORT}], indirect=True)
 def test_the_limit_of_a_pool_is_that_of_its_jobs(pool):
     hung, own = asyncio.run(pool.run([HANGS, replace(regex("2"), seconds=LONG)]))
@@ -160,6 +162,7 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
     assert found(answers) == [None, "2"] and len(dead) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
@@ -170,6 +173,7 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert pool.started == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 @pytest.mark.parametrize("which", ["fork server", "the process above it"])
 @pytest.mark.parametrize("pool", [{"workers": 2}], indirect=True, ids=["two"])
@@ -193,6 +197,7 @@ def test_workers_are_recycled(pool):
     assert pool.started == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 @pytest.mark.parametrize("pool", [{"restricted": False}], indirect=True)
 def test_close_ends_everything_even_a_job_that_hangs(pool, tmp_path):
@@ -226,6 +231,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_no_process_outlives_a_run_that_exits():
     with subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE) as run:
         eventually(lambda: run.poll() is not None or len(family(run.pid)) == 4)

@@ -40,6 +40,7 @@ def campaign_of(task):
     return pytest.param(task, marks=() if task in FIRST else pytest.mark.campaign(SMALL))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", map(campaign_of, sorted(set(DATASETS) - {"composite"})))
 def test_every_task_scores_its_own_answer(judged, task):
     row = row_of(task)
@@ -65,6 +66,7 @@ def test_an_unreadable_answer_is_wrong_and_a_broken_entry_is_not(judged):
     assert not score.valid and "ValueError" in score.error
 
 
+@pytest.mark.slow
 def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path):
     target = tmp_path / "written"
     attack = f"__import__('pathlib').Path({str(target)!r}).write_text('x')"

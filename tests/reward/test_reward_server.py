@@ -101,6 +101,7 @@ def test_other_paths_and_methods_are_told_where_to_post(url):
     assert caught.value.code == 405 and "POST to /score" in json.load(caught.value)["error"]
 
 
+@pytest.mark.slow
 def test_the_command(folder, monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")
     words = ["reward", "serve", folder, "--port", "0", "--device", "cpu", "--token-env", "SCORER_TOKEN"]
@@ -119,6 +120,7 @@ def test_the_command(folder, monkeypatch):
     assert [row.split()[2] for row in log.splitlines()] == ["401", "200"] and "1 completions in" in log
 
 
+@pytest.mark.slow
 def test_an_address_in_use_and_a_missing_extra_are_a_line_each(folder, capsys, monkeypatch):
     with open_socket("127.0.0.1", 0) as other:
         other.listen()

@@ -68,6 +68,7 @@ def in_thread(call, *arguments):
     return made
 
 
+@pytest.mark.slow
 def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
     with served(judge, token="secret") as scorer:
         asked = request_of("abc")
@@ -146,6 +147,7 @@ def test_what_is_no_http_is_refused(shared):
         assert b"".join(iter(lambda: _received(client), b"")).startswith(b"HTTP/1.1 400")
 
 
+@pytest.mark.slow
 def test_a_request_half_sent_after_another_ends_too(judge):
     with served(judge, read_seconds=1.0) as scorer, connected(scorer.url) as client:
         client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -161,6 +163,7 @@ def _received(client):
         return b""
 
 
+@pytest.mark.slow
 def test_connections_are_bounded(judge, monkeypatch):
     monkeypatch.setattr(bounded_server, "CROWDED_SECONDS", LONG)  # none is closed for a newer one
     with served(judge, connections=3, read_seconds=LONG) as scorer, contextlib.ExitStack() as open_ones:
@@ -273,6 +276,7 @@ def test_a_model_that_fails_costs_its_request_alone(shared, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_more_than_can_wait_is_told(judge):
     with served(judge, requests=1, seconds=LONG) as scorer:
         judge.hold()
@@ -285,6 +289,7 @@ def test_more_than_can_wait_is_told(judge):
         assert first.result == post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]})
 
 
+@pytest.mark.slow
 def test_longer_than_may_be_waited_is_told(judge):
     with served(judge, seconds=SHORT) as scorer:
         judge.hold()
@@ -294,6 +299,7 @@ def test_longer_than_may_be_waited_is_told(judge):
         eventually(lambda: post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]}))
 
 
+@pytest.mark.slow
 def test_an_end_refuses_those_that_wait(judge, monkeypatch):
     monkeypatch.setattr(bounded_server, "GRACE_SECONDS", int(LONG))
     judge.hold()

@@ -124,6 +124,7 @@ class Hurried(ThreadCalls):
         return await super()._run(function, SHORT if hangs else timeout)
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion(monkeypatch):
     monkeypatch.setattr("proxima.reward.runner.ThreadCalls", Hurried)
     wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
@@ -220,6 +221,7 @@ made.close()
 """
 
 
+@pytest.mark.slow
 def test_a_hung_thread_does_not_keep_the_process_alive():
     done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
@@ -249,6 +251,7 @@ def held():
     return Hangs(), gate, entered
 
 
+@pytest.mark.slow
 def test_a_large_group_opens_no_more_threads_than_workers(held):
     reward, gate, entered = held
 
@@ -265,6 +268,7 @@ def test_a_large_group_opens_no_more_threads_than_workers(held):
         assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(200)])
 
 
+@pytest.mark.slow
 def test_a_scorer_that_always_hangs_does_not_take_all_threads(held):
     reward, gate, _ = held
     before = set(threading.enumerate())

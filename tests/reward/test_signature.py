@@ -153,6 +153,7 @@ def test_a_function_of_trl_gets_lists_and_none_adds_nothing(file):
     assert values(scores) == [0.0, -1.0, -1.0]
 
 
+@pytest.mark.slow
 def test_messages_where_the_row_holds_messages(file):
     held = replace(prompt("2"), chat=True)
     assert values(Function(path=f"{file}:trl_chat").score(held, completions("a", "bbb"))) == [1.0, 3.0]
@@ -176,6 +177,7 @@ def episode_of(*message, sampled=True, earlier=()):
     return replace(whole, sampled=own, episode=Episode(spans=spans), earlier=earlier)
 
 
+@pytest.mark.slow
 def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
     played = replace(episode_of("first", "more", "last"), sample=1)
     both = [completion("alone"), played]
@@ -196,6 +198,7 @@ def test_the_message_of_a_rewritten_turn_is_what_the_model_wrote():
     assert [message["content"] for message in messages_of(new)] == ["thought and short", "more", "last"]
 
 
+@pytest.mark.slow
 def test_what_a_list_may_hold(file):
     assert values(run(file, "trl_ids", "a", "b", level=4)) == [7.0, 7.0]
     scores = run(file, "trl_kinds", "a", "b", "c", "d")

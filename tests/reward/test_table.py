@@ -61,6 +61,7 @@ def test_weight_and_name(kind):
     assert make(kind) == make(kind) and hash(make(kind)) == hash(make(kind))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_hostile_text_gets_an_answer_in_its_place(kind):
     scores = _scores(kind)[:-2]
@@ -70,6 +71,7 @@ def test_hostile_text_gets_an_answer_in_its_place(kind):
     assert all(score.correct is not True for score in scores[1:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_an_empty_completion_gets_a_sensible_verdict(kind):
     other, *_, first, second = _scores(kind)
@@ -111,6 +113,7 @@ print(threading.active_count())
 """
 
 
+@pytest.mark.slow
 def test_importing_the_room_loads_no_algebra_and_starts_nothing():
     """Nor torch: a restricted worker, which imports the room too, may load no shared library."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)

@@ -105,6 +105,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codes", [WRONG, FORGED], ids=["wrong", "forged"])
 def test_wrong_and_forged_code_is_worth_nothing_and_never_invalid(judged, codes):
     scores = dict(zip(codes, judged(ADD, *codes.values()), strict=True))
@@ -112,6 +113,7 @@ def test_wrong_and_forged_code_is_worth_nothing_and_never_invalid(judged, codes)
     assert not ELSEWHERE.exists()
 
 
+@pytest.mark.slow
 def test_right_code_passes_and_half_right_code_half(judged):
     scores = dict(zip(RIGHT, judged(ADD, *RIGHT.values()), strict=True))
     assert {name: (s.error, s.value, s.correct) for name, s in scores.items()} == dict.fromkeys(RIGHT, (None, 1, True))
@@ -119,6 +121,7 @@ def test_right_code_passes_and_half_right_code_half(judged):
     assert (half.value, half.correct, half.parts["unit_tests/passed"]) == (0.5, False, 0.5)
 
 
+@pytest.mark.slow
 def test_without_partial_all_tests_must_pass_and_parts_tell_why_not():
     texts = ["def add(a, b): return 3", "def add(a, b) return"]
     scores = scored([UnitTests(seconds=LONG)], ADD, *texts)
@@ -128,6 +131,7 @@ def test_without_partial_all_tests_must_pass_and_parts_tell_why_not():
     assert [s.parts["unit_tests/runs"] for s in scores[:2]] == [1, 0]
 
 
+@pytest.mark.slow
 def test_what_the_code_started_ends_with_it(tmp_path, monkeypatch):
     """Even processes started by a call into the C library, which no audit hook sees."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -193,6 +197,7 @@ def test_values_keep_their_types_and_changes_in_place_are_seen(judged):
     assert score.value == 1
 
 
+@pytest.mark.slow
 def test_setup_and_builtins_belong_to_the_tests_unless_tested():
     close = ["assert math.isclose(half(3), 1.5) and abs(half(3) - 1.5) < 1e-6"]
     forged = "import math\nmath.isclose = lambda *a: True\ndef abs(x): return 0\ndef half(x): return 9"
@@ -210,6 +215,7 @@ def test_setup_and_builtins_belong_to_the_tests_unless_tested():
             assert score.value == value, code
 
 
+@pytest.mark.slow
 def test_a_program_with_check_gets_the_function_by_name():
     check = "def check(candidate):\n    assert candidate(2) == 4\n    assert abs(candidate(-1)) == 1\n"
     right, *wrong = "def square(x): return x * x", "def square(x): return 4", "def other(x): return x * x"
@@ -218,6 +224,7 @@ def test_a_program_with_check_gets_the_function_by_name():
     assert [score.correct for score in scores] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_programs_are_compared_by_their_output(judged):
     tests = json.dumps({"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]})
     codes = [
@@ -232,12 +239,14 @@ def test_programs_are_compared_by_their_output(judged):
     assert [score.value for score in judged(tests, *codes)] == [1, 1, 1, 0.5, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_inputs_and_outputs_may_be_lists_of_lines(judged):
     tests = {"inputs": [["2", "1 2"]], "outputs": [["1", "2"]]}
     right, wrong = judged(tests, "input()\nfor x in input().split(): print(x)", "print(input())")
     assert (right.value, wrong.value) == (1, 0)
 
 
+@pytest.mark.slow
 def test_calls_with_arguments_and_results(judged):
     tests = {"fn_name": "pair", "inputs": [[1, 2], [3, 4]], "outputs": [[1, 2], [[3, 4]]]}
     codes = [
@@ -264,6 +273,7 @@ def test_tests_that_cannot_be_read_are_said_before_the_run():
         as_tests("assert f(1)", "entry_point")
 
 
+@pytest.mark.slow
 def test_only_a_row_at_fault_makes_a_score_invalid(judged):
     rows = {
         "need a package": ["import not_a_package\nassert f() == 1"],

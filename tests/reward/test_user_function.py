@@ -29,6 +29,7 @@ def importable(tmp_path, monkeypatch):
     sys.modules.pop("my_edited_rewards", None)
 
 
+@pytest.mark.slow
 def test_an_edit_in_the_middle_of_a_run_changes_nothing(tmp_path):
     file = tmp_path / "rw.py"
     file.write_text(VALUE.replace("VALUE", "1"))
@@ -43,6 +44,7 @@ def test_an_edit_in_the_middle_of_a_run_changes_nothing(tmp_path):
         assert told(made, "a") == [1000.0]
 
 
+@pytest.mark.slow
 def test_an_edited_module_is_not_run(importable):
     file = importable / "my_edited_rewards.py"
     file.write_text(VALUE.replace("VALUE", "1"))
@@ -75,6 +77,7 @@ def folders(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", NEIGHBOURS)
 def test_a_file_imports_from_its_own_folder(folders, file):
     rewards = [Function(path=f"{folders}/{name}/{file}:f", name=name) for name in "abab"]

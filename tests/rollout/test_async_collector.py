@@ -36,6 +36,7 @@ SCHEDULES = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(SCHEDULES)
 @settings(max_examples=100, deadline=None)
 def test_any_schedule(schedule):
@@ -91,6 +92,7 @@ def test_tokens_per_second_are_of_the_time_since_the_step_began():
     assert [metrics["idle/engine"] for metrics in run.metrics] == pytest.approx([1 - rate for rate in ours])
 
 
+@pytest.mark.slow
 def test_evicted_groups_are_counted_and_refunded():
     size = {"prompts": 4, "concurrent": 12, "max_lag": 2, "steps": 40}
     run = Run(Schedule(**size, long_tail=True, train_seconds=4.0, over_age="drop")).go()

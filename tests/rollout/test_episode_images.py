@@ -46,6 +46,7 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gemma3", *campaign(AS_THE_ENGINE_DID, ["qwen3_vl"])], indirect=True)
 def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model, tmp_path):
     assert play(model, tmp_path / "run") == 0

@@ -13,6 +13,8 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.runtime.episode_world import episode_recipe, go
 from tests.runtime.tiny_run import NO_EVAL, steps_of
 
+pytestmark = pytest.mark.slow
+
 SERVER = Path(__file__).parents[1] / "environment" / "adapters" / "mcp_server.py"
 AGENT = Path(__file__).parents[2] / "examples" / "agents" / "adder.py"
 SEEDS = {"kind": "seeds", "count": 20}

@@ -12,6 +12,8 @@ from tests.runtime.interruptions import interrupt, interrupt_and_resume, start, 
 from tests.runtime.prompt_rows import consumed_prompts
 from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, go, recipe, recipe_with, steps_of, summary_of, traces
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

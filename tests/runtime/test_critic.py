@@ -27,6 +27,7 @@ STEPS = 4
 # ---- values and advantages -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_values_are_those_of_the_weights_before_the_step(runs, tiny_model, tmp_path):
     """The first step's advantages, from a forward of Hugging Face's class over each completion alone."""
     config = resolve({**runs.tree("critic"), "folder": str(tmp_path)}).config
@@ -60,6 +61,7 @@ def test_values_are_those_of_the_weights_before_the_step(runs, tiny_model, tmp_p
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_policy_waits_for_the_critic(runs, tiny_model):
     run = RunFolder(runs.finished("critic"))
     first, *later = steps_of(run.path)
@@ -77,6 +79,7 @@ def test_the_policy_waits_for_the_critic(runs, tiny_model):
     assert steps_of(runs.finished("value head"))[-1]["lr"] == pytest.approx(last[8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["critic", "value head"])
 def test_metrics_of_the_critic(kind, runs):
     steps = steps_of(runs.finished(kind))
@@ -87,6 +90,7 @@ def test_metrics_of_the_critic(kind, runs):
     assert steps[-1]["value/loss"] < steps[0]["value/loss"]
 
 
+@pytest.mark.slow
 def test_a_head_on_a_bfloat16_policy_learns_in_float32(runs, tmp_path):
     """By steps that bfloat16 would round away, and its checkpoint resumes in it."""
     changes = {"train__optimizer": {"kind": "adamw", "lr": 1e-6}, "train__warmup_steps": 0, "eval__every": 0}
@@ -116,6 +120,7 @@ def test_behind_it_pruning_and_dynamic_sampling(runs, tmp_path):
 # ---- checkpoint and resume -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_critic_of_a_checkpoint_is_a_classification_folder(runs, tmp_path):
     folder = RunFolder(runs.finished("critic")).checkpoint(STEPS) / "critic"
     model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -143,6 +148,7 @@ def critic_folder(source, folder, change):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_without_a_value_head_is_named(runs, tiny_model, tmp_path):
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: weights.pop("score.weight"))
     said = r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
@@ -159,6 +165,7 @@ def test_a_critic_with_other_tokens_is_refused_before_any_weights(runs, tiny_mod
         runs.go("critic", tmp_path / "run", critic__path=str(folder))
 
 
+@pytest.mark.slow
 def test_values_that_diverge_end_the_run(runs, tmp_path):
     optimizer = {"kind": "adamw", "lr": 1e30}
     with pytest.raises(Exception, match="the critic: the (norm of the )?(weights|gradient norm)") as caught:

@@ -19,6 +19,7 @@ def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None,
     return recipe(tiny_model("llama"), algorithm=preset, **NO_EVAL | changes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "divergence",
     [{"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8}, {"kind": "reverse_kl", "top_k": 0}],
@@ -37,6 +38,7 @@ def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
     assert ("distillation/teacher_rest" in steps[0]) == (divergence.get("top_k") != 0)
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
     """Not even where all rewards are equal does it skip a completion."""
     more = {"path": str(tiny_model("llama")), "divergence": {"kind": "reverse_kl", "top_k": 16}}
@@ -49,6 +51,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
     assert {row["outcome"] for row in rows} == {"trained"} and {row["advantage"] for row in rows} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
     """Completions whose reward failed are trained, and rewards that always fail don't end the run."""
     reward = [{"kind": "tests.runtime.tiny_run:Even", "fail_on": 1}]
@@ -65,6 +68,7 @@ def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
         go(tmp_path / "both", distilled(tiny_model, algorithm={"surrogate": "reinforce"}, **fails))
 
 
+@pytest.mark.slow
 def test_the_teacher_has_its_own_weight_and_denominator(tiny_model, tmp_path):
     """That it adds up with the loss of rewards is proven in tests/training/test_teacher.py."""
     more = {"coefficient": 0.5, "aggregate": "sequence_mean_token_sum"}
@@ -76,6 +80,7 @@ def test_the_teacher_has_its_own_weight_and_denominator(tiny_model, tmp_path):
     assert record["loss"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):
     sampled = {"kind": "reverse_kl", "top_k": 0}
     engine = {"kind": "local", "dtype": "float32"}
@@ -111,6 +116,7 @@ def test_a_teacher_with_other_tokens_is_refused_before_weights_are_loaded(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_padded_output_layer_is_no_other_vocabulary(tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
@@ -130,6 +136,7 @@ def test_a_padded_output_layer_is_no_other_vocabulary(tiny_model, tmp_path):
         go(tmp_path / "more", tree)
 
 
+@pytest.mark.slow
 def test_a_teacher_with_a_shorter_context_is_refused(tiny_model, tmp_path):
     teacher = shutil.copytree(tiny_model("qwen2", 5), tmp_path / "teacher")
     facts = json.loads((teacher / "config.json").read_text())

@@ -36,6 +36,7 @@ def poisoned(path, **how):
     return loaded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lr", "what"),
     [
@@ -84,6 +85,7 @@ def test_weights_that_give_nan_are_not_resumed_from(tiny_model, tmp_path, monkey
     assert "--resume" not in closing_line(summary_of(tmp_path / "run"), None)
 
 
+@pytest.mark.slow
 def test_weights_that_triple_over_several_updates_have_not_exploded(tiny_model, tmp_path, monkeypatch):
     inner = TrainStack._step
 
@@ -98,6 +100,7 @@ def test_weights_that_triple_over_several_updates_have_not_exploded(tiny_model, 
     assert go(tmp_path / "run", recipe(tiny_model("llama"), **changes)).status == "done"
 
 
+@pytest.mark.slow
 def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(runs, tmp_path, monkeypatch):
     """Four times in one run, each time in another place; it has four updates a step."""
     inner, update = TrainStack._step, TrainStack.update
@@ -133,12 +136,14 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(runs, tmp_path, mo
     assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
+@pytest.mark.slow
 def test_an_advantage_that_is_not_finite_ends_the_run(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(Grpo, "__call__", lambda self, o: torch.full_like(o.reward, float("nan")))
     with pytest.raises(RunEnded, match="^step 1: Grpo gives 16 completions an advantage of NaN or infinity; "):
         go(tmp_path / "run", recipe(tiny_model("llama")))
 
 
+@pytest.mark.slow
 def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path, lent_servers):
     (tmp_path / "mine.py").write_text(
         "def huge(p, c):\n    return 1e39 if sum(c.tokens) % 5 == 0 else float(sum(c.tokens) % 2)\n"
@@ -149,6 +154,7 @@ def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path, lent_servers):
     assert 0 < step["reward/invalid"] < step["completions"] and step["grad_norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_gradient_of_zero_moves_the_weights_by_momentum_or_not_at_all(tiny_model, tmp_path):
     """Prompts 0 and 2 score the same for every completion. Step 1 has no momentum yet, step 3 has that of step 2.
     Whether their forward passes are skipped changes no bit."""

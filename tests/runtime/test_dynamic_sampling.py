@@ -51,6 +51,7 @@ def counts(world):
     return [tuple(record[name] for name in COUNTS) for record in world.records()]
 
 
+@pytest.mark.slow
 def test_nine_of_ten_groups_are_uniform(tmp_path):
     """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4
     batches), 12, 8."""
@@ -77,6 +78,7 @@ def test_nine_of_ten_groups_are_uniform(tmp_path):
     assert set(reasons) == {(True, None), (False, "uniform_group")}
 
 
+@pytest.mark.slow
 def test_surplus_is_used_in_the_next_step_with_its_age(tmp_path):
     world = refilled(tmp_path / "run", every=1, oversample=2)
     world.run()
@@ -87,6 +89,7 @@ def test_surplus_is_used_in_the_next_step_with_its_age(tmp_path):
     assert world.journal.counts() == {"consumed": 9, "scored": 3}
 
 
+@pytest.mark.slow
 def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
     world = refilled(tmp_path / "run", every=1, oversample=3)
     world.run()
@@ -99,6 +102,7 @@ def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_surplus_may_be_thrown_away(tmp_path):
     world = refilled(tmp_path / "run", "runtime.max_lag=0", every=1, oversample=2)
     world.run()
@@ -150,6 +154,7 @@ def test_uniform_groups_of_another_metric_are_reported_with_their_field(exhauste
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exhausted", ["stop", "partial"])
 def test_a_run_without_an_update_fails_when_resumed_too_and_reports_why(exhausted, tiny_model, tmp_path):
     changes = {
@@ -171,6 +176,7 @@ def test_a_run_without_an_update_fails_when_resumed_too_and_reports_why(exhauste
     assert f"dropped: uniform_group 16 100.0 % {same}" in words
 
 
+@pytest.mark.slow
 def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
     world = refilled(tmp_path / "run", every=10, max_num_gen_batches=2, exhausted="partial")
     world.run()
@@ -184,6 +190,7 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
     assert world.stack.updates == empty.stack.updates == 3  # the learning rate moves on as with full batches
 
 
+@pytest.mark.slow
 def test_no_limit_continues_until_the_batch_is_full(tmp_path):
     world = refilled(tmp_path / "run", every=20, max_num_gen_batches=0, oversample=1)
     world.run()
@@ -210,6 +217,7 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
     assert acceptance(world) == 1.0  # who was not scored was not judged
 
 
+@pytest.mark.slow
 def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path):
     """`dapo` with a float reward: nothing is dropped that differs, and the log says so once."""
     world = refilled(tmp_path / "run", every=1, selection=BY.format("acc"))
@@ -220,6 +228,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
     assert notice.startswith("no reward says which answers are right: algorithm.selection.0 compares the rewards")
 
 
+@pytest.mark.slow
 def test_one_judgement_is_enough_for_accuracy(tmp_path):
     world = refilled(tmp_path / "run", every=1, selection=BY.format("acc"))
     judged = (True, False, None, None)
@@ -236,6 +245,7 @@ def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
     assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
 
 
+@pytest.mark.slow
 def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
     world = refilled(tmp_path / "run", every=1, selection="[drop_truncated]", oversample=1)
     inner = world.engine.generate
@@ -272,6 +282,7 @@ def test_the_run_that_is_resumed_carries_groups_over(runs):
         assert [group.prompt.uid for group in groups] == checkpoint.facts["pending"]
 
 
+@pytest.mark.slow
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
     refill = {"oversample": 1, "max_num_gen_batches": 1}
     changes = {"algorithm__dynamic_sampling": refill, "train__steps": 2, **NO_EVAL}
@@ -301,6 +312,7 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
     assert world.records()[0]["completions"] == 12
 
 
+@pytest.mark.slow
 def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
     """2 prompts a step with half of each group pruned and its places filled: to the bit the run of 4 prompts a step,
     half pruned."""
@@ -317,6 +329,7 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
     assert_same(traces(tmp_path / "filled"), traces(tmp_path / "asked"))
 
 
+@pytest.mark.slow
 def test_a_step_without_an_update_publishes_nothing_and_no_version(tmp_path):
     """Steps 1 and 3 have nothing to train on; ages are counted in published weights, not in steps."""
     words = ("train.steps=4", "checkpoint.every=1", "checkpoint.keep_last=0")

@@ -45,6 +45,7 @@ def with_fault(generate, field, value):
     return faulty
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", OVERLAP)
 def test_bad_completions_are_named_and_never_trained_on(mode, tiny_model, tmp_path, monkeypatch):
     """One fault after the other at the same place of a run."""
@@ -73,6 +74,7 @@ class Hooked(Local):
         return executor
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_recipe_may_register_hooks(tiny_model, tmp_path):
     Hooked.calls.clear()
     kind = f"{__name__}:Hooked"
@@ -81,6 +83,7 @@ def test_the_engine_of_a_recipe_may_register_hooks(tiny_model, tmp_path):
     assert published and Hooked.calls == ["paused"] * (1 + published)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "mode"), [("post_pause", "async"), ("post_resume", "sync")])
 def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path, monkeypatch):
     made, calls = Executor.__init__, []
@@ -105,6 +108,7 @@ def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path,
     assert_whole(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "what",
     [
@@ -147,6 +151,7 @@ def test_what_the_user_must_fix_still_ends_the_run(error, tiny_model, tmp_path, 
         go(tmp_path / "run", sdp_tree(tiny_model("llama"), **SHORT))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 3])
 def test_torn_rollouts_cost_their_step_at_most(step, tiny_model, tmp_path):
     """Those of a step after the last checkpoint come again; without earlier ones a run goes on."""

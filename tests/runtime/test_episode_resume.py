@@ -13,6 +13,8 @@ from tests.runtime.runs import AGENT
 from tests.runtime.test_async_run import assert_whole
 from tests.runtime.tiny_run import NO_EVAL, Watcher
 
+pytestmark = pytest.mark.slow
+
 OVERLAP = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__prompts_per_step": 2, **NO_EVAL}
 NEXT = {"preset": "grpo", "proximal": "next", "correction": [{"kind": "importance", "towards": "next"}]}
 ASYNCHRONOUS = {

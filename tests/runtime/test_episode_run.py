@@ -28,6 +28,7 @@ def unbroken(runs, lent_servers):
     return runs.finished("episodes")
 
 
+@pytest.mark.slow
 def test_what_is_stored(unbroken, runs):
     run = RunFolder(unbroken)
     assert runs.made("episodes").watcher.warnings == []
@@ -52,6 +53,7 @@ def test_what_is_stored(unbroken, runs):
         assert len({tuple(row["prompt_tokens"]) for row in rows}) == 4
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):
     draw, killed = random.Random(0), list[int]()
 
@@ -76,6 +78,7 @@ def test_kills_of_trainers_engines_and_workers_at_any_instant(monkeypatch, tmp_p
     assert result["wrong"] == [] and sum(result["kills"].values()) >= 10
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark, warm_processes):
     tree = episode_recipe(tiny_model("llama"), engine__kind="local_process", engine__threads=1)
     taken, threads = RunFolder(tmp_path / "taken"), set(threading.enumerate())
@@ -89,6 +92,7 @@ def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark,
     assert refused.tb and died.tb  # which hold all that the runs had, so that nothing is collected
 
 
+@pytest.mark.slow
 def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     world = {"kind": "tests.runtime.echo_world:Echo", "fail_on": 5}
     settings = {"task__environment": world, "episode__retries": 1, "train__steps": 1, "train__prompts_per_step": 2}
@@ -114,6 +118,7 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     assert not (tmp_path / "run" / "environments.log").exists()  # nothing was printed
 
 
+@pytest.mark.slow
 def test_an_evaluation_alone(tiny_model, tmp_path, lent_servers):
     config = resolve(episode_recipe(tiny_model("llama")), root=EvaluateConfig).config
     suites = load_suites(config, recipe_suites(config.eval, config.reward))

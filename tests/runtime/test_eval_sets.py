@@ -21,6 +21,7 @@ def run(runs):
     return runs.finished("held-out sets")
 
 
+@pytest.mark.slow
 def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, runs):
     records = [timeless(r) for r in RunFolder(run).read_metrics()]
     main = [{k: v for k, v in r.items() if k != "metric" and not k.startswith(("few/", "many/"))} for r in records]
@@ -36,6 +37,7 @@ def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, r
         assert many["correct"] == 0  # the set's own reward reads numbers, and a random model writes none
 
 
+@pytest.mark.slow
 def test_one_of_them_is_the_headline_and_the_summary_has_all(run, runs):
     record = RunFolder(run).read_metrics()[-1]
     headline = Headline.of([record])
@@ -47,6 +49,7 @@ def test_one_of_them_is_the_headline_and_the_summary_has_all(run, runs):
     assert sets["few"].items() >= few.items()
 
 
+@pytest.mark.slow
 def test_the_log_and_the_report_have_a_row_for_each(run):
     record = RunFolder(run).read_metrics()[-1]
     few, many = set_lines(record)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from proxima.config.resolution import resolve
 from proxima.core.advantage.token import Gae
 from proxima.data.trajectory import Trajectory
@@ -21,6 +23,7 @@ class Recorded(LogProbStage):
         return super().pack(trajectories)
 
 
+@pytest.mark.slow
 def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path, monkeypatch):
     """Before the advantages over everything with a score; otherwise over what is trained, and once."""
     made = []

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from tests.runtime.tiny_run import saved_in
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy", "critic", "sft", "reward model", "dpo"])
 def test_it_changes_the_weights(name, runs):
     *_, before, last = saved_in(runs.finished(name))

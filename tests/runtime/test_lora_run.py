@@ -42,6 +42,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(whole):
     assert (RunFolder(whole).checkpoint(3) / "model" / "base.json").read_text().count("model.safetensors") == 1
 
 
+@pytest.mark.slow
 def test_the_reference_is_the_base_whose_weights_are_read_once(runs, tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr("proxima.model.model_source.load", lambda *what, **how: read.append(what) or load(*what, **how))
@@ -61,6 +62,7 @@ def test_without_an_adapter_there_is_none_to_export(runs, tmp_path):
         export(runs.finished("plain"), tmp_path / "out", adapter=True)
 
 
+@pytest.mark.slow
 def test_a_run_continues_from_an_adapter(whole, base, runs, tmp_path):
     """The first completions of the second run are those of the first run's policy."""
     start = str(export(whole, tmp_path / "adapter", adapter=True))

@@ -9,6 +9,8 @@ from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, rollouts_of, saved_in, steps_of
 
+pytestmark = pytest.mark.slow
+
 BF16 = {"engine__dtype": "bfloat16", "train__steps": 2, **NO_EVAL}  # the trainer is float32: they differ
 
 

@@ -6,6 +6,7 @@ import pytest
 from tests.runtime.tiny_run import rollouts_of, steps_of
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(runs):
     folder = runs.finished("online pairs")
     records = steps_of(folder)

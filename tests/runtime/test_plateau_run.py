@@ -9,6 +9,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.view.report import write_report
 from tests.runtime.tiny_run import assert_same, summary_of, traces
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(runs, tmp_path):
     folder, summary = shutil.copytree(runs.finished("plateau"), tmp_path / "run"), runs.made("plateau").summary

@@ -7,6 +7,8 @@ from tests.runtime.interruptions import interrupt, kill_after
 from tests.runtime.runs import RUNS
 from tests.runtime.tiny_run import assert_same, go
 
+pytestmark = pytest.mark.slow
+
 EVALUATING, EVALUATED_BEFORE, EVALUATED = (
     "while evaluating before",
     "after the evaluation before",

@@ -9,6 +9,8 @@ from proxima.view.log_lines import LogFile
 from tests.runtime.runs import shaped
 from tests.runtime.tiny_run import go, recipe, rollouts_of, saved_in, steps_of
 
+pytestmark = pytest.mark.slow
+
 
 def shaped_recipe(model, advantage="grpo", **changes):
     return recipe(model, **shaped() | {"algorithm__advantage": advantage} | changes)

@@ -31,6 +31,7 @@ def test_the_reward_model_is_checked_with_the_recipe(scorer, tiny_model):
     assert line.startswith("eval.sets.0.reward.0.path=/nowhere") and "does not exist" in line
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_weights_of_reward_models(scorer, runs, tiny_model):
     (devices,) = read_devices("H100-80G")
     weights = AutoModelForSequenceClassification.from_pretrained(scorer).parameters()

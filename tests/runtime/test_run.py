@@ -123,6 +123,7 @@ def test_rollouts_agree_with_metrics(whole):
         assert {v for row in rows for v in row["policy_version"]} == {r["step"] - 1}
 
 
+@pytest.mark.slow
 def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
     """Step k+1 was sampled by checkpoint k: a forward of that checkpoint gives its behavior log-probs."""
     run, _, _ = whole
@@ -153,6 +154,7 @@ def test_the_journal_consumed_each_prompt_once(whole):
                 assert facts == (r["step"] - 1, 4, 0, entry.uid // 10)
 
 
+@pytest.mark.slow
 def test_evaluations(whole, tmp_path):
     run, summary, _ = whole
     evals = evals_of(run.path)
@@ -183,6 +185,7 @@ def test_a_checkpoint_is_found_and_exported(whole, tmp_path):
     assert exported.keys() == saved.keys() and all(torch.equal(exported[name], saved[name]) for name in saved)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run_and_another_is_not(whole, trained):
     run, _, _ = whole
     small = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
@@ -200,6 +203,7 @@ EVEN = "tests.runtime.tiny_run:Even"
 FILTER = {"preset": "cppo", "selection": [{"kind": "drop_uniform_groups"}]}
 
 
+@pytest.mark.slow
 def test_a_reward_that_raises_costs_its_completion(trained):
     watcher, failed = Watcher(), 0
     run = trained(observer=watcher, reward=[{"kind": EVEN, "fail_on": 5}], train__steps=2)
@@ -237,6 +241,7 @@ def test_a_reward_that_raises_costs_its_completion(trained):
 ONE_STEP = {"train__steps": 1, **NO_EVAL}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 2])
 def test_the_recomputed_proximal_policy(updates, trained):
     """A bf16 engine is off by rounding; with `recompute` the first update's ratio is 1 all the same."""
@@ -250,6 +255,7 @@ def test_the_recomputed_proximal_policy(updates, trained):
         assert r["ratio_max"] > 1.001 and r["approx_kl"] > 0
 
 
+@pytest.mark.slow
 def test_recompute_with_one_update_left_of_two(trained):
     """Dropped groups leave one update where two were planned: the centre is recomputed nevertheless."""
     run = trained(
@@ -265,6 +271,7 @@ def test_recompute_with_one_update_left_of_two(trained):
     assert r["ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_interpolated_centre_knows_the_version_of_the_weights(trained):
     """Synchronous tokens are of the present version, so their centre is the behavior policy: the run is that of
     `behavior`."""
@@ -276,6 +283,7 @@ def test_the_interpolated_centre_knows_the_version_of_the_weights(trained):
     assert made["loglinear"] == made["behavior"] and len(made["behavior"]) == 2
 
 
+@pytest.mark.slow
 def test_it_learns(trained):
     """Enough steps that even a random model writes more even tokens: the sign of everything, end to end."""
     run = trained(train__steps=15, train__optimizer__lr=2e-2, checkpoint__every=0, **NO_EVAL)
@@ -289,6 +297,7 @@ BEST = {"eval__every": 1, "checkpoint__keep_last": 1, "checkpoint__keep_best": T
 SHARE = "tests.runtime.tiny_run:Share"  # by which nothing is right or wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "lr", "metric", "key"),
     [(EVEN, 2e-2, None, "accuracy"), (SHARE, 3e-3, "share/odd", "reward/part/share/odd")],
@@ -308,6 +317,7 @@ def test_the_last_and_the_best_checkpoint_are_kept(reward, lr, metric, key, trai
         assert after["accuracy"] is None and facts["correct"] is None
 
 
+@pytest.mark.slow
 def test_a_part_that_no_reward_gives_ends_the_run_before_its_first_step(trained, tmp_path):
     share = [{"kind": SHARE, "name": "share"}]
     with pytest.raises(RunEnded, match="eval.metric=share/od: the evaluation has no such .*; did you mean 'share/odd'"):
@@ -318,6 +328,7 @@ def test_a_part_that_no_reward_gives_ends_the_run_before_its_first_step(trained,
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_failure_in_the_loop_is_reported_and_leaves_a_summary(trained, tmp_path):
     def trip(event, *facts):
         if event == "step" and facts[0]["step"] == 2:

@@ -48,6 +48,7 @@ def test_the_rollouts_hold_the_sets(run):
             assert row["behavior_log_prob"] == row["sampled_log_prob"] != row["untruncated_log_prob"]
 
 
+@pytest.mark.slow
 def test_with_the_untruncated_behavior_policy_the_switch_changes_no_number(tiny_model, tmp_path):
     """The masks are stored, and nothing reads them."""
     runs = {}
@@ -83,6 +84,7 @@ VARIANTS = {  # and divergences of two policies that are still the same
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_model, tmp_path):
     """An unmoved policy: every ratio to it is 1 and every KL to it 0, which truncation alone would break."""
@@ -95,6 +97,7 @@ def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_m
     assert abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
 
 
+@pytest.mark.slow
 def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path, monkeypatch):
     made = Scheduler._completion
 

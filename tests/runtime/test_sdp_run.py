@@ -20,6 +20,8 @@ from tests.campaigns import campaign
 from tests.runtime.interruptions import interrupt
 from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, rollouts_of, saved_in, steps_of
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 

@@ -44,6 +44,7 @@ def test_the_engine_is_asked_before_any_weights_load(tiny_model, tmp_path, monke
     assert temperatures == {0.0, 1.0}  # the held-out questions are asked greedily
 
 
+@pytest.mark.slow
 def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_path):
     watcher = Watcher()
     synced = []
@@ -63,6 +64,7 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
     assert server_like.CLOSED == ["http://server"]
 
 
+@pytest.mark.slow
 def test_an_engine_without_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):
     config = tree(tiny_model("llama"), checkpoint__every=0, **NO_EVAL)
     with pytest.raises(UserError, match=r"^http://server/generate: can't be reached; repair the engine and resume"):
@@ -70,6 +72,7 @@ def test_an_engine_without_completions_ends_the_run_with_a_checkpoint(tiny_model
     assert [c.step for c in saved_in(tmp_path / "run")] == [2]
 
 
+@pytest.mark.slow
 def test_a_run_changes_its_engine_only_if_that_is_accepted(tiny_model, tmp_path):
     base = recipe(tiny_model("llama"), train__schedule="constant", **NO_EVAL)
     go(tmp_path / "run", changed(base, {"train__steps": 2}))
@@ -86,6 +89,7 @@ def test_a_run_changes_its_engine_only_if_that_is_accepted(tiny_model, tmp_path)
 RECOMPUTED = {"preset": "grpo", "proximal": "recompute"}
 
 
+@pytest.mark.slow
 def test_an_absent_log_prob_that_only_metrics_read_is_left_out(tiny_model, tmp_path):
     watcher = Watcher()
     changes = {"engine__log_probs": "raw", "sampling__temperature": 0.7, "algorithm": RECOMPUTED, "train__steps": 2}
@@ -101,6 +105,7 @@ def test_an_absent_log_prob_that_only_metrics_read_is_left_out(tiny_model, tmp_p
     assert any("mismatch/ metrics are absent" in text for text in watcher.warnings)
 
 
+@pytest.mark.slow
 def test_an_absent_log_prob_that_the_loss_reads_is_refused(tiny_model, tmp_path):
     config = tree(tiny_model("llama"), engine__log_probs="raw", sampling__temperature=0.7)
     with pytest.raises(UserError, match="the loss reads untruncated_log_prob .*processed_logprobs"):
@@ -111,6 +116,7 @@ def test_an_absent_log_prob_that_the_loss_reads_is_refused(tiny_model, tmp_path)
     assert not steps_of(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_the_reference_runs_behind_an_engine(tiny_model, tmp_path):
     kl = {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 0.5}}
     config = recipe(tiny_model("llama"), algorithm=kl, train__steps=2, **NO_EVAL)

@@ -3,7 +3,11 @@
 import json
 from collections import Counter
 
+import pytest
+
 from tests.runtime.tiny_run import NO_EVAL, go, recipe, traces
+
+pytestmark = pytest.mark.slow
 
 FUNCTIONS = """
 def math(completions, kind): return [len(c) if k == "math" else None for c, k in zip(completions, kind)]

@@ -46,6 +46,7 @@ def wrong(tiny_model, monkeypatch):
 UNREAD = {"reward": [{"kind": "format", "pattern": "nobody writes this"}]}  # no completion has an advantage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, UNREAD, {"algorithm": {"preset": "online_dpo"}}])
 def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(changes, wrong, tmp_path):
     with pytest.raises(RunEnded) as error:
@@ -64,12 +65,14 @@ def test_an_engine_is_compared_where_no_update_has_a_forward_pass(wrong, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_noise_of_a_sound_engine_goes_on(wrong, tmp_path):
     """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
     assert go(tmp_path / "run", wrong(spread=0.1)).status == "done"
     assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in steps_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_difference_on_purpose_is_named(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), engine__weights="int3", engine__noise=1.0, **QUICK)
     with pytest.raises(RunEnded) as error:
@@ -84,6 +87,7 @@ def test_a_difference_on_purpose_is_named(tiny_model, tmp_path):
     assert all(r["mismatch/log_prob_absdiff_mean"] > 0.2 for r in steps_of(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
     """The rollout's, the reference's, and that of an evaluation afterwards: a bias is the same in all of them."""
     seeds, build = [], Local.build
@@ -99,6 +103,7 @@ def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
     assert seeds == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_tokens_of_earlier_weights_are_not_judged(wrong, tmp_path):
     """A large step moves the policy far from what sampled the completions that run meanwhile."""
     tree = wrong()

@@ -109,6 +109,7 @@ def measure(value):
     return 1 + max((m[0] for m in inner), default=0), 1 + sum(m[1] for m in inner), keys + sum(m[2] for m in inner)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(JSON, st.booleans())
 def test_the_bounds_are_exact_whatever_the_texts_hold(value, ascii_only):

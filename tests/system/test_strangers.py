@@ -63,6 +63,7 @@ def rss_mib() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PORTS)
 def test_strangers_end_nothing_and_keep_nobody_out(
     name: str, folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]

@@ -161,6 +161,7 @@ def test_half_a_request_delays_nobody_and_holds_no_thread(ports, name):
         assert name == "view" or threading.active_count() <= threads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["view", "scorer"])
 def test_half_a_header_ends(folder, name):
     with SERVERS[name][0](folder, read_seconds=SHORT) as port, contextlib.ExitStack() as stack:
@@ -172,6 +173,7 @@ def test_half_a_header_ends(folder, name):
                 assert client.recv(1) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["view", "scorer"])
 def test_half_a_body_ends(folder, name, monkeypatch):
     monkeypatch.setattr(ScorerLimits, "read_seconds", SHORT)

@@ -32,6 +32,7 @@ FIRST = [
 ]
 
 
+@pytest.mark.slow
 @given(
     operators=st.sets(st.sampled_from("+-*/"), min_size=1).map(tuple),
     low=st.integers(-30, 5),
@@ -80,6 +81,7 @@ def test_too_small_a_range_names_the_counts():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digits", [4, 9])
 def test_ranges_too_large_to_list(digits):
     asked = questions(Arithmetic(operators=("+", "-"), digits=digits, size=1000))

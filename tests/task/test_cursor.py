@@ -18,6 +18,7 @@ def test_the_order_is_this_one_forever():
     ]
 
 
+@pytest.mark.slow
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63), parts=st.lists(st.integers(0, 50), max_size=12))
 def test_however_it_is_cut_each_epoch_holds_each_row_once(size, seed, parts):
     cursor = Cursor(size, seed)
@@ -28,6 +29,7 @@ def test_however_it_is_cut_each_epoch_holds_each_row_once(size, seed, parts):
         assert sorted(row for uid, row in draws if uid // size == epoch) == list(range(size))
 
 
+@pytest.mark.slow
 @given(
     size=st.integers(1, 50),
     seed=st.integers(0, 2**31),

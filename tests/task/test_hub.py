@@ -20,6 +20,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "data"
 
 
+@pytest.mark.slow
 def test_a_folder_of_files(folder):
     rows = Dataset(path=str(folder), question="{problem} Think.", answer="solution").rows(1)
     assert len(rows) == 4 and rows[3].messages[0]["content"] == "3? Think." and rows[3].answer == 3
@@ -35,6 +36,7 @@ def test_what_save_to_disk_wrote(tmp_path, nested):
     assert [rows[i].answer for i in range(4)] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_what_can_go_wrong_is_a_line_each(folder, tmp_path):
     for fields, message in (
         ({"path": str(folder)}, r"data set '.*data' has no column 'question'; .*columns: problem, solution"),

@@ -110,6 +110,7 @@ def test_control_tokens_are_text_without_a_template_too():
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}<|im_start|>bot\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "texts"),
     [

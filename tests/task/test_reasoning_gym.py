@@ -8,6 +8,7 @@ from proxima.task.reasoning_gym import ReasoningGymTask, encode_json
 pytest.importorskip("reasoning_gym")
 
 
+@pytest.mark.slow
 def test_rows_carry_the_entry_that_the_scorer_reads():
     from reasoning_gym import create_dataset
 

@@ -34,6 +34,7 @@ def loss(batch):
     return policy_loss(batch, surrogate=SURROGATES["reinforce"](), aggregate=SequenceMeanTokenSum()).value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agent", "advantage"), [("helper", "rloo"), ("rewrites", "turn_returns"), ("helper", "gae")])
 def test_the_expected_gradient_is_that_of_the_return(agent, advantage):
     """E[g] = ∇J over all pairs of episodes, whatever an untrained critic says."""
@@ -43,6 +44,7 @@ def test_the_expected_gradient_is_that_of_the_return(agent, advantage):
     torch.testing.assert_close(moments.mean, world.gradient(policy), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", AGENTS)
 def test_the_world_s_episodes_are_those_of_a_real_agent(agent):
     """The paths of a conversation, their turns and their order."""

@@ -39,6 +39,7 @@ def trained(folder=None) -> Trainer:
     return t
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_resumed_training_is_bit_identical(before, tmp_path):
     items = trajectories()
@@ -129,6 +130,7 @@ def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_folder_that_goes_while_it_is_written_is_the_cause(tmp_path):
     def moved(path):
         shutil.rmtree(path.parent)
@@ -161,6 +163,7 @@ def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
     assert synced[-1] == ()  # the folder, for the rename
 
 
+@pytest.mark.slow
 def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
     t = trained()
     for step in (1, 2, 3):

@@ -49,6 +49,7 @@ CASES = {
 UNEQUAL = ((5, 1), (3, 7), (4, 12), (2, 8), (6, 6))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "lengths"),
     [*((case, UNEQUAL) for case in CASES), *((case, ((6, 6),) * 5) for case in ("clip_cov", "aot"))],

@@ -32,6 +32,7 @@ def test_an_epoch_without_a_loss_token_stops_nothing():
     assert stop([0], {}) and stop([0], kl(0.0, 0)) and stop.epochs == 2
 
 
+@pytest.mark.slow
 def test_what_was_done_stays_done():
     """Three epochs of which the second is too far: the weights of two, and a schedule that counts three."""
     items, settings = trajectories(spread=0.0), {"optimizer": AdamW(lr=3e-2), "schedule": "linear", "total_updates": 12}

@@ -32,6 +32,7 @@ def replayed(seed, items):
     return stack.log_prob(items)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "template"), [("engine", FORGETFUL), ("trainer", SHORT)], ids=["forks", "one path"])
 def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
     """Turns of several versions, sampled while new weights come every two steps of the engine: every log-prob is that

@@ -200,6 +200,7 @@ BROAD = [kind for kind in sorted(PREFERENCES) if kind not in SMALL]
 TEST = "tests/training/test_objectives.py::test_no_split_changes_loss_gradient_or_metrics[sigmoid]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*(name for name in CASES if name not in BROAD), *campaign(TEST, BROAD)])
 def test_no_split_changes_loss_gradient_or_metrics(name, tiny_model):
     case = CASES[name]()

@@ -25,6 +25,7 @@ def in_bf16(**settings):
     return trainer_of(Policy(loaded("llama"), compute_dtype=torch.bfloat16), **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0.0, 1e-3, 1e6])
 def test_an_update_is_that_of_torch(most):
     settings = {"optimizer": AdamW(lr=1e-3, weight_decay=0.1), "max_grad_norm": most}

@@ -22,6 +22,7 @@ def test_matrices_of_layers_are_muon_s_and_the_rest_is_adamw_s(family):
     assert any(p.dim() == 3 for p in others) is (family == "Qwen3-MoE")
 
 
+@pytest.mark.slow
 def test_the_schedule_scales_both_learning_rates():
     stack = trainer(optimizer=Muon(lr=1e-3, adamw_lr=1e-4), schedule="linear", total_updates=4, warmup=2)
     rates, items = [], trajectories()

@@ -18,6 +18,7 @@ from tests.tiny import VOCABULARY, tiny_tokenizer
 from tests.training.optimizer_ranks import slices, specs, stepped
 
 
+@pytest.mark.slow
 def test_slices_step_as_on_one_process(tmp_path):
     run_ranks(slices, 4, tmp_path)
 
@@ -33,6 +34,7 @@ def wide(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

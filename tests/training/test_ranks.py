@@ -34,6 +34,7 @@ def folder(tiny_model):
     return tiny_model("llama")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "layout", "names"),
     [
@@ -47,6 +48,7 @@ def test_an_update_is_that_of_one_process(size, layout, names, folder):
     run_ranks(same_updates, size, folder, layout, names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -59,6 +61,7 @@ def test_images_are_shown_on_several_ranks(kind, tmp_path):
     run_ranks(same_updates_of_images, 2, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [4, *campaign("tests/training/test_ranks.py::test_columns_weights_and_ended_calls", [3])]
 )
@@ -66,6 +69,7 @@ def test_columns_weights_and_ended_calls(size, folder):
     run_ranks(same_weights_and_ends, size, folder)
 
 
+@pytest.mark.slow
 def test_a_loss_that_fails_on_one_rank_of_a_group(folder):
     run_ranks(one_of_a_group_fails, 2, folder)
 

@@ -48,6 +48,7 @@ def test_the_formula():
     assert result.skipped == 0 < plain.skipped  # an advantage of 0 has a load too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_equal_for_any_micro_batch(checkpointing):
     items = trajectories()

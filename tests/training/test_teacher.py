@@ -95,6 +95,7 @@ def test_an_engine_gives_what_a_forward_gives():
         assert ours.bucket_token is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "budget"), [*((kind, 24) for kind in sorted(DISTILLATIONS)), ("reverse_kl", 4096)])
 def test_the_gradient_of_an_update_is_that_of_plain_forwards(kind, budget):
     """Over the whole vocabulary, beside no policy gradient; its denominator is that of the whole update."""
@@ -122,6 +123,7 @@ def test_the_gradient_of_an_update_is_that_of_plain_forwards(kind, budget):
     assert_close(actual, {name: x.grad for name, x in student.named_parameters()}, 1e-3)
 
 
+@pytest.mark.slow
 def test_losses_of_rewards_and_teacher_add_up():
     items = trajectories()
     term = DistillationTerm(divergence=DISTILLATIONS["reverse_kl"](top_k=8), aggregate=SequenceMeanTokenMean())

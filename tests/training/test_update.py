@@ -18,6 +18,7 @@ from tests.training.helpers import ADVANTAGES, gradients, recorded, trainer, tra
 ALL = [list(range(13))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
     """Tokens that several paths have in the loss count in each, with its advantage; the stages keep the order."""
@@ -83,6 +84,7 @@ def test_engine_against_trainer_is_measured_before_the_policy_moves():
     assert abs(thrice["approx_kl"] / once["approx_kl"] - 1) > 0.01  # this one is of all updates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("surrogate", ["cppo", "gspo"])
 def test_what_nobody_sampled_may_hold_anything(surrogate):
     """Observations are context of what follows: gradient and metrics are the same to the bit whatever their columns."""
@@ -111,6 +113,7 @@ def test_what_nobody_sampled_may_hold_anything(surrogate):
     assert metrics == pytest.approx(of_other, rel=0, abs=0, nan_ok=True) and metrics["mismatch/kl"] != 0
 
 
+@pytest.mark.slow
 def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
     items = trajectories(spread=0.0)
     t = trainer(tokens_per_micro_batch=15)
@@ -137,6 +140,7 @@ def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
     assert same(weights(t), before)
 
 
+@pytest.mark.slow
 def test_only_a_gradient_of_exactly_zero_is_skipped_and_counted():
     items = trajectories(advantages=[1e-9 * advantage for advantage in ADVANTAGES])  # 0 at 2, 5 and 9
     t, before = trainer(), weights(trainer())
@@ -179,6 +183,7 @@ def test_progress_reaches_the_total():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     items = trajectories()
@@ -198,6 +203,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     assert same(weights(t), weights(again))
 
 
+@pytest.mark.slow
 def test_a_refused_batch_leaves_no_gradient():
     """The second micro-batch holds an impossible log-prob; the next update must not add to the first one's
     gradient."""
@@ -215,6 +221,7 @@ def test_a_refused_batch_leaves_no_gradient():
     assert same(weights(t), weights(fresh))
 
 
+@pytest.mark.slow
 def test_clipping_is_of_the_global_norm():
     items = trajectories()
     whole = gradients(trainer(), items)

@@ -41,6 +41,7 @@ def plain_values(model, item):
     return (hidden[len(item.prompt_tokens) - 1 :] @ model.value_head.weight[0]).detach().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", [TokenMean(), SequenceMeanTokenMean()])
 def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     """The gradient of both together is the sum of the two alone, in any micro-batches."""
@@ -61,6 +62,7 @@ def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     assert 0 < result.metrics["value_clip_fraction"] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "head"), [("scalar", "score.weight"), ("policy", "value_head.weight")])
 def test_a_head_is_trained_with_its_trunk_as_by_hand(kind, head, tiny_model):
     """Loss and gradient of any split are those of plain forward passes."""
@@ -96,6 +98,7 @@ def test_a_critic_without_values_is_a_named_error():
         gradient(ValueObjective(), trajectories())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
 def test_a_truncated_completion_bootstraps_from_its_final_state(share):
     model = with_head(share_prompt=share)
@@ -115,6 +118,7 @@ def test_a_truncated_completion_bootstraps_from_its_final_state(share):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_the_variance_of_the_score(kind):
     """|e_y − π|², the squared norm of the gradient of log π by the logits."""

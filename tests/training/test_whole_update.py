@@ -74,6 +74,7 @@ def trajectories(*, weighted, reference):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "budget"), [*((name, 20) for name in sorted(CASES)), ("trl_grpo", 4096)])
 def test_three_updates_give_the_peers_weights(name, budget):
     case = CASES[name]

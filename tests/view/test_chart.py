@@ -2,11 +2,14 @@
 
 import re
 
+import pytest
+
 from proxima.core import Cppo
 from proxima.view.chart import CELLS, PALETTE, cell_colors, svg_file
 from proxima.view.token_plots import EXAMPLE, ThresholdFigure
 
 
+@pytest.mark.slow
 def test_colours_are_plain_with_dark_rules_and_the_text_deterministic():
     def svg():
         return svg_file(ThresholdFigure.of(EXAMPLE, Cppo()))

@@ -38,6 +38,7 @@ def charts_of(comparison, over=None):
     return {chart["title"]: chart for chart in charts}
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_numbers(two, page):
     assert page.open == []
     assert "2 cells 5 runs baseline grpo target accuracy 0.8" in page.words
@@ -56,10 +57,12 @@ def test_the_page_shows_the_numbers(two, page):
     assert "against ± 1.6 with 4 seeds" in note and f"Notes {note}" in page.words
 
 
+@pytest.mark.slow
 def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(page):
     assert_asks_for_nothing(page)
 
 
+@pytest.mark.slow
 def test_foreign_text_stays_text(tmp_path):
     hostile = "<script>alert(1)</script>"
     config = CONFIG.replace("path: models/m", f"path: '{hostile}'")
@@ -85,6 +88,7 @@ def test_the_data_of_the_curves(two, page):
     assert reward["explanation"] == "mean over the valid completions generated in the step, trained or not"
 
 
+@pytest.mark.slow
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
     cells = {f"c{i}": {1: (curve([0.1, 0.5], every=1), {})} for i in range(10)}
     legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
@@ -116,6 +120,7 @@ def test_two_seeds_are_drawn_as_the_two(tmp_path):
     assert second["seeds"] == pytest.approx([80.0, 72.5]) and second["cut"] == "open-right"
 
 
+@pytest.mark.slow
 def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     def rewarded(*values):
         records = [r if r["kind"] == "train" else {**r, "accuracy": None} for r in curve([0.0] * len(values))]
@@ -140,6 +145,7 @@ def test_a_run_with_nothing_but_an_evaluation(tmp_path):
     assert "never" not in page.words.partition("To target")[0]
 
 
+@pytest.mark.slow
 def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
     cells = {"a": {1: (curve([0.1, 0.9]), {})}, "b": {1: (curve([0.85, 0.9]), {})}}
     result = comparison(make_sweep(tmp_path / "s", cells), target=0.8)
@@ -148,6 +154,7 @@ def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
     assert result.rows()[1].reach["step"].ratio is None
 
 
+@pytest.mark.slow
 def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
     rates = {"a": (0.9401, 0.9501), "b": (0.9403, 0.9502)}  # accuracy and reward
     cells = {
@@ -168,6 +175,7 @@ def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
     assert widened(-1.0, 1.0, 0.1, math.inf) == (-1.0, 1.0)
 
 
+@pytest.mark.slow
 def test_no_table_is_cut_off(page):
     """No table scrolls sideways, and on a phone each value has its label."""
     assert page.tags.count("table") == 3

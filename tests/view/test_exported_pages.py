@@ -56,6 +56,7 @@ def opened(browser, file, **options):  # noqa: F811
     assert said == []
 
 
+@pytest.mark.slow
 def test_the_report_has_the_curves_of_the_viewer_and_opens_samples(browser, report):  # noqa: F811
     with opened(browser, report) as page:
         first = page.locator("#curves figure").first
@@ -79,12 +80,14 @@ def test_the_report_has_the_curves_of_the_viewer_and_opens_samples(browser, repo
         assert "step 8" in page.locator("svg.timeline").text_content()
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(browser, report):  # noqa: F811
     with opened(browser, report) as page:
         assert "<img src=x" in page.inner_text("details[open]")
         assert page.locator("img").count() == 0 and page.locator("script").count() == 2
 
 
+@pytest.mark.slow
 def test_the_comparison_draws_every_cell_over_the_axis_that_is_chosen(browser, comparison):  # noqa: F811
     with opened(browser, comparison) as page:
         held = page.locator("#curves figure").first
@@ -103,6 +106,7 @@ def test_the_comparison_draws_every_cell_over_the_axis_that_is_chosen(browser, c
         assert over.count() == 2 and over.first.locator("path.whisker").count() == 8
 
 
+@pytest.mark.slow
 def test_the_results_need_no_script(browser, report, comparison):  # noqa: F811
     with opened(browser, report, java_script_enabled=False) as page:
         shown = page.inner_text("main")
@@ -114,6 +118,7 @@ def test_the_results_need_no_script(browser, report, comparison):  # noqa: F811
         assert "Final table" in shown and "0.480 ± 0.025" in shown and "The curves need JavaScript" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", ["phone", *campaign(READ, ["desk", "dark"])])
 def test_both_can_be_read(browser, report, comparison, look):  # noqa: F811
     """No page is wider than the window; names, roles and contrast by axe-core, where it is installed."""
@@ -124,5 +129,6 @@ def test_both_can_be_read(browser, report, comparison, look):  # noqa: F811
             assert serious(page) == []
 
 
+@pytest.mark.slow
 def test_the_pages_are_small(report, comparison):
     assert report.stat().st_size < 200_000 and comparison.stat().st_size < 100_000

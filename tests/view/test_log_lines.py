@@ -233,6 +233,7 @@ def test_a_terminal_has_the_progress_below_the_lines(clock):
     assert after.startswith(f"\r{' ' * len(drawn)}\r12:04:35  step   1/40") and after.endswith("\n")
 
 
+@pytest.mark.slow
 def test_all_watchers_together(tmp_path):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
     folder, stream = whole_run(tmp_path / "run", steps=2), io.StringIO()

@@ -77,6 +77,7 @@ def recorded(path, records):
     return folder, Page(write_report(folder.path))
 
 
+@pytest.mark.slow
 def test_headline_and_tiles(whole):
     _, page = whole
     for text in (
@@ -95,6 +96,7 @@ def test_headline_and_tiles(whole):
     assert not page.open
 
 
+@pytest.mark.slow
 def test_the_curves_are_those_of_the_viewer(whole):
     folder, page = whole
     trend, viewed = page.data["0/trend"], ViewedRun(0, folder)
@@ -115,6 +117,7 @@ def test_the_timeline_has_the_last_six_steps(tmp_path):
     assert [span["facts"]["step"] for span in spans if span["name"] == "step"] == [3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_questions_samples_counts_config_environment(whole):
     _, page = whole
     assert "5 of 200 held-out questions 163 became right and 0 became wrong; these come first." in page.words
@@ -137,6 +140,7 @@ def test_the_samples_of_a_step_are_a_failure_and_the_best_answers(tmp_path):
     assert [text for text, *_ in texts if f" {text} " in f"{page.samples[1]} "] == ["failed", "well"]
 
 
+@pytest.mark.slow
 def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     folder = whole_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 0) | {"accuracy": None, "invalid": 200})
@@ -150,6 +154,7 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     assert "0.125 → – " in page.words and "after step 2: unknown: 200 of 200 answers have no score" in page.words
 
 
+@pytest.mark.slow
 def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
     folder = whole_run(tmp_path / "run", steps=2)
     messages = [(0, 0, "a <b>", 1), (2, 4, "long", 3), (1, 4, "odd", 2), (5, 5, "late", 1)]
@@ -164,11 +169,13 @@ def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
     assert words.index("25/200 right") < words.index("Warnings a <b>")  # the result comes first
 
 
+@pytest.mark.slow
 def test_no_accuracy_at_all(tmp_path):
     _, page = recorded(tmp_path / "run", [evaluation(0, "before", 0) | {"accuracy": None}, record(1)])
     assert "The held-out evaluations have no score: no reward gives it." in page.words
 
 
+@pytest.mark.slow
 def test_the_mean_reward_stands_where_nothing_is_right_or_wrong(tmp_path):
     reward = {"reward/mean": -1.5, "reward/low": -2.0, "reward/high": -1.0}
     facts = evaluation(0, "before", 0) | reward | {"accuracy": None}
@@ -182,6 +189,7 @@ def test_the_mean_reward_stands_where_nothing_is_right_or_wrong(tmp_path):
     assert [(side["left"], side["at"]) for side in sides] == [(8.33, 32.14), (67.86, 79.76)]
 
 
+@pytest.mark.slow
 def test_a_run_failed_before_its_evaluation_is_not_advised_to_set_one(tmp_path):
     folder, page = recorded(tmp_path / "run", [record(1)])
     assert "There was no held-out evaluation: set eval.task" in page.words
@@ -213,6 +221,7 @@ def assert_asks_for_nothing(page, *links):
     assert "@import" not in page.source and not re.search(r"url\((?!#)", page.source)
 
 
+@pytest.mark.slow
 def test_it_asks_the_network_for_nothing(whole):
     assert_asks_for_nothing(whole[1], f"http://127.0.0.1:{PORT}/#/0")  # of a viewer here
 
@@ -246,6 +255,7 @@ def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path)
     assert questions["changes"] == "2 have a higher reward and 1 have a lower one; these come first."
 
 
+@pytest.mark.slow
 def test_hostile_text_stays_text(tmp_path):
     folder = whole_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
     evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
@@ -267,6 +277,7 @@ def test_hostile_text_stays_text(tmp_path):
     assert raw.count("<script") == 2 and "alert(1)</script>" not in raw
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed(tmp_path):
     folder = whole_run(tmp_path / "run", steps=3, finished=False)
     with folder.metrics.open("ab") as file:
@@ -308,11 +319,13 @@ def test_a_distillation_has_its_first_and_its_last_divergence(tmp_path):
     assert "Divergence from the teacher, first and last step 0.50 → 0.25" in page.words
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_small(tmp_path):
     folder, page = recorded(tmp_path / "run", [record(step, 1000) for step in range(1, 1001)])
     assert len(page.data["0/trend"]["steps"]) == 1000 and folder.report.stat().st_size < 500_000
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
     folder = whole_run(tmp_path / "run", steps=2)
     before = write_report(folder.path).read_bytes()
@@ -327,6 +340,7 @@ def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
     assert folder.report.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_learning_curve(tmp_path, whole):
     folder, _ = whole
     out = write_figure(LearningCurve.of(folder.path), tmp_path / "curve.svg")
@@ -341,6 +355,7 @@ def test_learning_curve(tmp_path, whole):
         LearningCurve.of(tmp_path / "empty")
 
 
+@pytest.mark.slow
 def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     folder = whole_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 25))
@@ -352,6 +367,7 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     folder = whole_run(tmp_path / "run", steps=1)
     prompt = group(7, ["x"], [True]).prompt

@@ -30,6 +30,7 @@ def test_ppo_clip_over_the_ratio():
     assert at(down, 0.5)[1:] == (pytest.approx(0.8), 0.0)
 
 
+@pytest.mark.slow
 def test_at_the_behavior_policy_every_weight_but_a_pulls_is_one():
     for kind, cls in SURROGATES.items():
         for sign in (1, -1):
@@ -65,6 +66,7 @@ def test_cppo_is_drawn_within_its_completion():
     assert remark_on(Cppo()) == "token 11 of 21, all the others have moved by |π − μ| = 0.045"
 
 
+@pytest.mark.slow
 def test_what_the_batch_decides_is_decided_as_the_remark_says():
     clip = curve(PpoClip(), "ratio", 0.3, 1)
     torch.testing.assert_close(curve(ClipCov(), "ratio", 0.3, 1).weight, clip.weight)
@@ -82,6 +84,7 @@ def test_sequence_level_ones_say_so():
     assert remark_on(PpoClip()) == ""
 
 
+@pytest.mark.slow
 def test_the_svg_is_a_file_of_its_own(tmp_path):
     drawing = draw({"ppo_clip": PpoClip(), "a<b": Dppo()}, (0.3, 0.7))
     assert [[p.title for p in row] for row in drawing.rows] == [
@@ -110,6 +113,7 @@ def test_a_jump_interrupts_the_line():
     assert dropped[0][1] == 0.0
 
 
+@pytest.mark.slow
 def test_a_straight_line_needs_few_points():
     text = svg_file(draw({"reinforce": Reinforce()}, quantities=["weight"], over=["ratio"]))
     assert max(data.count("L") for data in re.findall(r' d="([^"]*)"', text)) < 10

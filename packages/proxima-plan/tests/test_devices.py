@@ -27,6 +27,7 @@ def test_numbers_are_doubled_or_listed():
     assert counts("24,8-20×h20-96g") == [8, 16, 24] and counts("24-24xH20-96G") == [24]
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_and_ranks_share_its_cores(monkeypatch):
     monkeypatch.setattr("proxima_plan.devices.COPIED", 2**16)
     monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda dtype, device: 8e12)

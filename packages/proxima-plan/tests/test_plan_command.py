@@ -33,6 +33,7 @@ def test_stages_memory_and_what_binds(proxima):
     assert "by the formula" in out and "\nnetwork  sent by a rank in each step: expert " in out
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured(proxima, recipe, monkeypatch):
     monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda *_: 1e11)
     code, out, err = proxima("plan", recipe())
@@ -65,6 +66,7 @@ def test_devices_that_stand_idle(proxima):
     assert "idle" not in proxima("plan", *words, "--devices", "8xH100-80G")[1]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_no_speed(proxima):
     words = ("plan", RECIPES / "dapo_32b.yaml", "--devices", "L4-24G")
     code, out, _ = proxima(*words)
@@ -90,6 +92,7 @@ def test_proposals_are_words_to_paste(proxima):
     assert "runtime.max_lag=1" in out.splitlines()[-1] or "runtime.max_lag" not in out
 
 
+@pytest.mark.slow
 def test_exact_memory_is_counted(proxima, recipe, warm_rehearsals):
     code, out, _ = proxima("plan", recipe(), "--devices", "H100-80G", "--exact")
     assert (
@@ -101,6 +104,7 @@ def test_exact_memory_is_counted(proxima, recipe, warm_rehearsals):
     )
 
 
+@pytest.mark.slow
 def test_a_plan_downloads_no_model(proxima, here, warm_rehearsals):
     words, model = ("quickstart", "--devices", "H100-80G", "--exact"), "models/smollm2-135m-instruct"
     reason = f"model.path='{model}' does not exist: a path is relative to the current folder"
@@ -108,6 +112,7 @@ def test_a_plan_downloads_no_model(proxima, here, warm_rehearsals):
     assert proxima("plan", *words) == (2, "", f"error: {reason}; {remedy}\n")
 
 
+@pytest.mark.slow
 def test_a_model_too_large_for_the_device(proxima, here, warm_rehearsals):
     """A layer of Qwen3-4B with a wide MLP, in the recipe of the whole: 1.1e9 weights, four times in float32."""
     shape = {"hidden_size": 2560, "intermediate_size": 80_000, "num_hidden_layers": 1, "num_attention_heads": 32}
@@ -127,6 +132,7 @@ def test_a_model_too_large_for_the_device(proxima, here, warm_rehearsals):
 SMALL = ("model.path=Qwen/Qwen2.5-7B", "model.max_length=1000", "sampling.max_tokens=100", "train.steps=2")
 
 
+@pytest.mark.slow
 def test_lags_as_a_table_and_as_json(proxima, recipe):
     words = (recipe(), *SMALL, "engine=local_process", "--devices", "H200-141G", "--lag", "0,1,2")
     code, out, err = proxima("plan", *words)
@@ -141,6 +147,7 @@ def test_lags_as_a_table_and_as_json(proxima, recipe):
     assert figures < {*first}
 
 
+@pytest.mark.slow
 def test_numbers_of_devices_as_a_table_and_as_json(proxima, recipe):
     words = (recipe(), *SMALL, "--devices", "1,8-16xH20-96G")
     code, out, err = proxima("plan", *words)

@@ -14,6 +14,7 @@ from proxima_plan.proposals import SHARES, fastest, proposals, words_of
 RECIPE = "qwen3_30b_cppo"
 
 
+@pytest.mark.slow
 def test_the_words_give_the_plan():
     """Each proposal can be pasted, is accepted, and is planned with the seconds it was ranked by."""
     (devices,) = read_devices("16xH100-80G")
@@ -41,6 +42,7 @@ def test_devices_that_are_too_few():
 LORA = ["model.lora={rank: 16}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "adapter"),
     [("Qwen/Qwen3-30B-A3B", []), ("Qwen/Qwen3-30B-A3B", LORA), ("Qwen/Qwen2.5-7B", LORA), ("Qwen/Qwen2.5-3B", [])],

@@ -13,6 +13,8 @@ from tinker.proto import tinker_public_pb2 as protocol
 from .conftest import running
 from .plain_client import SESSION, Client, add, chunks, text_of
 
+pytestmark = pytest.mark.slow
+
 HUGE = 10**30
 DIGITS = "number out of range"  # of a number with more digits than Python prints
 

@@ -14,6 +14,7 @@ from .test_served_isolation import killed
 JSON = "application/json"
 
 
+@pytest.mark.slow
 def test_answers_of_all_that_may_wait_are_kept(tmp_path):
     """1,024 of them, fetched when all are done."""
     log = RequestLog(tmp_path / "journal.sqlite", "m")
@@ -54,6 +55,7 @@ def answer_of(client, seq):
     return client.http.post("retrieve_future", json={"request_id": f"{client.model}:{seq}"})
 
 
+@pytest.mark.slow
 def test_a_client_that_only_computes_does_not_fill_the_disk(tmp_path, tiny_model, monkeypatch):
     """Its requests are not run again after a restart either, and the next one comes in its turn."""
     monkeypatch.setattr(request_log, "MOST_WAITING", 4)
@@ -80,6 +82,7 @@ def test_a_client_that_only_computes_does_not_fill_the_disk(tmp_path, tiny_model
         assert not served.log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changing", [False, True])
 def test_requests_run_again_among_those_that_changed_nothing(tmp_path, tiny_model, monkeypatch, changing):
     """After a restart: those whose effect is in no state, in their order."""

@@ -19,6 +19,8 @@ from proxima_tinker.trained_model import TrainedModel
 
 from .data_of_clients import run_whole
 
+pytestmark = pytest.mark.slow
+
 ADAM = AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0)
 CPPO = "importance_sampling", {"surrogate": "cppo", "surrogate.delta": 0.15}
 SFT = "cross_entropy", {}

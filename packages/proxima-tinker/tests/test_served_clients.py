@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from .data_of_clients import example, examples, new_model
 
+pytestmark = pytest.mark.slow
+
 ADAM = types.AdamParams(learning_rate=0.01)
 PROMPT = [7, 8, 9, 10, 11]
 

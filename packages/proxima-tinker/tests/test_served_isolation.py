@@ -23,6 +23,8 @@ from .conftest import running
 from .data_of_clients import program, same, weights
 from .plain_client import Client, add
 
+pytestmark = pytest.mark.slow
+
 PROMPT = types.ModelInput.from_ints([7, 8, 9])
 LONG = {"max_tokens": 30, "stop": []}
 

@@ -71,6 +71,7 @@ def check(tmp_path, tiny_model, kills, steps):
     assert {int(value) for name, value in state.items() if name.startswith("step.")} == {steps}
 
 
+@pytest.mark.slow
 def test_a_killed_server_goes_on_where_it_was(tmp_path, tiny_model):
     check(tmp_path, tiny_model, kills=2, steps=6)
 
@@ -80,6 +81,7 @@ def test_fifty_kills(tmp_path, tiny_model):
     check(tmp_path, tiny_model, kills=50, steps=220)
 
 
+@pytest.mark.slow
 def test_a_signal_while_requests_run_ends_the_server_and_loses_none(tmp_path, tiny_model):
     server = Killed(tmp_path, tiny_model("llama"))
     client = Client(server)

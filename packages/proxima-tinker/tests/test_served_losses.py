@@ -95,6 +95,7 @@ def several_targets(datum):
     return Datum(tokens=datum.tokens, targets=targets, columns=columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank"), [*product(CONFIGS, (4, 0)), ("cross_entropy of several targets", 4)])
 def test_a_gradient_is_that_of_the_formula(base, data, name, rank):
     model = trained(base, rank)
@@ -244,6 +245,7 @@ def test_a_step_has_the_settings_of_its_request(base, data):
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [{"surrogate": "cppo", "surrogate.delta": 0.01}, {"surrogate": "gspo"}])
 def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base, data, config):
     """`token_mean` divides by the tokens of all of them."""
@@ -257,6 +259,7 @@ def test_a_surrogate_sees_all_examples_of_a_request_however_they_are_split(base,
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_surrogate_is_that_of_the_core(base, data):
     from proxima.core.aggregate import TokenSum
     from proxima.core.correction.importance import Importance
@@ -288,6 +291,7 @@ def test_a_surrogate_is_that_of_the_core(base, data):
     assert result.metrics["masked_fraction"].value == expected.metrics["masked_fraction"].value
 
 
+@pytest.mark.slow
 def test_gradients_add_up_until_a_step_and_a_failed_request_adds_none(base, data):
     batch, one, two = data[:4], trained(base, 4), trained(base, 4)
     run_whole(one, batch, ClientLoss("cross_entropy", {}), backward=True)

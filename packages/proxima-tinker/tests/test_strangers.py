@@ -3,6 +3,8 @@
 import os
 import random
 
+import pytest
+
 from tests.processes import eventually
 from tests.strangers import KINDS, Stranger, descriptors, visited
 
@@ -12,6 +14,7 @@ from .plain_client import Client
 KEY = "tml-0123456789"
 
 
+@pytest.mark.slow
 def test_strangers_end_nothing_and_keep_nobody_out(tmp_path, tiny_model, capfd):
     """Those without a key, and those with one."""
     with running(tmp_path, tiny_model("llama"), key=KEY) as served:

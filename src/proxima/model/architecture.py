@@ -16,6 +16,7 @@ from proxima.model.parallel.sharding import is_sharded, plain_type
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # fields of a config
 SHOWN_IMAGES = frozenset({"gemma3", "idefics3", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "smolvlm"})  # families
+ADAPTER = "default"  # what peft calls the only adapter of a model
 SCALAR_HEAD = "score"  # of a scalar model: trained in full, alongside the adapters of its decoder
 
 
@@ -127,6 +128,22 @@ def base_layer(module: nn.Module) -> nn.Module:
 def is_adapted(module: nn.Module) -> bool:
     """True for a layer with an adapter."""
     return hasattr(module, "lora_A")
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The effective weight of a linear layer, in the layout of the layer's own weight: with the adapter merged in,
+    unless the adapter is off. Differentiable; sums in the wider dtype of base and adapter."""
+    layer: Any = module
+    weight: Tensor = layer.weight  # of an adapted layer, its base's
+    if not is_adapted(module) or layer.disable_adapters:
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):
+        merged: Tensor = weight + layer.get_delta_weight(ADAPTER)
+        if ADAPTER in layer.lora_magnitude_vector:
+            axis = 0 if layer.fan_in_fan_out else 1
+            norm = torch.linalg.norm(merged.detach(), dim=axis)
+            merged = (layer.lora_magnitude_vector[ADAPTER].weight / norm).unsqueeze(axis) * merged
+    return merged
 
 
 def untie_config(model: Any, config: Any = None) -> None:

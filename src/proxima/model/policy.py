@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data.packed_batch import PackedBatch
-from proxima.model.adapters.lora import weight_of
-from proxima.model.architecture import parts, scalar_head
+from proxima.model.architecture import parts, scalar_head, weight_of
 from proxima.model.log_prob import TokenLogProbs, log_sum_square, sampled_log_prob, token_log_prob
 from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.packed_model import PackedModel, PassSettings, TokenOutputs

@@ -18,6 +18,7 @@ from tests.refusals import refused
 ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "placement"),
     [

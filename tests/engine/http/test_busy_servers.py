@@ -58,6 +58,7 @@ def test_a_server_that_is_busy_at_the_start_is_waited_for(monkeypatch):
         assert server.calls["/facts"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_slows_the_run_and_does_not_end_it(status, fleet):
     """More answers of this kind than any number of retries, to completions and to scores."""
@@ -72,6 +73,7 @@ async def test_a_busy_server_slows_the_run_and_does_not_end_it(status, fleet):
     assert engine._pool.counts["ejected"] == 0
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_left_alone_gets_nothing_meanwhile(fleet, monkeypatch):
     monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 3600.0)
     monkeypatch.setattr("proxima.engine.http.client.LONGEST_BREAK", 3600.0)
@@ -84,6 +86,7 @@ async def test_a_server_that_is_left_alone_gets_nothing_meanwhile(fleet, monkeyp
     assert 1 <= first <= 2 and servers[0].calls["/generate"] == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "waits",
     [
@@ -108,6 +111,7 @@ def test_one_that_stays_busy_at_the_start_is_an_error(monkeypatch):
         pass
 
 
+@pytest.mark.slow
 async def test_a_server_that_stays_busy_while_it_must_finish_ends_the_run(fleet):
     """One broke off in a pause, and new weights wait for its end."""
     engine, servers = fleet(facts=ELSEWHERE, interrupt="finish", away_seconds=0.1, published=True)

@@ -62,6 +62,7 @@ def test_a_server_without_sleep_mode_is_refused_where_devices_are_shared():
         check_facts(Vllm(), facts, needs, "http://x")
 
 
+@pytest.mark.slow
 async def test_nothing_runs_between_sleep_and_resume(fleet):
     asked = requests(3, 2)
     engine, servers = fleet(2, facts=SLEEPS)
@@ -82,6 +83,7 @@ async def test_nothing_runs_between_sleep_and_resume(fleet):
     check(asked, await task)
 
 
+@pytest.mark.slow
 async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)
     servers[0].fail("/load")  # its health check
@@ -104,6 +106,7 @@ async def test_a_server_that_comes_back_during_an_update_waits_for_its_end(fleet
     assert not any(server.asleep for server in servers)
 
 
+@pytest.mark.slow
 async def test_a_long_update_is_no_absence_of_the_servers(fleet):
     engine, (server,) = fleet(facts=SLEEPS, away_seconds=0.05, published=True)
     server.fail("/sleep")
@@ -157,6 +160,7 @@ async def test_a_server_that_returns_while_another_is_told_to_go_on_samples(flee
     assert not any(server.paused for server in servers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["sleep", "wake"])
 async def test_a_failing_server_is_ejected_and_returns_after_the_trainer(call, fleet):
     engine, servers = fleet(2, facts=SLEEPS, published=True)

@@ -13,6 +13,8 @@ from proxima.laws.law import check_law
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang
 
+pytestmark = pytest.mark.slow
+
 LAWS = {law.name: law for law in ENGINE_LAWS}
 
 

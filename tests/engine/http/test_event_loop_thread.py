@@ -44,6 +44,7 @@ def test_a_stream_that_is_left_closes_its_connection_at_once(dialect, event, mon
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_what_is_left_in_a_loop_that_closes_ends_with_it(caplog):
     loop, closed, held = EventLoopThread("test"), [], []
 

@@ -22,6 +22,7 @@ from tests.engine.http.plain_servers import (
 from tests.processes import until
 
 
+@pytest.mark.slow
 async def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights(fleet):
     asked = requests(6, 2)
     engine, servers = fleet(2, max_running=2, published=True)
@@ -40,6 +41,7 @@ async def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights
     assert servers[1].weights == WEIGHTS[2]
 
 
+@pytest.mark.slow
 async def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(fleet):
     engine, servers = fleet(2, health_seconds=0.01)
     replica = engine._pool.replicas[1]
@@ -54,6 +56,7 @@ async def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(fle
     assert len((await engine.health()).detail["events"]) == 1  # told once, however often it fails
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_started_again_and_fails_its_proof_is_reported(fleet):
     engine, servers = fleet(2, published=True)
     servers[1].ignores_weights = True
@@ -72,6 +75,7 @@ async def test_the_run_ends_when_all_servers_fail(fleet):
         await engine.publish(update(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns", [True, False])
 async def test_one_that_is_away_is_waited_for_when_all_others_fail(returns, fleet):
     """And the run ends when it does not return, as one does not that fails to load these very weights."""
@@ -106,6 +110,7 @@ async def test_the_run_ends_at_its_first_sync_whoever_fails(fleet):
     assert replicas(engine) == [True, True, False]
 
 
+@pytest.mark.slow
 async def test_what_it_continues_with_before_it_is_found_does_not_count(fleet):
     """Completions that it held end after it says that it has the new weights, and before the probe is answered."""
     asked = requests(6, 2)

@@ -20,6 +20,7 @@ def test_the_only_server_that_fails_while_it_is_compared_is_one_line(call):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("call", "publishes"), [("/load", True), ("/load", False), ("/tokenize", True)])
 async def test_one_of_two_that_fails_its_comparison_is_left_out_and_returns(call, publishes):
     servers = fakes(2)

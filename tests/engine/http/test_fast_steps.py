@@ -8,6 +8,7 @@ from tests.engine.http.plain_servers import PlainDialect, PlainSync, hold_scores
 from tests.processes import until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name"), [(PlainDialect, "probe"), (PlainSync, "push")])
 async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, fleet, monkeypatch):
     """They come in the middle of each of its returns: what takes long lasts until then."""

@@ -24,6 +24,7 @@ from tests.engine.http.plain_servers import (
 from tests.processes import until
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "count"), [("error", 1), ("overload", 2), ("hang", 2), ("break", 1), ("nan", 2)])
 async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, fleet):
     asked = requests(4, 3)
@@ -61,6 +62,7 @@ async def test_the_tokens_of_a_broken_completion_are_kept(fault, spans, fleet):
     assert second.seed != first.seed  # the server begins its draws again
 
 
+@pytest.mark.slow
 async def test_a_server_that_continues_after_the_stop_token(fleet):
     asked = requests(6, 4)
     engine, (server,) = fleet()
@@ -86,6 +88,7 @@ async def test_a_server_of_another_model_is_out_of_service(fleet):
     assert line in (await engine.health()).detail["events"]
 
 
+@pytest.mark.slow
 async def test_failing_hanging_dying_and_coming_back(fleet):
     """Four servers, 5 % of calls failing and 5 % hanging, and one dies with what it runs and comes back."""
     asked, later = requests(12, 4), requests(6, 4, first=100)
@@ -112,6 +115,7 @@ async def test_failing_hanging_dying_and_coming_back(fleet):
     assert any("is out of service" in line for line in health.detail["events"])
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
     engine, servers = fleet(2)
     servers[0].fail("/weights")
@@ -143,6 +147,7 @@ async def test_a_server_that_hangs_while_it_returns_holds_up_no_new_weights(flee
     assert [server.weights for server in servers] == [WEIGHTS[2]] * 2
 
 
+@pytest.mark.slow
 async def test_no_server_left_is_one_line(fleet):
     engine, (server,) = fleet(away_seconds=0.1)
     server.die()
@@ -152,6 +157,7 @@ async def test_no_server_left_is_one_line(fleet):
         await engine.publish(update(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fact", "value", "reason"),
     [("model", "another", "its model is another"), ("takes_weights", False, "it takes no new weights")],
@@ -192,6 +198,7 @@ async def test_a_caller_that_leaves_ends_its_completions_at_the_server(fleet):
     check(requests(2, 2), await collect(engine, requests(2, 2)))
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_being_closed_can_be_ended(fleet, monkeypatch):
     """Its answer was wrong, and while its stream is closed the server is ejected."""
     engine, servers = fleet(2)

@@ -43,6 +43,7 @@ def jobs_of(engine):
     return engine._loop.call(jobs())
 
 
+@pytest.mark.slow
 async def test_a_server_that_hides_its_versions_makes_no_short_completions(fleet):
     """It said at the start that it tells them: what it sampled after new weights came is asked for again."""
     asked = requests(5, 3)
@@ -71,6 +72,7 @@ async def test_callers_that_leave_before_sending_free_their_room(fleet):
     await until(lambda: engine._pool.replicas[0].assigned == 0)
 
 
+@pytest.mark.slow
 async def test_the_only_server_dies_while_new_weights_wait_for_what_runs(fleet):
     asked = requests(4, 2)
     engine, (server,) = fleet(facts=IN_PLACE, interrupt="finish", published=True)

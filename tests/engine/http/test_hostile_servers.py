@@ -412,6 +412,7 @@ def is_completion(path: str, body: Any) -> bool:
     return bool(body) and bool(body.get("stream"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STREAM)
 def test_completions(name: str, facts: ServerFacts) -> None:
     job = new_job()
@@ -452,6 +453,7 @@ def is_score(path: str, body: Any) -> bool:
     return bool(body) and body.get("sampling_params", {}).get("prompt_logprobs") is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name: str, facts: ServerFacts) -> None:
     with hostile(SCORES[name], is_score) as server:
@@ -467,6 +469,7 @@ def cases(*paths: str) -> list[tuple[str, str]]:
     return [(path, name) for path in paths for name in CALLS[path]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), cases("/v1/models", "/weight_info"))
 def test_health_checks(path: str, name: str, facts: ServerFacts) -> None:
     with hostile(CALLS[path][name], lambda asked, body: asked == path) as server:

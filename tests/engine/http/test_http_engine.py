@@ -14,6 +14,7 @@ from tests.engine.http.plain_servers import LONG, go_on, requests, update
 from tests.processes import until
 
 
+@pytest.mark.slow
 async def test_what_is_in_flight(fleet):
     engine, _ = fleet(2, slow=0.001)
     await engine_laws.in_flight(None, engine)
@@ -42,6 +43,7 @@ async def test_scores_at_another_temperature_are_refused(fleet):
         await engine.score([ScoreRequest(prompt_tokens=[1], tokens=[2], temperature=0.5)])
 
 
+@pytest.mark.slow
 async def test_scores_do_not_wait_for_completions(fleet):
     """More of them than a server takes at once, while completions hold all its places."""
     asked = [ScoreRequest(prompt_tokens=[1, 2], tokens=[3, 4, i % 7]) for i in range(40)]

@@ -142,6 +142,7 @@ def test_what_a_model_wrote_is_not_taken_for_an_image(tokenizer):
         store.folded([*prompt.tolist(), tokenizer.convert_tokens_to_ids(store.placeholder)])
 
 
+@pytest.mark.slow
 def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     store = tokenizer.images
     policy = Policy(replace(load(store.model), tokenizer=tokenizer))
@@ -167,6 +168,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
     assert all(torch.equal(weight, eyes[name]) for name, weight in vision_parameters(policy.model).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", families(PROBED), indirect=True)
 def test_a_stale_part_of_the_vision_tower_is_found_by_the_probe(tokenizer):
     store = tokenizer.images
@@ -211,6 +213,7 @@ def put(tower, values):
             weight.copy_(values[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", ["idefics3"], indirect=True)
 @pytest.mark.parametrize("forgets", [True, False])
 async def test_a_server_forgets_the_images_that_earlier_weights_have_seen(tokenizer, forgets):

@@ -36,6 +36,7 @@ class Done(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
     """In one process, each server in a thread of its own."""
     model, steps = tiny_model("llama"), []

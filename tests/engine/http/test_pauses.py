@@ -26,6 +26,7 @@ from tests.processes import until
 PAUSED = [(IN_PLACE, True), (IN_PLACE, False), (ELSEWHERE, False), (ELSEWHERE, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("facts", "paused"), PAUSED)
 async def test_recompute_continues_under_the_new_weights(facts, paused, fleet):
     asked = requests(5, 3)
@@ -72,6 +73,7 @@ async def test_keep_continues_with_the_kv_that_it_has(fleet):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("facts", "paused"), PAUSED[::3])
 async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fleet):
     asked = requests(4, 2)
@@ -135,6 +137,7 @@ async def test_abort_of_a_prompt_ends_its_completions_alone(fleet):
     check(asked[:2] + asked[4:], given[:2] + given[4:])
 
 
+@pytest.mark.slow
 async def test_old_kv_is_never_read(fleet):
     """The same prompts under one version after the other, at a server that keeps every prefix."""
     asked = requests(4, 2)
@@ -145,6 +148,7 @@ async def test_old_kv_is_never_read(fleet):
     assert len({request.cache_salt for request in server.requests}) == 3
 
 
+@pytest.mark.slow
 async def test_a_stop_string_across_the_seam_ends_the_completion(fleet):
     """The server sees the second half alone."""
     facts = ELSEWHERE | {"batch_invariant": True}
@@ -180,6 +184,7 @@ class Spoken(PlainDialect):
             yield Chunk(tokens=[0], log_prob=[-1.0])
 
 
+@pytest.mark.slow
 async def test_a_completion_that_is_asked_again_in_a_pause_waits_for_its_end(fleet):
     asked = requests(2, 2)
     engine, (server,) = fleet()
@@ -202,6 +207,7 @@ async def test_raw_log_probs_are_refused_at_another_temperature(fleet):
     check(requests(2, 2), await collect(engine, requests(2, 2)))
 
 
+@pytest.mark.slow
 async def test_truncated_log_probs_have_their_names(fleet):
     asked = requests(4, 3, top_k=3)
     given, unscored, raw = [

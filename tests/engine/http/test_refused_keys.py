@@ -41,6 +41,7 @@ async def test_refusals_with_completions_between_do_not_add_up(fleet, monkeypatc
         assert engine._pool.counts["ejected"] == returned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [0, 1])
 async def test_a_server_that_always_has_other_weights_again_is_given_up(tokens, fleet, monkeypatch):
     """It passes the probe at each return, and calls its weights otherwise a moment later, whatever it has produced."""
@@ -59,6 +60,7 @@ async def test_a_server_that_always_has_other_weights_again_is_given_up(tokens, 
     assert server.begun == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("when", "status"), [("scoring", 403), ("publishing", 401), ("pausing", 403)])
 async def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, status, fleet):
     asked = requests(6, 2)
@@ -102,6 +104,7 @@ def test_a_refused_key_is_an_error_at_the_start():
         pass
 
 
+@pytest.mark.slow
 async def test_an_absent_server_is_awaited_when_the_other_refuses_the_key(fleet):
     engine, servers = fleet(2, published=True)
     servers[0].die()

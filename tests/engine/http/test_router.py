@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,6 +68,7 @@ def test_a_failed_request_goes_to_another_replica_and_back_if_all_failed():
     assert any(router.next_for(place) is single for place in places)
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=50)
 def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(data):

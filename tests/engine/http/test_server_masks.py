@@ -85,6 +85,7 @@ def test_each_token_is_looked_for_in_its_own_set(tokens, message):
             mask_of(chunk)
 
 
+@pytest.mark.slow
 async def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(masked):
     asked = requests(4, 3, top_k=TOP_K, temperature=0.8, max_tokens=20)
     engine, servers = masked(2)

@@ -77,6 +77,7 @@ async def test_a_server_that_never_gives_them_ends_the_run(routed):
         await collect(engine, requests(1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latest", [False, True])
 async def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, routed):
     """Of a server that tells those of the newest weights for all tokens, the earlier ones have none."""

@@ -125,6 +125,7 @@ async def test_every_form_of_stream_gives_each_token_once(tiny, incremental, int
     assert chunks[-1].version_spans == (("default", 0, 8),)
 
 
+@pytest.mark.slow
 async def test_every_field_of_the_sampling_is_sent(tiny):
     """A server with defaults of its own samples as it is told."""
     defaults = {"temperature": 5.0, "top_k": 3, "max_new_tokens": 2, "stop": ["a"], "stop_token_ids": list(range(64))}
@@ -150,6 +151,7 @@ async def test_a_seed_repeats_a_completion(tiny):
     assert drawn[0] == drawn[1] != drawn[2]
 
 
+@pytest.mark.slow
 async def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
     """SGLang's own end of sequence can't be switched off alone."""
     async with fake(tiny) as talk:
@@ -187,6 +189,7 @@ def other(tiny, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 async def test_new_weights_while_requests_run(tiny, other):
     """Retracted, so that the flush works and no token is sampled from another version's KV; the spans say which. And
     the server is called the same afterwards, though its model path is that of the weights: a replica that was ejected
@@ -217,6 +220,7 @@ async def test_requests_that_wait_are_counted(tiny, monkeypatch):
             await talk.health()
 
 
+@pytest.mark.slow
 async def test_a_flush_that_fails_is_an_error(tiny):
     """As it does while requests run, or are frozen in place."""
     async with fake(tiny, **HELD) as talk:
@@ -281,6 +285,7 @@ def test_a_log_prob_that_is_missing_is_nan():
     assert np.isnan(read(event(pairs=((None, 1), (-0.25, 2)))).log_prob).tolist() == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("incremental", [False, True])
 async def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
     shape = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)

@@ -37,6 +37,7 @@ async def running(engine, servers, asked):
     return task
 
 
+@pytest.mark.slow
 async def test_completions_of_a_server_that_was_started_again_do_not_count(fleet):
     asked = requests(6, 3)
     engine, servers = await restarted(fleet, SILENT, max_running=4)

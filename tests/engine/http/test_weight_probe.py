@@ -110,6 +110,7 @@ def grow(loaded: LoadedModel, factor: float) -> None:
             weight.mul_(factor)
 
 
+@pytest.mark.slow
 async def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
     server = ModelServer(loaded)
     async with syncing(loaded) as sync:
@@ -122,6 +123,7 @@ async def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
         assert server.calls == ["load v1", "forget True", "resume", "score"]  # no perturbed copy, and no pause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 async def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(dtype: str, loaded: LoadedModel) -> None:
     """One line says who, how far and what to do."""
@@ -219,6 +221,7 @@ async def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: s
             assert torch.equal(served, weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_module_in_training_is_left_as_it_was(
     dtype: torch.dtype, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
@@ -302,6 +305,7 @@ def test_what_rounding_does_is_measured(llama: LoadedModel) -> None:
     assert 1 < other.mean / log_probs.mean < 2
 
 
+@pytest.mark.slow
 async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama: LoadedModel) -> None:
     """By the perturbed copy of the first sync, whatever the trainer's weights are by now."""
     server = ModelServer(llama)
@@ -343,6 +347,7 @@ async def test_a_server_that_failed_its_probe_returns_with_the_perturbed_copy(ll
         assert [call for call in server.calls if "load" in call] == ["load v0-perturbed", "load v1"]
 
 
+@pytest.mark.slow
 async def test_an_adapter_is_proven_merged(llama: LoadedModel, tiny_model: Callable[[str], Path]) -> None:
     """The server asserts that it is handed the weights of a model without one."""
     server, adapted = ModelServer(llama), with_adapter(tiny_model("llama"), Lora(rank=2))
@@ -350,6 +355,7 @@ async def test_an_adapter_is_proven_merged(llama: LoadedModel, tiny_model: Calla
         assert (await push(sync, server, adapted.model))["probe_max"] < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("interrupt", "keeps_kv", "calls"),
     [

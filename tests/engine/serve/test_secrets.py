@@ -59,6 +59,7 @@ def test_what_is_no_secret_is_allowed(name, value):
         assert not is_secret_name(option)
 
 
+@pytest.mark.slow
 def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.BEAT", 0.02)
     monkeypatch.setenv("MY_HUB_KEY", SECRET)

@@ -31,6 +31,7 @@ def recipe(tmp_path, monkeypatch, tiny_model):
     return "tiny.yaml"
 
 
+@pytest.mark.slow
 def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_path):
     program = fake_program(tmp_path)
     engine = f"engine={{kind: vllm, serve: {{executable: {program}, arguments: [--child, {tmp_path}/pids]}}}}"
@@ -60,6 +61,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
         command.wait()
 
 
+@pytest.mark.slow
 def test_a_url_of_this_machine_says_where_to_serve(recipe, tmp_path, monkeypatch, capsys):
     port = kept_port()
     monkeypatch.setenv("PATH", f"{Path(fake_program(tmp_path)).parent}:{os.environ['PATH']}")

@@ -46,6 +46,7 @@ def begin(program, tmp_path, monkeypatch):
         entry.close()
 
 
+@pytest.mark.slow
 def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_path):
     servers = begin(threads=3, max_length=64, variables={"MINE": "1"})
     (url,) = servers.urls
@@ -68,6 +69,7 @@ def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_p
     assert servers.said[0] == log.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
     servers = begin(replicas=2, key="")
     assert len(set(servers.urls)) == 2 and servers.token == ""
@@ -80,6 +82,7 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
             ask(url, "/health")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, stubborn):
     monkeypatch.setattr("proxima.engine.serve.servers.PATIENCE", 0.1 if stubborn else LONG)
@@ -103,6 +106,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["proxima", "guardian"])
 def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(program, tmp_path, victim):
     words = [sys.executable, "-c", PARENT, program, str(tmp_path / "pids"), str(tmp_path / "engine.log")]
@@ -118,6 +122,7 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
                 os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
 def test_a_server_that_dies_is_started_again_at_its_address(begin, monkeypatch):
     """Which nobody else is given between the two starts."""
@@ -138,6 +143,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(begin, monkeypatch):
     assert is_free(port)
 
 
+@pytest.mark.slow
 def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.HEALTH", 0.1)
     servers = begin()
@@ -149,6 +155,7 @@ def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeyp
     assert any("is not healthy any more: RuntimeError: the core is gone; restarting" in line for line in servers.said)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
     servers = begin(restarts=0)
     with pytest.raises((OSError, urllib.error.URLError)):
@@ -156,6 +163,7 @@ def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
     assert str(servers.wait()).startswith(f"vllm 127.0.0.1:{servers.urls[0].rpartition(':')[2]} exit code 9: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "message"),
     [("exit 255", "exit code 255"), ("kill -KILL $$", "SIGKILL, which the kernel sends when memory runs out")],
@@ -167,6 +175,7 @@ def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, sc
     assert single.describe_exit() == message
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_while_loading_ends_the_start_with_its_error(begin):
     said = "Traceback\nValueError: no room\nRuntimeError: Engine core initialization failed. See root cause"
     with pytest.raises(UserError, match="exit code 1: ValueError: no room; see ") as caught:
@@ -174,6 +183,7 @@ def test_a_server_that_dies_while_loading_ends_the_start_with_its_error(begin):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_is_ended_after_a_time(begin, monkeypatch):
     answers = ServerProcess.answers
 

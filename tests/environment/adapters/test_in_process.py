@@ -53,6 +53,7 @@ def halves(seen):
     return f"I try [{(low + high) // 2}]."
 
 
+@pytest.mark.slow
 def test_textarena_is_won_and_lost():
     pytest.importorskip("textarena")
     world = {"kind": "textarena", "game": "GuessTheNumber-v0"}
@@ -65,6 +66,7 @@ def test_textarena_is_won_and_lost():
     assert len(lost) == 2 and "invalid move" in lost[0].messages[0]["content"] and lost[1].reward < 1
 
 
+@pytest.mark.slow
 def test_textarena_games_in_one_process_do_not_share_their_chance():
     pytest.importorskip("textarena")
 
@@ -81,6 +83,7 @@ def test_textarena_games_in_one_process_do_not_share_their_chance():
         assert asyncio.run(boards(hosts, 0))[0] == together[0] != together[1]
 
 
+@pytest.mark.slow
 def test_reasoning_gym_scores_by_the_puzzles_verifier():
     pytest.importorskip("reasoning_gym")
     world = {"kind": "reasoning_gym", "task": "chain_sum", "config": {"min_terms": 2, "max_terms": 2}, "attempts": 2}
@@ -99,6 +102,7 @@ def test_reasoning_gym_scores_by_the_puzzles_verifier():
     assert len(lost) == 2 and lost[-1].reward < 0.1
 
 
+@pytest.mark.slow
 def test_skyrl_gym_gives_rewards_of_turns():
     pytest.importorskip("skyrl_gym")
     world = {"kind": "skyrl_gym", "env": "gsm8k_multi_turn", "extras": {"max_turns": 3}}
@@ -127,6 +131,7 @@ def test_what_is_wrong_in_a_recipe_is_one_line(package, world, says):
     json.dumps(error.value.value)
 
 
+@pytest.mark.slow
 def test_a_game_for_two_can_not_begin():
     pytest.importorskip("textarena")
     with pytest.raises(EnvironmentFailure, match="players"):

@@ -44,6 +44,7 @@ def play(given, *calls):
         return list(hosts.interface.tools), asyncio.run(run(hosts))
 
 
+@pytest.mark.slow
 def test_tools_of_a_server():
     calls = [("add", {"a": 2, "b": "3"}), ("count", {}), ("count", {}), ("fail", {}), ("add", {"a": 1}), ("reset", {})]
     tools, (first, two) = play(spec(), *calls)
@@ -53,16 +54,19 @@ def test_tools_of_a_server():
     assert first[5].startswith("error: there is no tool 'reset'")
 
 
+@pytest.mark.slow
 def test_some_of_its_tools_and_one_server_for_all():
     tools, (first, two) = play(spec(tools=["count"], shared=True), ("count", {}), ("count", {}))
     assert tools == ["count"] and (first, two) == (["1", "2"], ["3", "4"])
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_fails_its_episode():
     with pytest.raises(EnvironmentFailure, match="ended with exit code 3: goodbye"):
         play(spec(), ("leave", {}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_servers")
 def test_no_server_is_left():
     hosts = Hosts(spec(), workers=1)
@@ -93,6 +97,7 @@ def test_what_is_wrong_is_one_line(arguments, says):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_packages_own_server(tmp_path):
     python = os.environ.get("PROXIMA_MCP_PYTHON")
     if not python:

@@ -83,6 +83,7 @@ def hosts_of(**arguments):
     return Hosts(spec, workers=1, call_seconds=600)
 
 
+@pytest.mark.slow
 def test_two_sessions_at_once(url):
     hosts = hosts_of(url=url, action="message", show="heard")
 
@@ -101,6 +102,7 @@ def test_two_sessions_at_once(url):
     assert other.messages[0]["content"] == "1: ccc"
 
 
+@pytest.mark.slow
 def test_actions_in_json_and_no_server(url):
     hosts = hosts_of(url=url)
 

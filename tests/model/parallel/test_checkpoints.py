@@ -13,6 +13,8 @@ from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.saves import failures, killed_while_it_writes, moves
 
+pytestmark = pytest.mark.slow
+
 HYBRID = {"kind": "hybrid"}
 OFFLOAD, REPLICATE = {"offload": True}, {"kind": "replicate"}
 T2, T4, C2 = {"tensor_parallel": 2}, {"tensor_parallel": 4}, {"context_parallel": 2}

@@ -8,6 +8,7 @@ from tests.model.parallel.context_passes import masked
 from tests.model.rows import MIXED, forked, opened, policy, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("items", [rows(*MIXED), forked(), opened(forked())])
 @pytest.mark.parametrize("size", [2, 7, 200])
 def test_parts_hold_each_token_and_each_response_token_once(size, items):

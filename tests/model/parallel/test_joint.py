@@ -32,6 +32,7 @@ BREADTH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "trained", "layout", "settings"),
     [*CASES, *campaign("tests/model/parallel/test_joint.py::test_updates_are_those_of_one_process", BREADTH)],

@@ -13,6 +13,8 @@ from tests.model.parallel.passes import LORA, Case, forward_only, holds_gradient
 from tests.model.parallel.ranks import run_ranks
 from tests.model.parallel.splits import TENSOR, same_head, whole_biases
 
+pytestmark = pytest.mark.slow
+
 AGAIN = {"gradient_checkpointing": True}
 HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}

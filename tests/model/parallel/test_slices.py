@@ -19,6 +19,7 @@ REPLICATE, OFFLOAD = {"kind": "replicate"}, {"offload": True}
 E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybrid"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "kind", "layout", "settings"),
     [
@@ -49,10 +50,12 @@ def test_read_and_gathered_weights_are_those_of_the_files(size, kind, layout, se
     run_ranks(loads_of, size, models, kind, layout, settings)
 
 
+@pytest.mark.slow
 def test_adapters_that_moved_are_gathered_alone(models):
     run_ranks(moved_adapters, 2, models)
 
 
+@pytest.mark.slow
 def test_missing_and_infinite_weights_are_reported_as_by_one_process(models):
     run_ranks(refused, 2, models)
 

@@ -107,12 +107,14 @@ def paths_are_what_the_policy_saw(policy, completion):
         assert tokens == [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ["asks_once", "asks_a_helper"])
 def test_what_runs_is_how_its_paths_begin(agent):
     policy = Watched(Scripted(lambda context, request: f"answer {request.turn}"))
     policy.agree_with(play(policy, agent))
 
 
+@pytest.mark.slow
 def test_tools_in_json_and_streamed():
     def says(context, request):
         if request.turn == 3:
@@ -130,6 +132,7 @@ def test_tools_in_json_and_streamed():
     assert shared > 0 and "begin" not in TOKENIZER.decode(policy.requests[0].prompt.tokens[:shared])
 
 
+@pytest.mark.slow
 def test_other_conversations_are_paths_of_their_own():
     policy = Scripted(lambda context, request: f"answer {request.turn}")
     (completion,) = play(policy, "asks_a_helper")
@@ -140,6 +143,7 @@ def test_other_conversations_are_paths_of_their_own():
     paths_are_what_the_policy_saw(policy, completion)
 
 
+@pytest.mark.slow
 def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     """A path of it begins with another prompt than the group's, which is what the first turn saw."""
     begins = TOKENIZER.chat_template.replace("assistant\n'", "assistant\n<think>\n'")
@@ -155,6 +159,7 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     assert TOKENIZER.decode(of_group.paths[2].initial_prompt.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "failure"),
     [
@@ -196,6 +201,7 @@ class Here(AgentSpec):
         pass
 
 
+@pytest.mark.slow
 def test_a_chat_that_renders_to_no_tokens_is_refused(monkeypatch):
     monkeypatch.setattr(TOKENIZER, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
     given = []
@@ -229,6 +235,7 @@ def test_a_fenced_block_is_the_first_argument_of_a_tool(monkeypatch):
     assert "- go(): " in context and "assistant: ```add\n1\n```" in context
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), UserError("no server is left")])
 def test_what_the_engine_raises_ends_the_run_and_not_the_episode(error):
     def says(context, request):
@@ -243,6 +250,7 @@ def test_what_the_engine_raises_ends_the_run_and_not_the_episode(error):
     assert given in ([], [f"the engine has failed: {error}"])  # the run may end first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continued", [False, True])
 def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
     """The encoding of one chat waits here until another agent has been answered."""
@@ -284,6 +292,7 @@ def test_an_episode_given_to_a_process_that_has_just_ended_fails_at_once():
     assert caught.value.collateral
 
 
+@pytest.mark.slow
 def test_the_endpoint_of_agents_ends_with_the_last_call(monkeypatch):
     made = []
 
@@ -299,11 +308,13 @@ def test_the_endpoint_of_agents_ends_with_the_last_call(monkeypatch):
         httpx.get(f"{endpoint.address}/models")
 
 
+@pytest.mark.slow
 def test_what_an_agent_prints_is_no_answer():
     (completion,) = play(Scripted(lambda context, request: "ab"), "prints")
     assert completion.episode.reward == 2.0
 
 
+@pytest.mark.slow
 def test_the_limit_of_turns_ends_an_episode_that_is_scored():
     policy = Scripted(lambda context, request: "go on")
     (completion,) = play(policy, "asks_forever", turns=3)
@@ -312,6 +323,7 @@ def test_the_limit_of_turns_ends_an_episode_that_is_scored():
     paths_are_what_the_policy_saw(policy, completion)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("long", "cuts"), [(0, ["", "", ""]), (3, ["", "", "tokens"])])
 def test_a_limit_cuts_the_episode_only_in_its_last_turn(long, cuts):
     policy = Scripted(lambda context, request: "x" * 300 if request.turn == long else "ok")
@@ -319,11 +331,13 @@ def test_a_limit_cuts_the_episode_only_in_its_last_turn(long, cuts):
     assert [path.episode.cut for path in completion.paths] == cuts and completion.truncated == bool(cuts[-1])
 
 
+@pytest.mark.slow
 def test_the_context_ends_an_episode_too():
     (completion,) = play(Scripted(lambda context, request: "go on"), "asks_forever", turns=1000, context=300)
     assert completion.episode.cut == "context" and len(prompt().tokens) + len(completion.tokens) <= 300
 
 
+@pytest.mark.slow
 def test_a_command_in_any_language():
     code = (
         "import json, os, sys, urllib.request as u\n"
@@ -337,6 +351,7 @@ def test_a_command_in_any_language():
     assert completion.episode.reward == 5.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reward", "failure"),
     [
@@ -364,6 +379,7 @@ def test_of_the_output_of_a_command_the_end_is_kept(code, reward, failure):
         assert str(error.value) == failure
 
 
+@pytest.mark.slow
 def test_log_probs_of_a_tiny_model_are_the_trainers():
     policy = engine()
     completions = play(policy, "asks_forever", samples=2, turns=3, max_tokens=12, context=250)

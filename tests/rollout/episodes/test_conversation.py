@@ -53,6 +53,7 @@ def test_a_prompt_without_tokens_is_refused():
         converse(speaker("chatml", forgets), "a", "b", answer=[{"role": "user", "content": ""}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_trained_tokens_were_sampled_and_forks_are_those_of_a_rendering(family):
     tokenizer = family_tokenizer(family)

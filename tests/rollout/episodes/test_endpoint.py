@@ -4,11 +4,14 @@ import asyncio
 import json
 
 import httpx
+import pytest
 
 from proxima.data.episode import ToolCall
 from proxima.rollout.episodes import endpoint as module
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from tests.uvicorn_ticks import quick_ticks
+
+pytestmark = pytest.mark.slow
 
 KEY = "an-episode"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}

@@ -58,6 +58,7 @@ def test_one_forward_is_turn_by_turn(kind, share, forget):
     assert apart(Policy(loaded(kind), share_prompt=share), tiny_tokenizer(), forget) <= CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("tests/rollout/episodes/test_episode_log_prob.py::test_one_forward_is_turn_by_turn")
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not here")
 def test_one_forward_of_smollm2_is_turn_by_turn():

@@ -48,6 +48,7 @@ def weightless(tiny_model, tmp_path_factory):
     return top
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", SAYS)
 def test_one_line_before_weights_load(words, weightless, capsys):
     """In the folder of all tests: in another, no server would be lent."""

@@ -33,6 +33,7 @@ def proxima_calls(frame):
     return calls[::-1]
 
 
+@pytest.mark.slow
 def test_at_most_five_frames_lie_between_the_command_and_the_loop(tiny_model, tmp_path, monkeypatch):
     seen, inner = [], Controller.train
 
@@ -48,6 +49,7 @@ def test_at_most_five_frames_lie_between_the_command_and_the_loop(tiny_model, tm
     assert len(calls) <= 5, calls
 
 
+@pytest.mark.slow
 def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model, tmp_path, monkeypatch):
     made, inner = [], RlWorkload.hashes
 

@@ -36,6 +36,7 @@ def test_needs_follow_from_the_algorithm(tiny_model, model):
     assert [s.temperature for s in rollout_needs(remax, model).samplings] == [1.0, 0.0]  # and so is its baseline
 
 
+@pytest.mark.slow
 def test_held_out_prompts_have_numbers_that_no_training_prompt_has(tiny_model):
     data = load_run_data(config_of(tiny_model, eval__limit=2))
     (held_out,) = data.held_out
@@ -60,6 +61,7 @@ def test_the_context_is_at_most_the_models_and_the_vocabulary_its_heads(tiny_mod
     assert UnloadedModel.read(str(folder)).vocabulary == 288
 
 
+@pytest.mark.slow
 def test_epochs_stop_at_the_target_times_its_factor(tiny_model):
     config = config_of(tiny_model, train__target_kl=0.02, train__target_kl_factor=3.0, train__epochs_per_step=2)
     learner = make_learner(config, config.model.source(), load(str(tiny_model("llama"))), ComputeThread(), engines={})

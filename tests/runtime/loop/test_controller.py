@@ -186,6 +186,7 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
 SHARED = ("placement={kind: ray, ranks: 2, engines: 1, colocate: true}", "engine=vllm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
     world = World(tmp_path / "run", *SHARED, "eval.every=1", engine={"sleeps": sleeps}, evaluation=True)
@@ -277,6 +278,7 @@ SCHEDULES = [  # the settings; the evaluations, the checkpoints
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "evaluations", "saved"), SCHEDULES)
 def test_when_evaluations_and_checkpoints_are_made(words, evaluations, saved, tmp_path):
     world = World(tmp_path / "run", *words, evaluation=True)

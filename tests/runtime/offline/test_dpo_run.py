@@ -23,6 +23,7 @@ def tree(runs):
     return partial(runs.tree, "dpo")
 
 
+@pytest.mark.slow
 def test_a_run_learns_what_is_preferred(runs):
     folder = runs.finished("dpo")
     steps, evals = steps_of(folder), evals_of(folder)
@@ -41,6 +42,7 @@ def test_a_run_learns_what_is_preferred(runs):
     assert 0 <= before["log_prob_accuracy"] <= 1 and before["logps/chosen"] < 0
 
 
+@pytest.mark.slow
 def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path, monkeypatch):
     computed = []
     compute = preference_method.PreferenceMethod._reference
@@ -70,6 +72,7 @@ def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path,
     shutil.rmtree(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "preference",
     [{"loss": ["ipo", "sft"], "weights": [1.0, 0.2]}, {"loss": [{"kind": "sigmoid"}], "reference": "none"}],
@@ -91,6 +94,7 @@ def test_one_loss_needs_no_list(loss, tree):
     assert single.config.preference == listed.config.preference and len(single.config.preference.loss) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "has_kl"), [("kto", True), ("kto without an anchor", False)])
 def test_kto_on_labeled_completions(name, has_kl, runs):
     folder = runs.finished(name)
@@ -100,6 +104,7 @@ def test_kto_on_labeled_completions(name, has_kl, runs):
     assert evals[-1]["rewards/chosen"] - evals[-1]["rewards/rejected"] > 0
 
 
+@pytest.mark.slow
 def test_the_reference_of_an_adapter_is_the_base(runs):
     assert steps_of(runs.finished("dpo of an adapter"))[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
 
@@ -111,6 +116,7 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
 
+@pytest.mark.slow
 def test_the_partner_of_a_row_is_the_next_in_the_data_in_any_run(tree, tmp_path):
     """Two steps draw four of the ten rows; a longer run trains these with the same partners, most of which are drawn
     later with this seed."""
@@ -131,6 +137,7 @@ def test_an_impossible_cache_is_refused_before_the_reference_is_run(tree, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     """The anchor is of the loss alone. One row has no accuracy, which is said, and is no ground to keep a best one."""
     watcher, settings = Watcher(), {"preference__loss": ["kto"], "eval__limit": 1}
@@ -143,6 +150,7 @@ def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     assert not (tmp_path / "best").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model, tmp_path):
     """In the same process, with the size and the time that the file had."""
     model = shutil.copytree(tiny_model("llama"), tmp_path / "model")
@@ -157,6 +165,7 @@ def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model
     assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loss",
     [

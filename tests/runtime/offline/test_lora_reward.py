@@ -11,6 +11,8 @@ from proxima.reward.model_reward import ModelReward
 from proxima.runtime.state.run_checkpoints import export, find_checkpoint
 from tests.runtime.tiny_run import evals_of
 
+pytestmark = pytest.mark.slow
+
 TOKENS = torch.arange(3, 40)[None]
 
 

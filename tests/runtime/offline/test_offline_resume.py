@@ -8,6 +8,8 @@ from proxima.data import UserError
 from tests.runtime.offline.tiny_sft import recipe
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, steps_of, traces
 
+pytestmark = pytest.mark.slow
+
 
 def test_more_epochs_than_at_first(runs, tmp_path):
     """The last step of an epoch has the rest of its rows; the longer run is the one that asked for both at once."""

@@ -43,6 +43,7 @@ def test_samples_are_kept_with_the_expected_answer(finished):
     assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
 
 
+@pytest.mark.slow
 def test_the_time_of_an_evaluation_is_also_that_of_its_samples(tiny_model, tmp_path, monkeypatch):
     groups = HeldOutSamples.groups
 
@@ -103,6 +104,7 @@ BAD = {  # rows, what is said of them, and of the first if it is refused
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BAD)
 def test_bad_rows_are_counted_and_named_or_refused(method, tiny_model, tmp_path):
     rows, said, refused = BAD[method]
@@ -134,6 +136,7 @@ def test_rows_that_end_the_run_before_it_begins(rows, data, message, tiny_model,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tmp_path):
     """Also as a held-out row, of which a sample would be taken."""
     changes = bad_rows(tmp_path, GOOD, {"question": "", "answer": "This."}, GOOD)
@@ -151,6 +154,7 @@ def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tm
         go(tmp_path / "other", tree | {"data": {"unusable": "refuse"}})
 
 
+@pytest.mark.slow
 def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_model, tmp_path):
     """A base model with the template of its chat model: its EOS is not what ends a turn."""
     model = tmp_path / "base"
@@ -168,6 +172,7 @@ def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_mo
     ) and warning.endswith("set eos_token_id in its generation_config.json to [2, 0]")
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_and_saved_alone(runs):
     run = RunFolder(runs.finished("sft of an adapter"))
     last = find_checkpoint(run.path).model

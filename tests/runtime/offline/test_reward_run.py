@@ -14,6 +14,8 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.run_checkpoints import export
 from tests.runtime.tiny_run import evals_of, go, saved_in, steps_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tree(runs):

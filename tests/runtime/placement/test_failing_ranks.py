@@ -25,6 +25,7 @@ def short(model: Path, folder: Path, how: str = "warn", rank: int = 1, **changes
     return ranked(model, folder, algorithm=loss, **small | changes)
 
 
+@pytest.mark.slow
 def test_an_exception_of_one_rank_is_the_line_of_the_run(tiny_model: Tiny, tmp_path: Path) -> None:
     code, printed = launched(short(tiny_model(), tmp_path / "run", "raise"), output=tmp_path / "out")
     line = f"rank 1 on {HOST}: MemoryError: this rank has no memory left"
@@ -36,6 +37,7 @@ def test_an_exception_of_one_rank_is_the_line_of_the_run(tiny_model: Tiny, tmp_p
     assert "Connection closed" not in printed
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_is_named_before_torchrun_says_anything(tiny_model: Tiny, tmp_path: Path) -> None:
     code, _ = launched(short(tiny_model(), tmp_path / "run", "kill"), output=tmp_path / "out")
     text = (tmp_path / "out").read_text()
@@ -70,6 +72,7 @@ def test_a_rank_that_hangs_is_named_and_ends_the_run(tiny_model: Tiny, tmp_path:
     assert "longer than placement.timeout=20; if it is only slow, raise placement.timeout; resume with" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("tests/runtime/placement/test_lifeline.py::test_a_rank_ends_with_rank_0_and_is_done_only_then")
 def test_the_other_ranks_end_when_rank_0_is_killed(tiny_model: Tiny, tmp_path: Path) -> None:
     code, printed = launched(short(tiny_model(), tmp_path / "run", "kill", 0), output=tmp_path / "out")
@@ -77,6 +80,7 @@ def test_the_other_ranks_end_when_rank_0_is_killed(tiny_model: Tiny, tmp_path: P
     assert "error" not in printed.lower()  # quietly
 
 
+@pytest.mark.slow
 def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -> None:
     """Here one that the model's config shows."""
     words = ranked(tiny_model("gpt2"), tmp_path / "run", placement__tensor_parallel=2)
@@ -89,6 +93,7 @@ def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_ranks_with_other_recipes_are_refused_before_a_model_loads(tiny_model: Tiny, tmp_path: Path) -> None:
     words = ranked(tiny_model(), tmp_path / "run")
     first, second = one_by_one(words, [words[0], "seed=4", *words[1:]])
@@ -106,6 +111,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, caps
     assert capsys.readouterr().err == f"error: placement.kind=local (command line): {line}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.campaign("tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one[policy]")
 def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_model: Tiny, tmp_path: Path) -> None:
     """In the unbroken one a rank warns."""

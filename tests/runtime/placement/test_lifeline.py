@@ -13,6 +13,8 @@ from proxima.runtime.placement.rank_messages import Lifeline
 from tests.processes import eventually
 from tests.runtime.placement.test_rank_watch import IDLE, watching
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:

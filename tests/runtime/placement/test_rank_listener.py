@@ -50,6 +50,7 @@ SENT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SENT)
 def test_nothing_is_read_beyond_a_wrong_token(name: str) -> None:
     with watching(2) as watch, strangers(watch, 1) as (stranger,):
@@ -119,6 +120,7 @@ def test_a_process_without_descriptors_waits_for_one(monkeypatch: pytest.MonkeyP
     assert said == [f"rank 0 can't accept a connection yet: {os.strerror(errno.EMFILE)}; see `ulimit -n`"]
 
 
+@pytest.mark.slow
 def test_strangers_leave_no_descriptors() -> None:
     with watching(2) as watch:
         before = len(os.listdir("/proc/self/fd"))

@@ -105,6 +105,7 @@ def test_the_missing_ranks_are_named_and_a_stranger_is_none() -> None:
         known.connection.close()
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_watch, "SETTLE", 600.0)
     own = IDLE | {"call": "update of policy", "part": "micro-batch 2 of 3"}
@@ -117,6 +118,7 @@ def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it(monkeypatch:
         assert watch.cause(lost) is watch.failure
 
 
+@pytest.mark.slow
 def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     hint = "rank 1 on node died: it was killed, possibly out of memory (see dmesg there), or its node is gone"
     for variable, follows in (("", "resume with --resume"), ("ray", "all ranks restart, if placement.restarts allows")):
@@ -129,6 +131,7 @@ def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest
             assert ("resume: " in closing_line(ending, None)) == (not variable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True])
 def test_what_follows_from_an_error_of_rank_0_is_not_printed(
     own: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -142,6 +145,7 @@ def test_what_follows_from_an_error_of_rank_0_is_not_printed(
     assert ("likely closed" in capfd.readouterr().err) == (not own)
 
 
+@pytest.mark.slow
 def test_a_rank_that_says_good_bye_has_not_died() -> None:
     with met(2) as (watch, (channel,)):
         channel.send(bye=True)
@@ -151,6 +155,7 @@ def test_a_rank_that_says_good_bye_has_not_died() -> None:
     assert watch.failure is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("refused", [True, False])
 def test_a_rank_0_that_hangs_is_ended(
@@ -199,6 +204,7 @@ def test_a_rank_that_sends_what_is_no_message_is_gone(name: str) -> None:
         assert is_hung_up(channel)
 
 
+@pytest.mark.slow
 def test_a_message_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_messages, "MOST_MESSAGE", 1 << 20)
     with met(3) as (watch, (first, second)):
@@ -218,6 +224,7 @@ def test_long_lines_and_traces_of_a_rank_are_cut_before_they_are_sent() -> None:
     assert len(RankFailure.of(ValueError("x" * 500_000)).trace) == 262_144
 
 
+@pytest.mark.slow
 def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, added, add = tmp_path / "log.txt", list[str](), FoldedLines.add
     monkeypatch.setattr(FoldedLines, "add", lambda lines, rank, line: (add(lines, rank, line), added.append(line)))
@@ -246,6 +253,7 @@ def test_lines_wait_until_they_can_be_written() -> None:
     assert written == ["[rank 1] early"]
 
 
+@pytest.mark.slow
 def test_a_silent_rank_is_named_and_then_given_up() -> None:
     """It is told what time it is: in reality, no beat is late here."""
     warnings, cancelled = list[str](), list[int]()
@@ -277,6 +285,7 @@ BEATS = [  # collectives that rank 1 has issued, seconds without progress, in a 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("issued", "still", "in_call", "sentence"), BEATS)
 def test_the_rank_that_differs(
     issued: int, still: float, in_call: bool, sentence: str | None, monkeypatch: pytest.MonkeyPatch

@@ -210,6 +210,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
 
 
+@pytest.mark.slow
 @pytest.mark.waits
 def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())

@@ -60,6 +60,7 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(refused.value) == line
 
 
+@pytest.mark.slow
 def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     port = kept_port()
     as_rank(monkeypatch, 1, port)
@@ -68,6 +69,7 @@ def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         rendezvous._store(0.01)
 
 
+@pytest.mark.slow
 def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     watches, make = [], rendezvous.RankWatch
     as_rank(monkeypatch, 0, 0, size=3)

@@ -32,6 +32,7 @@ def results(pool, jobs):
         pool.close()
 
 
+@pytest.mark.slow
 @pytest.mark.campaign(KILLED)
 def test_results_and_limits_are_those_of_processes(tmp_path):
     hungry = code(tmp_path, "x = bytearray(1 << 30)")
@@ -43,6 +44,7 @@ def test_results_and_limits_are_those_of_processes(tmp_path):
     assert pools[0].started == 1  # an actor stays where its worker is replaced
 
 
+@pytest.mark.slow
 def test_a_cluster_that_grants_no_core_costs_a_job(monkeypatch):
     monkeypatch.setattr(ray_cluster, "START_SECONDS", 1e-6)  # no actor is ready so soon
     (lost,) = results(ActorPool(1, timeout=600.0, restricted=False), [regex("1")])
@@ -73,6 +75,7 @@ def test_close_ends_the_wait_for_an_actor(monkeypatch):
     assert lost.value is None and "no actor after" in lost.error
 
 
+@pytest.mark.slow
 def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
     file = tmp_path / "pid"
 

@@ -56,6 +56,7 @@ def test_what_a_kill_between_writing_and_deleting_left_goes(runs, tmp_path):
     assert [place.name for place in folder.iterdir()] == ["000004"]
 
 
+@pytest.mark.slow
 def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeypatch):
     for step, promise in ((1, "there is a checkpoint only if step 1 can end"), (2, "a checkpoint is written first")):
         watcher = Watcher()
@@ -66,6 +67,7 @@ def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeyp
         assert said.startswith(f"stopping: {promise}; send SIGTERM again to quit now")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup(ignored, runs, tmp_path, monkeypatch):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
@@ -79,6 +81,7 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup(ignored, r
     assert (summary.status, saved) == (("done", [2]) if ignored else ("stopped", [1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["policy", "sft"])
 def test_resume_of_a_finished_run_changes_nothing_and_loads_no_model(name, runs, tmp_path, monkeypatch):
     folder = shutil.copytree(runs.finished(name), tmp_path / "run")
@@ -92,6 +95,7 @@ def test_resume_of_a_finished_run_changes_nothing_and_loads_no_model(name, runs,
     assert_same(traces(folder), runs.traces(name))
 
 
+@pytest.mark.slow
 def test_a_finished_run_whose_summary_a_kill_prevented_has_one_again(runs, tmp_path):
     folder = shutil.copytree(runs.finished("policy"), tmp_path / "run")
     (folder / "summary.json").unlink()
@@ -99,6 +103,7 @@ def test_a_finished_run_whose_summary_a_kill_prevented_has_one_again(runs, tmp_p
     assert summary_of(folder)["eval"] == summary_of(runs.finished("policy"))["eval"]
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_a_finished_run_lacks_is_made(copy, runs):
     assert not summary_of(copy)["eval"]
     runs.go("policy", copy, resume=True, **SHORT | {"eval__every": 1})
@@ -133,6 +138,7 @@ def test_another_run_is_refused(name, changes, said, runs):
     assert len({line.partition(": the run")[0] for line in lines}) == len(lines)
 
 
+@pytest.mark.slow
 def test_another_algorithm_is_one_line_that_says_so(runs):
     algorithm, seed = refusal(runs, "policy", {"algorithm": {"preset": "grpo"}, "seed": 4})
     assert algorithm.startswith("algorithm.surrogate.kind='ppo_clip' differs from 'cppo', with which the run in ")
@@ -140,6 +146,7 @@ def test_another_algorithm_is_one_line_that_says_so(runs):
     assert seed.startswith("seed=4 differs from 3")
 
 
+@pytest.mark.slow
 def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, runs):
     other = {"train__optimizer__lr": 1e-4, "sampling__temperature": 0.5, "seed": 4, "train__completions_per_prompt": 2}
     resolved = resolve({**runs.tree("policy", train__steps=1, eval__every=0, **other), "folder": str(one_step)})
@@ -157,6 +164,7 @@ def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step
     assert RunFolder(one_step).metrics.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_an_accepted_change_is_reported_from_then_on(copy, runs):
     changes = {"algorithm": {"preset": "grpo"}, "train__optimizer__lr": 1e-4, "reward": [{"kind": "length"}]}
     other = resolve({**runs.tree("policy", **TWO_STEPS, **changes), "folder": str(copy)})
@@ -174,6 +182,7 @@ def test_an_accepted_change_is_reported_from_then_on(copy, runs):
     assert warnings[0] in again.warnings and len(summary_of(copy)["changes"]) == 1
 
 
+@pytest.mark.slow
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(one_step, runs, tiny_model, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
     said = r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
@@ -181,12 +190,14 @@ def test_resume_with_another_model_is_refused_before_weights_are_loaded(one_step
         runs.go("policy", one_step, resume=True, model__path=str(tiny_model("qwen2")), **SHORT)
 
 
+@pytest.mark.slow
 def test_another_spelling_of_the_models_path_is_the_same_model(copy, runs, tiny_model, monkeypatch):
     monkeypatch.chdir(tiny_model("llama").parent)
     tree = runs.tree("policy", **TWO_STEPS, model__path="llama-0")
     assert go(copy, tree, resume=True).steps == 2
 
 
+@pytest.mark.slow
 def test_what_only_changes_how_long_or_how_watched_may_differ(copy, runs):
     """With a learning rate that falls towards the end, another end is pointed out."""
     watcher = Watcher()
@@ -202,6 +213,7 @@ def test_what_only_changes_how_long_or_how_watched_may_differ(copy, runs):
     assert [text.startswith(said) for text in watcher.warnings if "train.steps" in text] == [True]
 
 
+@pytest.mark.slow
 def test_an_infinite_field_can_be_resumed(runs, tmp_path):
     algorithm = {"preset": "drpo", "surrogate": {"epsilon": float("inf")}}
     config = resolve(runs.tree("policy", algorithm=algorithm)).config
@@ -210,6 +222,7 @@ def test_an_infinite_field_can_be_resumed(runs, tmp_path):
             assert check_resume(journal, config) == []
 
 
+@pytest.mark.slow
 def test_kill_9_in_a_real_process(runs, tmp_path):
     held = runs.tree("policy", reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held))
@@ -230,6 +243,7 @@ def of_two_steps(act, at):
     return TWO_STEPS | {"observer": watcher}
 
 
+@pytest.mark.slow
 def test_a_folder_moved_during_a_run_is_reported_and_resumes_there(runs, tmp_path):
     moving = of_two_steps(lambda: os.rename(tmp_path / "run", tmp_path / "moved"), at=2)
     with pytest.raises(UserError, match="run was moved or deleted .*; resume it where it is now .* or start it again"):
@@ -240,6 +254,7 @@ def test_a_folder_moved_during_a_run_is_reported_and_resumes_there(runs, tmp_pat
     assert [record["step"] for record in watcher.records] == [2]
 
 
+@pytest.mark.slow
 def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(runs, tmp_path):
     rollouts = tmp_path / "run" / "rollouts"
     deleting = of_two_steps(lambda: shutil.rmtree(rollouts), at=1)
@@ -247,6 +262,7 @@ def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(runs, tmp_path)
     assert os.listdir(rollouts) == ["000002.parquet"]
 
 
+@pytest.mark.slow
 def test_a_journal_that_is_deleted_under_a_run_is_said(runs, tmp_path):
     deleting = of_two_steps((tmp_path / "run" / "run.sqlite").unlink, at=1)
     with pytest.raises(UserError, match="run.sqlite was deleted during the run; resume the run"):
@@ -255,6 +271,7 @@ def test_a_journal_that_is_deleted_under_a_run_is_said(runs, tmp_path):
     assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be
     resumed."""
@@ -275,6 +292,7 @@ def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
     assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2]
 
 
+@pytest.mark.slow
 def test_more_steps_than_at_first(tiny_model, tmp_path):
     """With a constant learning rate the longer run is the one that asked for them at once."""
     watcher = Watcher()

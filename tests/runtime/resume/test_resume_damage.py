@@ -38,6 +38,7 @@ def resume(two_steps, runs):
     return resumed
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_costs_a_checkpoint_not_the_run(runs, tmp_path):
     run, watcher = RunFolder(shutil.copytree(runs.finished("carried groups"), tmp_path / "run")), Watcher()
     flip(run.checkpoint(3) / "optimizer.safetensors", at=1.0, bit=2)
@@ -65,6 +66,7 @@ def test_weights_with_a_flipped_bit_are_neither_exported_nor_trained_on(runs, tm
     assert model_hashes(replace(model, path=str(copied / "model")))
 
 
+@pytest.mark.slow
 def test_a_journal_without_its_wal_is_restored_from_the_metrics(two_steps, runs, resume):
     assert checkpoints(two_steps.checkpoints)[-1].facts["pending"]
     with RestoredJournal(two_steps.journal) as journal:
@@ -86,6 +88,7 @@ def test_a_journal_that_nothing_can_restore_is_one_line(two_steps, resume):
         resume()
 
 
+@pytest.mark.slow
 def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, resume):
     lines = two_steps.metrics.read_text().splitlines(keepends=True)
     two_steps.metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[2:]]))
@@ -136,6 +139,7 @@ def run_on_files(runs, tiny_model, tmp_path_factory):
     return folder, tree
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", INPUTS)
 def test_inputs_that_changed_are_found_by_content(what, run_on_files):
     folder, tree = run_on_files
@@ -152,6 +156,7 @@ def test_inputs_that_changed_are_found_by_content(what, run_on_files):
     (folder / name).write_bytes(content)
 
 
+@pytest.mark.slow
 def test_the_same_rows_in_other_bytes_are_the_same_input(run_on_files):
     folder, tree = run_on_files
     data = folder / "data.jsonl"
@@ -159,6 +164,7 @@ def test_the_same_rows_in_other_bytes_are_the_same_input(run_on_files):
     assert go(folder / "run", tree, resume=True).status == "done"
 
 
+@pytest.mark.slow
 def test_settings_that_change_the_last_bits_are_listed(runs, tmp_path):
     """Once, here at a resume of a finished run."""
     folder = shutil.copytree(runs.finished("carried groups"), tmp_path / "run")

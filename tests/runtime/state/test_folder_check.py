@@ -29,6 +29,7 @@ def flip(file, at=0.5, bit=1):
     file.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_run_without_damage(run, capsys):
     assert set(statuses(run).values()) == {"ok"} and len(statuses(run)) == 5
     assert main(["check", str(run.path)]) == 0 and capsys.readouterr().out.endswith("no damage\n")
@@ -77,6 +78,7 @@ def test_other_content_in_the_journal_is_found_and_a_resume_refused(run, runs, s
         runs.go("plain", run.path, resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_resume_restores_damaged_metrics(lost, run, runs):
     lines = run.metrics.read_text().splitlines()
@@ -89,6 +91,7 @@ def test_a_resume_restores_damaged_metrics(lost, run, runs):
     assert run.metrics.read_text() == RunFolder(runs.finished("plain")).metrics.read_text()
 
 
+@pytest.mark.slow
 def test_a_kill_between_file_and_journal_is_no_damage(run, runs):
     """What a kill leaves: the files of a step that the journal does not have, half a line, and an evaluation in the
     journal alone."""

@@ -245,6 +245,7 @@ def test_a_disk_that_refuses_is_not_blamed_on_the_file(tmp_path):
     assert str(refused.value) == f"{tmp_path}/run.sqlite {said}"
 
 
+@pytest.mark.slow
 def test_a_full_disk_changes_nothing(journal):
     synchronous_steps(journal, 2)
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
@@ -268,6 +269,7 @@ def assert_sound(journal):
     assert {e.uid for e in unconsumed(journal)} <= {2 * journal.step, 2 * journal.step + 1}
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_statement(tmp_path, journal):
     """It leaves the files as they are then: a step is whole or nothing, and can be made again."""
     synchronous_steps(journal, 1)

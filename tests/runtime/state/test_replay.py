@@ -46,6 +46,7 @@ LIKELIEST = "likeliest tokens and greedy baselines"
 REPLAY = "tests/runtime/state/test_replay.py::test_a_replay_with_the_same_algorithm_is_the_same_run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -69,6 +70,7 @@ def test_dropped_groups_are_stored(runs):
     assert {"dropped_uniform_group", "dropped_pruned", "trained", "invalid"} <= {row["outcome"] for row in rows}
 
 
+@pytest.mark.slow
 def test_another_loss_sees_the_same_tokens(generated, runs):
     folder, summary = runs.finished("replay"), runs.made("replay").summary
     same = ("prompt_uid", "sample", "tokens", "sampled_log_prob", "reward", "policy_version")
@@ -81,6 +83,7 @@ def test_another_loss_sees_the_same_tokens(generated, runs):
     assert f"<code>{generated}</code>" in page and summary.replay["sha256"][:16] in page
 
 
+@pytest.mark.slow
 def test_without_held_out_questions_no_engine_is_built(generated, runs, tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
     monkeypatch.setattr(
@@ -96,6 +99,7 @@ def changed(folder, generated, change):
     return folder
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", lambda *_, **how: pytest.fail("the model was loaded"))
 
@@ -126,6 +130,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_changed_reward_file_that_scores_held_out_answers_is_refused(runs, tmp_path):
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
@@ -177,6 +182,7 @@ def test_a_run_that_is_being_trained_is_refused_and_a_replayed_one_is_kept(gener
     RunFolder(copy).begin(resume=True)
 
 
+@pytest.mark.slow
 def test_other_rollouts_at_a_resume_are_found(generated, runs, tmp_path):
     source = changed(tmp_path / "source", generated, lambda folder: None)
     config = runs.tree("policy", rollouts=str(source), eval__task=None, train__steps=1)
@@ -192,6 +198,7 @@ def test_other_rollouts_at_a_resume_are_found(generated, runs, tmp_path):
         go(tmp_path / "run", config, resume=True)
 
 
+@pytest.mark.slow
 def test_the_seed_may_name_the_run(generated, runs, tmp_path):
     (tmp_path / "seed-3").symlink_to(generated)
     tree = runs.tree("policy", rollouts=str(tmp_path / "seed-{seed}"))
@@ -199,6 +206,7 @@ def test_the_seed_may_name_the_run(generated, runs, tmp_path):
         assert source.folder.path == tmp_path / "seed-3"
 
 
+@pytest.mark.slow
 def test_the_flag_is_short_for_the_field(generated, runs, tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(runs.tree("policy")))

@@ -38,6 +38,7 @@ class Warned(Watcher):
         return self.told
 
 
+@pytest.mark.slow
 def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     tree, folder = recipe(tiny_model("llama"), train__steps=1, eval__task=None, eval__every=0), tmp_path / "run"
     go(folder, tree, observer=Warned((0, "first"), (1, "17 % truncated")))
@@ -47,6 +48,7 @@ def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     assert warnings == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
 
 
+@pytest.mark.slow
 def test_the_best_that_was_not_kept_is_refused(runs, tmp_path):
     folder = shutil.copytree(runs.finished("plain"), tmp_path / "run")
     shutil.rmtree(folder / "checkpoints" / "000002")

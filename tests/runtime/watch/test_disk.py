@@ -76,6 +76,7 @@ def failing(monkeypatch, target):
     return calls
 
 
+@pytest.mark.slow
 def test_a_write_that_finds_no_space_is_made_again(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
     calls, watcher = {target: failing(monkeypatch, target) for target in WRITES}, Watcher()
@@ -90,6 +91,7 @@ def test_a_write_that_finds_no_space_is_made_again(runs, tmp_path, monkeypatch):
     assert len(warnings) <= 2 * pauses  # once a pause, not once an attempt
 
 
+@pytest.mark.slow
 def test_all_of_them_on_a_disk_that_is_really_full(runs, small, monkeypatch):
     """The disk is filled at every file of the run, and emptied by whoever reads the warning."""
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
@@ -113,6 +115,7 @@ def test_all_of_them_on_a_disk_that_is_really_full(runs, small, monkeypatch):
     assert not list((small / "run").rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_run_that_waits(runs, tmp_path, monkeypatch):
     """In the middle of a step, and again while the last checkpoint is written; a resume finds what there was."""
     monkeypatch.setattr("proxima.runtime.state.journal.Journal.consume", full_at(2, Journal.consume))

@@ -4,6 +4,8 @@ import json
 from collections import defaultdict
 from itertools import pairwise
 
+import pytest
+
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch import timeline as timeline_module
 from proxima.runtime.watch.activity import Activity
@@ -44,6 +46,7 @@ def steps(timeline):
     return [event["args"]["step"] for event in spans(timeline, TRAINER, "step")]
 
 
+@pytest.mark.slow
 def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
     world = World(tmp_path / "run", "checkpoint.every=1", engine={"seconds": 2.0}, evaluation=True)
     world.run()
@@ -118,6 +121,7 @@ def test_a_killed_run_leaves_an_array_that_continues(tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_resume_doubles_no_step(tmp_path, tiny_model):
     few = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2}
     tree = recipe(tiny_model("llama"), checkpoint__every=2, train__steps=4, eval__every=0, **few)
@@ -135,6 +139,7 @@ def test_a_resume_doubles_no_step(tmp_path, tiny_model):
     assert steps(events(folder.timeline)) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_run_that_generates_asynchronously(tmp_path, tiny_model):
     tree = recipe(tiny_model("llama"), runtime__max_concurrent_rollouts=6, **NO_EVAL, train__steps=4)
     go(tmp_path / "run", tree)
@@ -148,6 +153,7 @@ def test_a_run_that_generates_asynchronously(tmp_path, tiny_model):
     assert beside  # in the picture, too
 
 
+@pytest.mark.slow
 def test_training_on_a_fixed_data_set_has_one_too(runs):
     timeline = events(runs.finished("sft") / "timeline.json")
     assert_nested(timeline)
@@ -155,6 +161,7 @@ def test_training_on_a_fixed_data_set_has_one_too(runs):
     assert {"step", "train", "evaluate", "checkpoint", "prepare"} <= names and not spans(timeline, name="prompt")
 
 
+@pytest.mark.slow
 def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_module, "MOST_BYTES", 4000)
     world = World(tmp_path / "run", "train.steps=4")

@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     return place
 
 
+@pytest.mark.slow
 def test_every_address_of_the_contract(folder):
     before, client = contents(folder), client_of(folder)
     listed = client.get("/api/runs")
@@ -61,6 +62,7 @@ def test_every_address_of_the_contract(folder):
     assert contents(folder) == before
 
 
+@pytest.mark.slow
 def test_the_trend_of_a_run_that_goes_on(tmp_path):
     """A page asks for what is new; the half of a line that is being written is not there yet."""
     make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=1, samples=2, tokens=4)
@@ -86,6 +88,7 @@ def test_the_trend_of_a_run_that_goes_on(tmp_path):
     assert client.get("/api/0/trend?after=x").status_code == 404
 
 
+@pytest.mark.slow
 def test_what_is_not_there_is_one_line(folder):
     client = client_of(folder)
     for path in (
@@ -99,6 +102,7 @@ def test_what_is_not_there_is_one_line(folder):
         assert "\n" not in answer.json()["error"]
 
 
+@pytest.mark.slow
 def test_search(folder):
     client = client_of(folder)
     texts = [
@@ -118,6 +122,7 @@ def test_search(folder):
     assert rows("(a*)*" * 20 + "b", 1).status_code == 200  # no expression takes more than linear time
 
 
+@pytest.mark.slow
 def test_who_has_not_the_key_gets_nothing(folder):
     client = client_of(folder, key="secret", host="lab.example", address="http://lab.example:1")
     wrong = ("", "?key=", "?key=secre", "?key=secretx", "?key=%00", "?key=x&key=terces")
@@ -175,6 +180,7 @@ def test_the_page_runs_its_own_scripts_alone(folder):
     assert " onclick=" not in page.text and "http://" not in page.text.replace("http://www.w3.org", "")
 
 
+@pytest.mark.slow
 def test_notes_are_beside_the_run(tmp_path):
     place = tmp_path / "noted"
     make_step(place, SURROGATES["cppo"](), prompts=1, samples=1, tokens=3)
@@ -193,6 +199,7 @@ def test_notes_are_beside_the_run(tmp_path):
     assert "can't be read" in client.get("/api/0/notes").json()["error"]
 
 
+@pytest.mark.slow
 def test_notes_written_at_once_are_all_there(tmp_path):
     place = tmp_path / "noted"
     make_step(place, SURROGATES["cppo"](), prompts=1, samples=1, tokens=3)
@@ -208,6 +215,7 @@ def test_notes_written_at_once_are_all_there(tmp_path):
     assert len(client.get("/api/0/notes").json()) == 8
 
 
+@pytest.mark.slow
 def test_folders_that_are_no_whole_run_say_so_and_the_others_work(folder, tmp_path):
     empty, damaged, old = (tmp_path / name for name in ("empty", "damaged", "old"))
     empty.mkdir()

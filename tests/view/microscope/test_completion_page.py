@@ -45,6 +45,7 @@ def digits(value):
     return f"{value:.5g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _, _ in CASES])
 def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
     _, surrogate, corrections = CASES[case]
@@ -72,6 +73,7 @@ def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
             assert digits(answer["band"][column]) == digits(there) if math.isfinite(there) else True, column
 
 
+@pytest.mark.slow
 def test_the_prefix_of_cppo_is_its_definition(tmp_path):
     spec = SURROGATES["cppo"]()
     batch, *_ = make_step(tmp_path, spec)
@@ -147,6 +149,7 @@ def played(tmp_path_factory):
     return pages(folder, 3)
 
 
+@pytest.mark.slow
 def test_an_episode_shows_its_messages_and_explains_the_models_alone(played):
     page = played[3, 2, 1]
     answer = page.answer()
@@ -169,6 +172,7 @@ def test_an_episode_shows_its_messages_and_explains_the_models_alone(played):
     assert played[7, 7, 0].answer()["episode"]["failure"] == "it broke"
 
 
+@pytest.mark.slow
 def test_an_episode_counts_once_in_its_group_with_the_models_tokens(played):
     file = played[3, 2, 1].file
     rows = {key: page.row for key, page in played.items() if key[0] == 3}

@@ -18,6 +18,8 @@ from tests.campaigns import campaign
 from tests.view.microscope.stored_run import make_step
 from tests.warm import WarmPopen
 
+pytestmark = pytest.mark.slow
+
 NAMED = b"two\nlines <b>\xff"  # a name that is no UTF-8
 
 

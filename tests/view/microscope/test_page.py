@@ -126,6 +126,7 @@ def number(text, name):
     return float(re.search(rf"^{name}\t(\S+)", text, re.MULTILINE)[1].replace("−", "-"))
 
 
+@pytest.mark.slow
 def test_the_way_down_by_clicks(page, rows):
     page.visit("runs")
     assert page.locator(".runs .bad").inner_text().startswith("✕ 000001.parquet has no keep: it is </script>")
@@ -169,6 +170,7 @@ def test_the_way_down_by_clicks(page, rows):
     page.wait_for_selector(".fates button")
 
 
+@pytest.mark.slow
 def test_tokens_are_counted_from_1(page, rows):
     page.visit("0/step/3/completion/3.2.1?t=0")
     page.wait_for_selector(".tok.at")
@@ -187,6 +189,7 @@ def test_tokens_are_counted_from_1(page, rows):
     assert page.locator(".compare thead th").first.inner_text() == f"token {OTHER + 1}"
 
 
+@pytest.mark.slow
 def test_groups_say_how_many_completions_were_trained(page, rows):
     page.visit("step")
     page.wait_for_selector(".fates button")
@@ -200,6 +203,7 @@ def test_groups_say_how_many_completions_were_trained(page, rows):
 CUT = "tests/view/microscope/test_page.py::test_a_question_is_cut_only_where_its_row_is_full"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1000, *campaign(CUT, [1280, 1600])])
 def test_a_question_is_cut_only_where_its_row_is_full(width, browser, runs):
     with opened(browser, runs, viewport={"width": width, "height": 800}) as page:
@@ -213,6 +217,7 @@ def test_a_question_is_cut_only_where_its_row_is_full(width, browser, runs):
         ]
 
 
+@pytest.mark.slow
 def test_a_chart_cuts_neither_its_name_nor_its_numbers(page):
     page.visit("0")
     page.locator(f'[data-name="{LONGEST_NAME}"]').scroll_into_view_if_needed()
@@ -230,6 +235,7 @@ OUTSIDE = """all => all.filter((one) => {
 }).map((one) => one.textContent)"""
 
 
+@pytest.mark.slow
 def test_a_completion_has_no_empty_panel(page):
     page.visit("0/step/3/completion/0.1.0")  # its advantage is 0: no forward pass
     page.wait_for_selector(".tok.at")
@@ -241,6 +247,7 @@ def test_a_completion_has_no_empty_panel(page):
     assert not page.locator(".band").is_visible() and not page.locator(".inspector").is_visible()
 
 
+@pytest.mark.slow
 def test_in_a_frame_of_another_page_it_says_what_is_missing(browser, runs):
     page = browser.new_context().new_page()
     page.set_content("<iframe width=900 height=500></iframe>")
@@ -266,6 +273,7 @@ def test_in_a_frame_of_another_page_it_says_what_is_missing(browser, runs):
     page.context.close()
 
 
+@pytest.mark.slow
 def test_by_keyboard_alone(page):
     page.visit("0")
     press = page.keyboard.press
@@ -313,6 +321,7 @@ def test_by_keyboard_alone(page):
     page.wait_for_url("**/group/*")
 
 
+@pytest.mark.slow
 def test_filters_and_histogram(browser, runs, rows):
     with opened(browser, runs, refused=True) as page:
         page.visit("step")
@@ -343,6 +352,7 @@ def test_filters_and_histogram(browser, runs, rows):
         assert shown.inner_text() == "1 of 65"
 
 
+@pytest.mark.slow
 def test_tints_have_signs_beside_colour(page, rows):
     page.visit("completion")
     tints = page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)")
@@ -371,6 +381,7 @@ def test_tints_have_signs_beside_colour(page, rows):
     page.wait_for_url(f"**t={len(row_of(rows, 3, 2, 1)['tokens']) // 4}*")
 
 
+@pytest.mark.slow
 def test_episodes_of_a_group_are_read_turn_by_turn(page):
     page.visit("0/step/3/group/4")
     cards = page.locator(".columns article")
@@ -400,6 +411,7 @@ def test_a_chart_that_is_not_drawn_yet_has_its_place_and_its_number(page):
     assert [height for height, _ in cards.evaluate_all(shown)] == [height for height, _ in before] != []
 
 
+@pytest.mark.slow
 def test_compare_marks_the_first_difference(page, rows):
     page.visit("compare")
     assert f"First difference at token {OTHER + 1}:" in page.inner_text(".compare .bar")
@@ -413,6 +425,7 @@ def test_compare_marks_the_first_difference(page, rows):
     page.wait_for_url("**/compare*")
 
 
+@pytest.mark.slow
 def test_a_note_is_saved_and_listed(page, runs):
     page.visit(f"{COPY}/step/3/completion/3.1.0?t=7")
     page.click(".note summary")
@@ -428,6 +441,7 @@ def test_a_note_is_saved_and_listed(page, runs):
     assert page.input_value(".note textarea") == "why <b>this</b> one?"
 
 
+@pytest.mark.slow
 def test_a_running_step_appears_by_itself(page, runs):
     page.visit(str(LIVE))
     page.wait_for_selector("#live:has-text('step 1')")
@@ -443,6 +457,7 @@ FIRST = ("trend", "completion")  # the views that `make test` reads
 READ = "tests/view/microscope/test_page.py::test_every_view_can_be_read"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", ["phone", *campaign(READ, ["desk", "dark"])])
 @pytest.mark.parametrize("route", [*FIRST, *campaign(READ, [route for route in ROUTES if route not in FIRST])])
 def test_every_view_can_be_read(route, look, browser, runs):
@@ -456,6 +471,7 @@ def test_every_view_can_be_read(route, look, browser, runs):
         assert serious(page) == []
 
 
+@pytest.mark.slow
 def test_every_tint_can_be_read(page):
     page.visit("completion")
     for scheme in ("light", "dark"):
@@ -503,6 +519,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_hostile_text_is_shown_and_does_nothing(page):
     def visit(route):
         page.visit(route)
@@ -521,6 +538,7 @@ def test_hostile_text_is_shown_and_does_nothing(page):
     assert page.inner_text(".notes li p") == "<script>window.ran=5</script>"
 
 
+@pytest.mark.slow
 def test_long_answers_and_many_completions_draw_what_is_in_sight(page):
     page.visit(f"{LONG}/step/1")
     assert "1,000 of 1,000" in page.inner_text(".lists")
@@ -537,6 +555,7 @@ def test_long_answers_and_many_completions_draw_what_is_in_sight(page):
     assert page.locator(".tokens").text_content().count("⟨") == 32_000
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said(browser, runs):
     with opened(browser, runs, refused=True) as page:
         page.visit("0/step/999")
@@ -545,6 +564,7 @@ def test_what_is_missing_is_said(browser, runs):
         page.wait_for_selector("text=no step has completions")
 
 
+@pytest.mark.slow
 def test_the_exported_file_needs_no_server(browser, tmp_path):
     make_step(tmp_path / "run", SURROGATES["cppo"](), text=f"{HOSTILE}<!--")
     (run,) = open_runs([tmp_path / "run"])
@@ -572,6 +592,7 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
         assert said == []
 
 
+@pytest.mark.slow
 def test_the_key_of_the_address_goes_with_each_request(browser, runs):
     asked = []
     with served(runs.folders[:2], key="secret") as port, listened(browser, f"127.0.0.1:{port}/") as (page, said):

@@ -31,6 +31,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_it_explains_and_ends_with_a_parent_that_is_killed(tmp_path):
     make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=1, samples=2, tokens=6)
     command = [sys.executable, "-c", PARENT, str(tmp_path / "run")]
@@ -41,6 +42,7 @@ def test_it_explains_and_ends_with_a_parent_that_is_killed(tmp_path):
     eventually(lambda: not is_running(int(pid)))
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_is_told(tmp_path, warm_processes):
     make_step(tmp_path, SURROGATES["cppo"](), prompts=1, samples=2, tokens=6)
     viewer = ViewerProcess(tmp_path)

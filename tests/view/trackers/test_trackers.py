@@ -133,6 +133,7 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(folder):
     assert len(warnings) == 1 and "has not answered for 30 s" in warnings[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
     """Tracked, broken and resumed, its numbers are those of a run that nobody tracked."""
 
@@ -184,6 +185,7 @@ TOOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(TOOLS))
 def test_what_the_tool_has_stored(kind, folder, tmp_path, monkeypatch):
     """Config, every step once, evaluations and summary of a run that was interrupted, read back from the tool."""

@@ -11,6 +11,7 @@ from proxima_peers.convert import PEERS
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.slow
 def test_to_a_file(proxima, here):
     code, out, err = proxima("peers", "convert", EXAMPLES / "trl_grpo.py", "--from", "trl", "--out", "recipe.yaml")
     assert (code, out) == (0, "wrote recipe.yaml\n")
@@ -61,6 +62,7 @@ def test_to_standard_output_alone(proxima, here):
     assert "eval_interval" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", PEERS)
 def test_the_framework_is_recognised(peer, proxima, here):
     for file in sorted(path for path in EXAMPLES.iterdir() if path.name.startswith(f"{peer}_")):

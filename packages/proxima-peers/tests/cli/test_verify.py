@@ -22,6 +22,7 @@ def records(here):
     return write
 
 
+@pytest.mark.slow
 def test_the_golden_files(proxima):
     """That every record has its verdict is in ../golden."""
     files = [GOLDEN / f"{name}.json" for name in ("trl_reward", "trl_grpo_options", "verl_agg_loss")]
@@ -57,6 +58,7 @@ def test_a_wrong_number_is_named(proxima, records):
     assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
 
 
+@pytest.mark.slow
 def test_a_wrong_metric_is_named_and_an_unknown_one_is_not_claimed(proxima, records):
     def change(golden):
         golden[0]["expected"]["metrics"]["approx_kl"] *= 1.001
@@ -120,6 +122,7 @@ def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima
     assert (code, out) == (2, "") and err.startswith("error: none.json: can't be read (No such file or directory)")
 
 
+@pytest.mark.slow
 def test_a_folder_is_every_file_of_records_in_it(proxima, records, here):
     (here / "mine").mkdir()
     (here / "mine" / "README.md").write_text("not a record")

@@ -252,6 +252,7 @@ def test_python_is_read_not_run():
     assert "**more" in result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "line"),
     [
@@ -281,6 +282,7 @@ def test_files_that_hold_no_options(tmp_path, name, text, line):
     assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_grows_without_end_is_refused_or_in_doubt(tmp_path):
     twice = "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 40))
     (tmp_path / "x.yaml").write_text("a0: &a0 {x: 1}\n" + twice)

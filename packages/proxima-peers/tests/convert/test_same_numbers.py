@@ -216,6 +216,7 @@ def test_areal_k1_bounds_log_pi_over_mu_as_they_are_written(specs, level, reduce
     assert torch.allclose(product(spec, b), torch.where(kept, rho.exp(), 0.0), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("delta", [1.0, 1.1, 1.2, 1.5, 4.0])
 def test_trl_two_sided_clip(specs, level, delta):

@@ -29,6 +29,7 @@ HERE = "packages/proxima-peers/tests/convert/test_wrong_values.py"
 MANY = pytest.mark.campaign(f"{HERE}::test_a_value_of_another_kind_is_never_a_crash")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", [5, pytest.param(150, marks=MANY)])
 @pytest.mark.parametrize("case", [*FILES, *FIXED_DATA])
 def test_a_value_of_another_kind_is_never_a_crash(case, draws, monkeypatch):

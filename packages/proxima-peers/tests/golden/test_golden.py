@@ -92,6 +92,7 @@ def without(record: dict[str, Any], part: str, path: str, name: str, **instead: 
     return changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", first_of_each_source(), ids=lambda record: record["name"])
 def test_an_absent_option_or_input_is_the_default_or_unsupported(record: dict[str, Any]) -> None:
     def outcome(changed: dict[str, Any]) -> Any:
@@ -137,6 +138,7 @@ def scaled(result: Any) -> Any:
     return (result[0] * 1.01, *result[1:]) if isinstance(result, tuple) else result * 1.01
 
 
+@pytest.mark.slow
 def test_a_spec_that_is_a_percent_off_fails_its_records(
     golden: dict[str, Verified], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +245,7 @@ def unnoticed(record: dict[str, Any], wrong: dict[str, tuple[Any, ...]]) -> list
     return [leaf for leaf, verdict in alone.items() if verdict.status != "failed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_any_wrong_number_fails(file: Path) -> None:
     """Verdicts come from the numbers: no function of a peer has an expected number that could be wrong unnoticed."""

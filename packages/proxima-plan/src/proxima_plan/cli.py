@@ -12,10 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.parameters import Argument, AsJson, ImportCode, Overrides, Recipe, print_json
-from proxima.config.problems import ConfigError
-from proxima.config.resolution import resolve
-from proxima.config.resolved import Resolved
-from proxima.config.validate import check, to_do
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -97,6 +93,9 @@ def plan(
 
 def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "Resolved[Any]":
     """Resolve the recipe; a placeholder that is left to fill in, or data that are not here, don't matter."""
+    from proxima.config.problems import ConfigError
+    from proxima.config.resolution import resolve
+    from proxima.config.validate import check, to_do
 
     resolved = resolve(recipe, overrides, root=None, import_code=import_code)
     left = to_do(resolved)

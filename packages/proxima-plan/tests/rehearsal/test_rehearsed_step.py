@@ -88,6 +88,7 @@ def kinds():
         yield pytest.param(name, marks=[pytest.mark.campaign(place)] if sibling else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kinds())
 def test_a_training_kind(rehearse, name):
     recipe, overrides, waits = CASES[name]
@@ -99,17 +100,20 @@ def test_a_training_kind(rehearse, name):
     assert sum(watched.rehearsal.waits.values()) == watched.places.total()
 
 
+@pytest.mark.slow
 def test_a_tensor_on_the_host_is_a_fault_with_its_line(rehearse):
     fault = rehearse("fault_of", "cpu/sft.yaml", [], "OnTheHost")
     assert "worker.py:" in fault and "same device" in fault and "cpu" in fault
 
 
+@pytest.mark.slow
 def test_waits_inside_micro_batches_are_counted(rehearse):
     watched = rehearse("with_objective", "cpu/sft.yaml", [], "Impatient")
     each = watched.micro_batches
     assert watched.inside == {"index by a mask": each, "item": each, "copy to the device": each}
 
 
+@pytest.mark.slow
 def test_a_rank_of_eight(rehearse):
     alone, single = rehearse("rehearsed", *CASES["clip_cov"][:2]), rehearse("rehearsed", RL, [], SHAPE, 8)
     assert not single.inside and single.micro_batches == alone.micro_batches
@@ -126,6 +130,7 @@ def test_large_states_in_host_memory_take_none(rehearse):
 SPLIT = HERE + "test_ranks_that_split_tokens[quickstart.yaml]"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [RL, pytest.param("cpu/top_p_replay.yaml", marks=pytest.mark.campaign(SPLIT))])
 def test_ranks_that_split_tokens(rehearse, recipe):
     single = rehearse("rehearsed", recipe, ["placement={kind: torchrun, context_parallel: 2}"], SHAPE, 4)
@@ -133,6 +138,7 @@ def test_ranks_that_split_tokens(rehearse, recipe):
     assert single.places == POLICY
 
 
+@pytest.mark.slow
 def test_experts_of_a_rank(rehearse):
     split = ["placement={kind: torchrun, expert_parallel: 2}"]
     cases = ([], replace(SHAPE, groups=1), 1), (split, SHAPE, 4)

@@ -52,6 +52,7 @@ def run_on(count, *, beside=0, lag=0):
     )
 
 
+@pytest.mark.slow
 def test_past_some_devices_only_overlap_helps():
     """verl, 32 / 64 / 128 devices: synchronous 790 / 365 / 356 s, asynchronous 295 / 189 / 151 s."""
     sync = {count: run_on(count) for count in (2, 4, 8, 32)}
@@ -63,6 +64,7 @@ def test_past_some_devices_only_overlap_helps():
     assert run_on(8, beside=4, lag=1).waiting < sync[8].waiting
 
 
+@pytest.mark.slow
 def test_more_devices_never_take_longer():
     """Constant lengths, so that no draw of a longer one is in the way."""
     settings = recipe("train.prompts_per_step=16", "sampling.max_tokens=300")
@@ -78,6 +80,7 @@ def test_more_devices_never_take_longer():
     assert [line.partition(":")[0] for line in conclusions(pairs)] == ["synchronous", "asynchronous"]
 
 
+@pytest.mark.slow
 def test_devices_that_are_too_few_say_so():
     ((sync, beside),) = simulate_scale(recipe("model.path=Qwen/Qwen2.5-32B"), on(2), MEAN)
     assert sync.binds.startswith("needs ") and sync.binds.endswith("GiB a device, which has 95")
@@ -86,6 +89,7 @@ def test_devices_that_are_too_few_say_so():
     assert sync.binds == "too few for the groups of the placement"
 
 
+@pytest.mark.slow
 def test_a_recipe_that_can_not_be_planned_is_refused():
     with pytest.raises(UserError, match="the size of no-such-model is not known"):
         simulate_scale(recipe("model.path=no-such-model"), on(8), MEAN)
@@ -127,6 +131,7 @@ def test_observed_lengths_stay_together_and_are_drawn_equally_often():
     assert (own.prompt, own.mean, own.endless) == (77, 18.25, 0.0) and Assumptions().load(load) is load
 
 
+@pytest.mark.slow
 def test_lags_of_a_layout_and_a_speed_that_is_found_again():
     """A run that is itself simulated, with a slow engine and a slower trainer, is as fast and as busy once fitted."""
     settings = recipe("sampling.max_tokens=300", "train.steps=6", "train.prompts_per_step=8")

@@ -21,6 +21,7 @@ def overlapping(lag, concurrent=PROMPTS):
     return f"runtime.max_lag={lag}", f"runtime.max_concurrent_rollouts={concurrent}"
 
 
+@pytest.mark.slow
 def test_a_synchronous_step_is_the_sum_of_its_stages():
     run = simulated(SYNC)
     step = GENERATE + 0.25 + TRAIN + PUBLISH
@@ -42,6 +43,7 @@ def test_a_synchronous_step_is_the_sum_of_its_stages():
     assert resting.idle_engine == pytest.approx(1 - GENERATE / (step + 0.5))
 
 
+@pytest.mark.slow
 def test_completions_wait_for_slots_and_each_replica_has_its_own():
     """16 completions in 8 slots: those of the first four prompts, then the others; in two replicas they don't wait."""
     first, two = (simulated(SYNC, "train.prompts_per_step=8", replicas=n, slots=8) for n in (1, 2))
@@ -56,6 +58,7 @@ def test_the_speed_follows_how_many_run():
     assert run[0]["time/generate"] == pytest.approx(10 * 0.12 + 20 * 0.11)
 
 
+@pytest.mark.slow
 def test_the_completions_of_a_prompt_share_a_replica_and_its_prefill():
     """4 prompts on 4 replicas: each reads one prompt, and decodes two completions."""
     run = simulated(SYNC, replicas=4)
@@ -69,6 +72,7 @@ def test_prompts_wait_in_one_queue_for_the_next_replica_with_room():
     assert run[0]["time/generate"] == pytest.approx((10 + 10 + 30) * 0.11)
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_generates_until_the_batch_is_full():
     times = replace(ByHand(), assumed=Assumptions(accepted=0.5))
     run = simulated(SYNC, "algorithm=dapo", "train.steps=60", times=times)
@@ -85,6 +89,7 @@ def test_a_step_that_can_not_be_filled_ends_with_a_line():
         simulated(*settings, times=times)
 
 
+@pytest.mark.slow
 def test_what_is_abandoned_holds_no_place():
     """Dynamic sampling abandons what it does not need any more."""
     settings = (SYNC, "algorithm=dapo", "algorithm.dynamic_sampling.oversample=2", "train.steps=20")
@@ -93,6 +98,7 @@ def test_what_is_abandoned_holds_no_place():
     assert figures_of(three).tokens_per_second > 1.3 * figures_of(single).tokens_per_second
 
 
+@pytest.mark.slow
 def test_the_same_settings_give_the_same_run():
     first, second, other = (simulated(f"seed={seed}", times=Drawn()) for seed in (1, 1, 2))
     assert first == second
@@ -141,6 +147,7 @@ def test_versions_are_those_of_the_weights_that_sampled():
     assert max(record["age/max"] for record in run) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
 def test_all_replicas_get_new_weights(interrupt):
     settings = (f"engine.interrupt={interrupt}", *overlapping(1, 8))
@@ -150,6 +157,7 @@ def test_all_replicas_get_new_weights(interrupt):
     assert any(record["interrupted_fraction"] > 0 for record in run) == (interrupt != "finish")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("concurrent", [PROMPTS, 4 * PROMPTS])
 def test_more_lag_never_lowers_the_throughput_of_constant_lengths(concurrent):
     long = "train.steps=24"  # the first step fills the engine
@@ -160,6 +168,7 @@ def test_more_lag_never_lowers_the_throughput_of_constant_lengths(concurrent):
     assert all(figures_of(run).max_lag <= lag for lag, run in enumerate(runs))
 
 
+@pytest.mark.slow
 def test_long_tails_idle_a_trainer_that_waits_for_them():
     times, settings = Drawn(update=0.0, update_token=0.04), ("train.steps=15", KEEP)
     waiting, beside = simulated(*settings, SYNC, times=times), simulated(*settings, *overlapping(2, 8), times=times)
@@ -168,6 +177,7 @@ def test_long_tails_idle_a_trainer_that_waits_for_them():
     assert 0 < figures_of(beside).mean_lag <= figures_of(beside).max_lag <= 2
 
 
+@pytest.mark.slow
 def test_over_age_groups_are_evicted():
     times = Drawn(mean=30.0, spread=1.5, longest=400, update=0.0, update_token=0.002)
     settings = ("train.steps=12", "sampling.max_tokens=400", KEEP, *overlapping(1, 12))

@@ -28,8 +28,7 @@ from proxima.data.image_tokens import PROBE
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
-from proxima.model.adapters.lora import weight_of
-from proxima.model.architecture import base_layer, parts, vision_parameters
+from proxima.model.architecture import base_layer, parts, vision_parameters, weight_of
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.images.image_store import image_store

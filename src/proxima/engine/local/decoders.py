@@ -23,8 +23,7 @@ from proxima.data.random import LOGIT_BIAS, normals
 from proxima.engine.local.decoder import ROWS, Decoder, Matrix
 from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder, has_stacked_experts
-from proxima.model.adapters.lora import weight_of
-from proxima.model.architecture import parts
+from proxima.model.architecture import parts, weight_of
 from proxima.model.images.image_store import ImageStore
 from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 

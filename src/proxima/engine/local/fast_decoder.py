@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from proxima.engine.local.decoder import Attend, CachingDecoder, Matrix, joined_rows
 from proxima.engine.local.kv_cache import KVCache
 from proxima.kernels.decode_step import StepKernels, step_kernels
-from proxima.model.adapters.lora import weight_of
+from proxima.model.architecture import weight_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 ALIGNED = 32  # the compiled step requires sizes that are multiples of it

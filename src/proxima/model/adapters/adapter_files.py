@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError, require
-from proxima.model.adapters.lora import NAME, Lora, attach, merge_adapter, trained_names
-from proxima.model.architecture import SCALAR_HEAD
+from proxima.model.adapters.lora import Lora, attach, merge_adapter, trained_names
+from proxima.model.architecture import ADAPTER, SCALAR_HEAD
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import BASE, BaseModel, base_in_memory, base_of, is_adapter, read_json, weight_files
 from proxima.model.parallel.sharding import plain_type
@@ -180,7 +180,7 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     model: Any = loaded.model
     base = loaded.base
     assert base is not None
-    config: Any = model.peft_config[NAME]
+    config: Any = model.peft_config[ADAPTER]
     settings = config.to_dict()
     settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
@@ -202,7 +202,7 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
 
 def _file_name(name: str) -> str:
     """peft's name of a parameter in its files; the vector of DoRA has no `.weight`."""
-    plain = name.replace(f".{NAME}.", ".")
+    plain = name.replace(f".{ADAPTER}.", ".")
     return PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
 
 

@@ -22,9 +22,16 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.random import ADAPTER_INIT, mix
-from proxima.model.architecture import SCALAR_HEAD, base_layer, is_adapted, untie_config, vision_parameters
+from proxima.model.architecture import (
+    ADAPTER,
+    SCALAR_HEAD,
+    base_layer,
+    is_adapted,
+    untie_config,
+    vision_parameters,
+    weight_of,
+)
 
-NAME = "default"  # what peft calls the only adapter of a model
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
 
@@ -79,7 +86,7 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
         torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
-        inject_adapter_in_model(config, model, NAME)
+        inject_adapter_in_model(config, model, ADAPTER)
     for name in trained_names(model):
         parameter = model.get_parameter(name).requires_grad_(True)
         if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
@@ -92,29 +99,13 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
 
 def adapter_names(model: nn.Module) -> list[str]:
     """The names of the adapter's own parameters; empty without an adapter."""
-    return [name for name, _ in model.named_parameters() if f".{NAME}." in name and ".lora_" in name]
+    return [name for name, _ in model.named_parameters() if f".{ADAPTER}." in name and ".lora_" in name]
 
 
 def trained_names(model: nn.Module) -> list[str]:
     """The names of the parameters that a model with an adapter trains: `adapter_names`, and a scalar head."""
     head = f"{SCALAR_HEAD}.weight"
     return [*adapter_names(model), *(name for name, _ in model.named_parameters() if name == head)]
-
-
-def weight_of(module: nn.Module) -> Tensor:
-    """The effective weight of a linear layer, in the layout of the layer's own weight: with the adapter merged in,
-    unless the adapter is off. Differentiable; sums in the wider dtype of base and adapter."""
-    layer: Any = module
-    weight: Tensor = layer.weight  # of an adapted layer, its base's
-    if not is_adapted(module) or layer.disable_adapters:
-        return weight
-    with torch.autocast(weight.device.type, enabled=False):
-        merged: Tensor = weight + layer.get_delta_weight(NAME)
-        if NAME in layer.lora_magnitude_vector:
-            axis = 0 if layer.fan_in_fan_out else 1
-            norm = torch.linalg.norm(merged.detach(), dim=axis)
-            merged = (layer.lora_magnitude_vector[NAME].weight / norm).unsqueeze(axis) * merged
-    return merged
 
 
 def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:

@@ -7,7 +7,7 @@ from peft.tuners.lora.layer import Linear
 from torch import Tensor
 from torch.nn import functional as F
 
-from proxima.model.adapters.lora import NAME, weight_of
+from proxima.model.architecture import ADAPTER, weight_of
 
 
 class MergedLora(Linear):
@@ -22,11 +22,11 @@ class MergedLora(Linear):
         kind = x.device.type
         if self.disable_adapters or self.merged or not torch.is_autocast_enabled(kind):
             return super().forward(x)
-        if NAME in self.lora_magnitude_vector:
+        if ADAPTER in self.lora_magnitude_vector:
             return F.linear(x, weight_of(self), self.bias)
         dtype = torch.get_autocast_dtype(kind)
         bias = None if self.bias is None else self.bias.to(dtype)
-        factors = self.lora_A[NAME].weight, self.lora_B[NAME].weight, self.scaling[NAME]
+        factors = self.lora_A[ADAPTER].weight, self.lora_B[ADAPTER].weight, self.scaling[ADAPTER]
         with torch.autocast(kind, enabled=False):
             product: Tensor = MergedProduct.apply(x.to(dtype), self.weight, bias, *factors)  # type: ignore[no-untyped-call]
         return product

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from proxima.model.adapters.lora import NAME
-from proxima.model.architecture import optional_attribute
+from proxima.model.architecture import ADAPTER, optional_attribute
 from proxima.model.parallel.sharding import own_slice, plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
@@ -65,7 +64,7 @@ def _empty_like(model: Any, device: torch.device) -> Any:
     if adapters := optional_attribute(model, "peft_config"):
         from peft import inject_adapter_in_model
 
-        inject_adapter_in_model(copy.deepcopy(adapters[NAME]), plain, NAME)
+        inject_adapter_in_model(copy.deepcopy(adapters[ADAPTER]), plain, ADAPTER)
     parameters = dict[int, nn.Parameter]()  # by the sharded one: tied ones stay so
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in parameters:
