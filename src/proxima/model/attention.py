@@ -230,8 +230,10 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     keys, values = (x.transpose(1, 2) for x in (k, v))
     if repeat > 1:
         keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
-    how: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "dropout_p": dropout}
-    return F.scaled_dot_product_attention(queries, keys, values, **how).transpose(1, 2)
+    states = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout
+    )
+    return states.transpose(1, 2)
 
 
 def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:

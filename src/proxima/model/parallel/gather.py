@@ -25,8 +25,14 @@ def whole_tensor(tensor: Tensor) -> Tensor:
         return tensor.detach()
     mesh, local = tensor.device_mesh, sharded.to_local()
     if local.device.type != mesh.device_type:  # offloaded
-        place: dict[str, Any] = {"shape": tensor.shape, "stride": tensor.stride(), "run_check": False}
-        sharded = DTensor.from_local(local.to(mesh.device_type), mesh, tensor.placements, **place)
+        sharded = DTensor.from_local(
+            local.to(mesh.device_type),
+            mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
     placements = list(tensor.placements)
     for axis in range(mesh.ndim):  # torch warns where one call needs several collectives, as it does for experts
         placements[axis] = Replicate()
