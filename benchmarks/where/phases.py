@@ -19,7 +19,7 @@ from benchmarks.side import clock
 
 #: phase → functions whose time it is, with all that they call
 PHASES: Mapping[str, tuple[str, ...]] = {
-    "prefill": ("proxima.engine.local.scheduler:Scheduler._admit",),
+    "prefill": ("proxima.engine.local.scheduler:Scheduler._start_waiting",),
     "decode": ("proxima.engine.local.scheduler:Scheduler._decode",),
     "publish": ("proxima.engine.local.scheduler:Scheduler.load",),
     "forward": ("proxima.model.policy:Policy.__call__",),
