@@ -17,7 +17,7 @@ response tokens out. With a scalar head it becomes a `ScalarModel`: values out.
     adapters/      LoRA: on a model, and its files          chat/          messages as tokens, templates
     images/        the images of a run, as tokens and input  parallel/     a model sharded over many ranks
 
-Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `train`, `runtime`,
+Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `training`, `runtime`,
 `cli`.
 To add an attention path: a function and a line of `ATTENTION` in `attention.py`; the contamination tests find it there.
 """

@@ -12,7 +12,7 @@ group, adds their weighted values, and turns an exception or a timeout into `Sco
 that a model wrote), `function` (a worker process that loads a user's function). A reward that compares all groups sets
 `whole_batch` and defines `score_batch(groups)`.
 Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym only in the workers. Imported by
-`evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
+`evaluation`, `prepare` and the rooms above; `core` and `training` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
 right and wrong, in `tests/reward/test_<name>.py`. The tests of all rewards (order, hostile text, docstring) find it in
 the dict and construct it with its `example_fields` where a field has no default. Out of tree:

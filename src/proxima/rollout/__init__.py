@@ -6,6 +6,6 @@
 rewards score anything. `episodes/` plays conversations with an environment.
 Events are reported to a `RolloutListener`; this package knows no config, journal or view.
 Imports: `data`, `engine`, `reward`, `environment`, `task`.
-Imported by `evaluate`, `train`, `config` (the settings) and the rooms above.
+Imported by `evaluation`, `training`, `config` (the settings) and the rooms above.
 To add a way of filling a batch: a `Collector`, and a test in `tests/rollout`.
 """

@@ -13,7 +13,7 @@ A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access 
 process. `Cursor` orders the rows over epochs and gives each prompt its uid; `PromptSource` applies the chat template
 and skips prompts that are too long; `PreferenceReader` turns rows into pairs of completions.
 Imports: stdlib, numpy, `proxima.data`, `proxima.model.chat`; pyarrow, datasets and reasoning_gym only when a task that
-needs them opens its data. Imported by `rollout`, `evaluate`, `prepare` and the rooms above.
+needs them opens its data. Imported by `rollout`, `evaluation`, `prepare` and the rooms above.
 To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`; (3) real rows, valid and broken, in
 `tests/task/test_<name>.py`. Out of tree: `{kind: my_pkg.tasks:Riddles}`. Stable: `Row`, `Rows`, `Task`, `Cursor`,
 `PromptSource`.

@@ -11,7 +11,7 @@
 A view only reads and makes no decisions. What shows a run is an observer (`runtime.watch.observer`); the report needs
 only the run folder, even of an unfinished run. `formatting` formats every number; text from a model or a data set is
 escaped for the terminal (`printable`) or for the browser.
-Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluate`, `runtime`,
+Imports: rich, jinja2, matplotlib (for figures alone), `core`, `rollout`, `config`, `evaluation`, `runtime`,
 `experiments`. Imported by `api` and `cli`.
 To add one: a subclass of `Observer`, created by `RunViews`. A curve of the report
 is a metric of metrics.jsonl; metrics.yaml has its meaning. To add a figure: a subclass of `chart.Drawing`. To add a

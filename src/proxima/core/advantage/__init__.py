@@ -8,7 +8,7 @@ A group advantage takes `Outcomes` and gives [S]; a token advantage takes `Token
 what must be computed first (`needs`). Invalid rewards enter no mean, standard deviation or batch; their advantage is 0.
 A group is uniform if its largest and smallest valid rewards are equal; the standard deviation is not used, because
 rounding can make it arbitrary.
-Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.
+Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `training` and the rooms above.
 To add one: a dataclass, a line in `ADVANTAGES`, a golden file; `tests/core/test_advantage.py` finds it in the dict.
 """
 

@@ -11,7 +11,7 @@
 Specs are frozen dataclasses; `spec(pairs)` gives [S] losses to be averaged, `spec.metrics(pairs)` the implicit rewards
 β c and β r, their margin and accuracy. A mixture is a weighted sum of specs. Every beta is > 0.
 Source of the family: DPO, arXiv 2305.18290; TRL `DPOTrainer`.
-Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`, `laws`.
+Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `training`, `config`, `laws`.
 To add one: a dataclass in the file of its family, a line in `PREFERENCES`; the tests find it in the table.
 """
 

@@ -5,7 +5,7 @@
                 prune, balance, best_and_worst
 
 A selection is a frozen dataclass that subclasses `Selection`, with `__call__(Outcomes, advantage) -> [S] bool`.
-Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.
+Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `training` and the rooms above.
 To add one: (1) a dataclass; (2) a line in `SELECTIONS`; (3) a golden file in `tests/golden`. The conformance tests find
 it in the table. Out of tree: `{kind: my_lab.selections:Hardest}`.
 """

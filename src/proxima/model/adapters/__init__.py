@@ -4,5 +4,6 @@
     merged_lora    the layer of an adapter, which derives from peft's: imported when a model gets one
     adapter_files  reads and writes adapters, with the identity of the model that they were made for
 
-Imports: peft when a model gets an adapter, `proxima.data`, `model`. Imported by `model`, `train`, `engine`, `config`.
+Imports: peft when a model gets an adapter, `proxima.data`, `model`. Imported by `model`, `engine`,
+`training`, `config`.
 """

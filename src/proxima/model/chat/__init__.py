@@ -5,5 +5,5 @@
     template_inputs  what a template reads: keys of messages, variables, the clock
     template_budget  the steps, characters and time that a template may use
 
-Imports: jinja2, transformers, `proxima.data`. Imported by `model`, `task`, `rollout`, `train`, `reward`, `config`.
+Imports: jinja2, transformers, `proxima.data`. Imported by `model`, `task`, `rollout`, `training`, `reward`, `config`.
 """

@@ -27,5 +27,5 @@ order):
        proxima.training.checkpoint.restore(checkpoint, stack, others)   on every rank, whoever wrote it
 
 Gradients are sums over ranks; an optimizer built over `model.named_parameters()` steps on each rank's slices.
-Imports: torch.distributed, safetensors, `proxima.data`, `model`. Imported by `model`, `train` and `runtime`, lazily.
+Imports: torch.distributed, safetensors, `proxima.data`, `model`. Imported by `model`, `training` and `runtime`, lazily.
 """

@@ -7,5 +7,5 @@ r"""Rewards that read a mathematical answer from a text, and the parsing that th
     notation         upright constants, signs, sets and inequalities in one notation; the words in a formula
     symbolic         `math`: numbers and words here, formulas by math-verify in a worker process
 
-Imports: stdlib, `proxima.data`, `proxima.reward.base`. `evaluate` and `prepare` also use `marked`.
+Imports: stdlib, `proxima.data`, `proxima.reward.base`. `evaluation` and `prepare` also use `marked`.
 """

@@ -8,6 +8,6 @@
     played         an episode in progress, and the completion that it becomes
     figures        statistics of a step's episodes, for metrics.jsonl
 
-Imports: `data`, `model`, `engine`, `environment`, `task`. Imported by `evaluate` and `runtime`, for tasks with an
+Imports: `data`, `model`, `engine`, `environment`, `task`. Imported by `evaluation` and `runtime`, for tasks with an
 environment or tools; the settings by `config`.
 """

@@ -10,6 +10,7 @@ The state itself is written by `state` (journal, run folder, groups that no step
 docs/reading.md lists the files in order.
 
 Imports: `loop`, `state`, `watch` and the rooms below `runtime`. Imported by `launch` and `api`.
-To keep something else over a kill: a fact or a file of the checkpoint (`checkpoint_contents` of the loop), read back in
-`restore`; a test that kills the run and compares it with an unbroken one.
+To keep something else over a kill: a fact or a file of the checkpoint (`checkpoint_contents` of the loop), read back
+where that part of the run is built (`restore` for the data, `launch` for the loop); a test that kills the run and
+compares it with an unbroken one.
 """
