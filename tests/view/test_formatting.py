@@ -79,3 +79,19 @@ def test_foreign_text_cannot_drive_the_terminal():
 def test_visible_keeps_lines_and_shows_what_acts_unseen():
     assert n.visible("a\tb\nc é 👩‍🚀") == "a\tb\nc é 👩‍🚀"
     assert n.visible("\x1b[31m\x00\x7f\u202egpj\u2066") == "␛[31m␀<007f><202e>gpj<2066>"
+
+
+def test_a_stream_without_an_encoding_is_written_to():
+    class Writer:
+        def __init__(self):
+            self.text = ""
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    stream = Writer()
+    n.write_safely(stream, "π\n")
+    assert stream.text == "π\n"

@@ -125,6 +125,6 @@ def _shown(value: float | None) -> TypeGuard[float]:
 
 def write_safely(stream: TextIO, text: str) -> None:
     """Write and flush; characters that the stream can't encode (an ASCII console) become `?`."""
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"  # whoever redirects the output may give a bare writer
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
