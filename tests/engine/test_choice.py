@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import FieldError
-from proxima.engine.engine_selection import EngineSelection
+from proxima.engine.engine_selection import EngineSelection, computes_here
+from proxima.engine.local.local_engine import Local
+from proxima.engine.protocol import EngineSpec
 from tests.engine.helpers import unloaded
 
 
@@ -47,3 +49,14 @@ def test_a_server_is_checked_once_it_runs(serve, refused, said, closed):
     """One that runs already is checked before, by its spec."""
     made, found = build(serve, refused=refused)
     assert (found, made.closed) == (said, closed)
+
+
+def test_a_spec_of_another_package_need_not_derive_from_ours():
+    assert computes_here(Local()) and not computes_here(SimpleNamespace(build=None))
+
+
+def test_what_a_spec_switches_on_may_be_any_attribute():
+    class Masks(EngineSpec):
+        sampling_mask = property(lambda self: True)
+
+    assert Masks().provides == {"behavior_log_prob", "policy_version", "sampling_mask"}

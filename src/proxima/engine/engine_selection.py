@@ -71,3 +71,9 @@ class EngineSelection:
             return []
         with within(self.path):
             return [f"{self.path}: {note}" for note in checked.check(self.needs)]
+
+
+def computes_here(spec: Any) -> bool:
+    """Whether an engine of this spec holds a copy of the weights in this process (`EngineSpec.needs_weights`). A spec
+    that does not derive from `EngineSpec` says nothing of it, which is no."""
+    return bool(getattr(spec, "needs_weights", False))

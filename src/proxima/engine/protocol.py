@@ -306,7 +306,7 @@ class EngineSpec(Protocol):
     def provides(self) -> frozenset[str]:
         """Tensors of `PolicyBatch` that the completions of this engine fill, among them those that a field of this name
         switches on."""
-        switched = (name for name in ("sampling_mask", "routed_experts") if vars(self).get(name))
+        switched = (name for name in ("sampling_mask", "routed_experts") if getattr(self, name, False))
         return frozenset({"behavior_log_prob", "policy_version", *switched})
 
     def check(self, needs: EngineRequirements) -> list[str]:

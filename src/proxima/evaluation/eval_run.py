@@ -20,6 +20,7 @@ from proxima.data import UserError
 from proxima.data.flow import Group
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
+from proxima.engine.engine_selection import computes_here
 from proxima.engine.protocol import WeightUpdate, close_engine
 from proxima.evaluation.group_metrics import eval_metrics
 from proxima.evaluation.question_sets import LoadedSuite
@@ -111,7 +112,7 @@ def run_eval(
         compute, log = ComputeThread(), folder / ENGINE_LOG
         engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
         opened.callback(close_engine, engine)
-        if not config.engine.needs_weights and engine.capabilities.takes_weights:
+        if not computes_here(config.engine) and engine.capabilities.takes_weights:
             # a server has the weights that it was started with
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)

@@ -14,6 +14,7 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.protocol import prompts_factor
 from proxima.data import FieldError
+from proxima.engine.engine_selection import computes_here
 from proxima.engine.executor import Executor
 from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
@@ -82,7 +83,7 @@ class RlWorkload:
         services.opened.callback(learner.close)
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
-        computes = config.engine.needs_weights  # in this process, alongside the training
+        computes = computes_here(config.engine)  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
         generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
         evaluations = make_evaluations(config, data, generator, services)
