@@ -52,4 +52,4 @@ def test_a_value_of_another_kind_is_never_a_crash(case, draws, monkeypatch):
     draw = random.Random(case)
     for _ in range(draws):
         run(flat | {draw.choice(names): draw.choice(WRONG) for _ in range(draw.choice((1, 1, 3)))})
-    assert len(made) == draws + 1
+    assert len(made) > draws  # more where a file is no training, and the other frameworks are asked
