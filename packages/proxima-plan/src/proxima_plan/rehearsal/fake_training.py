@@ -15,7 +15,7 @@ from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.distillation import Distillation
 from proxima.data.columns import SamplingMask
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
-from proxima.model import model_source, scalar_model
+from proxima.model import model_source
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.parallel.shard import auxiliary_sharding, require_splittable, shard_model
@@ -107,7 +107,6 @@ class FakeLoader:
         """Replace the functions that load weights, for the rest of the process."""
         place: Any = model_source
         place.load = self.load
-        place = scalar_model
         place.load_scalar_model = partial(self.load, scalar=True)
         learning.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
 
