@@ -1,8 +1,10 @@
 """Values that errors name have a text, whatever they are."""
 
+import pickle
+
 import pytest
 
-from proxima.data.errors import safe_repr
+from proxima.data.errors import FieldError, safe_repr
 
 
 def nested(levels):
@@ -25,3 +27,10 @@ def nested(levels):
 )
 def test_what_has_no_repr_is_described(value, text):
     assert safe_repr(value) == text
+
+
+def test_a_field_error_crosses_a_process_boundary():
+    """Workers send it pickled, which builds it anew from its arguments."""
+    error = pickle.loads(pickle.dumps(FieldError("top_p", 2.0, "must be <= 1", remedy="lower it")))
+    assert (error.field, error.value, error.bound) == ("top_p", 2.0, "must be <= 1")
+    assert str(error) == "top_p=2.0 must be <= 1; lower it"
