@@ -10,7 +10,6 @@ import numpy as np
 
 from proxima.data import FieldError
 from proxima.data.flow import Completion
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.server_checks import check_log_probs, check_scoring, precision_notes
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import (
@@ -21,6 +20,7 @@ from proxima.engine.protocol import (
     EngineSpec,
     Health,
     Request,
+    ServerError,
     WeightUpdate,
 )
 from proxima.model.load import load

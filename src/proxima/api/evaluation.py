@@ -111,7 +111,7 @@ def evaluate(
 
 @dataclass(frozen=True, kw_only=True)
 class EvalOptions:
-    """What `evaluate` and `proxima eval` may be told beside model and recipe; None: the default.
+    """The options of `evaluate` and `proxima eval` besides model and recipe; None: the default.
 
     Args:
         task, data, json_column: the named sets, and where and how to read them; none: the recipe's questions.

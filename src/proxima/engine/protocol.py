@@ -406,3 +406,26 @@ def stop_at(text: str, stop: Sequence[str]) -> int | None:
     """The index where the first stop string starts, or None. The whole text is searched: a stop string may span
     tokens."""
     return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
+
+
+class ServerError(OSError):
+    """A call of an engine's server failed that may succeed later, or at another server.
+
+    Args:
+        url: of the server.
+        call: the path.
+        reason: one line.
+        status: HTTP status of the response; None: no response.
+        retry_after: seconds to wait before a retry, if the server asks for it.
+    """
+
+    def __init__(
+        self, url: str, call: str, reason: str, status: int | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(f"{url}{call}: {reason}")
+        self.url, self.call, self.reason, self.status, self.retry_after = url, call, reason, status, retry_after
+
+    @property
+    def busy(self) -> bool:
+        """True if the server is temporarily overloaded."""
+        return self.status in (429, 503)

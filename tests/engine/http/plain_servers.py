@@ -28,7 +28,7 @@ import torch
 from proxima.data import UserError
 from proxima.data.columns import SamplingMask
 from proxima.data.flow import Prompt
-from proxima.engine.http.client import ServerClient, ServerError
+from proxima.engine.http.client import ServerClient
 from proxima.engine.http.dialect import (
     Chunk,
     Dialect,
@@ -41,7 +41,7 @@ from proxima.engine.http.dialect import (
 from proxima.engine.http.engine import HttpEngine, ServerSpec
 from proxima.engine.http.generation_job import CompletionRules
 from proxima.engine.local.local_engine import collect
-from proxima.engine.protocol import Request, Sampling, WeightUpdate
+from proxima.engine.protocol import Request, Sampling, ServerError, WeightUpdate
 from tests.engine.http.fake_model import (
     LETTERS,
     STOP,

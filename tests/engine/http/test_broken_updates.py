@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from proxima.engine.http import vllm
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, WeightHandover, is_incomplete
 from proxima.engine.http.vllm import VllmDialect, find_vllm_facts
+from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
 

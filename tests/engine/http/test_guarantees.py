@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http.client import Address, ServerClient, ServerError, StreamSize
+from proxima.engine.http.client import Address, ServerClient, StreamSize
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.local.local_engine import collect
-from proxima.engine.protocol import ScoreRequest
+from proxima.engine.protocol import ScoreRequest, ServerError
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
 from tests.engine.http.plain_servers import (
     IN_PLACE,

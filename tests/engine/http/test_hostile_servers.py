@@ -15,13 +15,12 @@ import pytest
 from proxima.data import UserError
 from proxima.data.flow import Prompt
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_checks import introduce
 from proxima.engine.http.vllm import Vllm, find_vllm_facts
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import Request, Sampling, ServerError
 from tests.engine.http.fake_vllm import VOCABULARY, FakeVllm, log_softmax, logits_after
 from tests.engine.http.raw_server import PAUSE, RawServer
 

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.engine.http.client import Address, RefusedError, ServerError
+from proxima.engine.http.client import Address, RefusedError
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.replica import HIGHEST_LIMIT, Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import STREAK, State
+from proxima.engine.protocol import ServerError
 from tests.engine.http.plain_servers import Plain, PlainDialect
 
 BUSY = ServerError("http://h", "/load", "come again", status=429)

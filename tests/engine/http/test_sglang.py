@@ -15,11 +15,11 @@ import torch
 from proxima.data import UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
-from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.sglang import SglangDialect, _StreamReader
-from proxima.engine.protocol import Sampling
+from proxima.engine.protocol import Sampling, ServerError
 from proxima.laws import engine_case
 from proxima.laws.engine_case import chosen_of, log_softmax
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions

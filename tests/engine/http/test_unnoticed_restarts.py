@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.local.local_engine import collect
-from proxima.engine.protocol import ScoreRequest
+from proxima.engine.protocol import ScoreRequest, ServerError
 from tests.engine.http.fake_model import sequence_log_probs
 from tests.engine.http.plain_servers import IN_PLACE, WEIGHTS, check, go_on, held, requests, update
 from tests.processes import until

@@ -12,10 +12,9 @@ import pytest
 from proxima.data import UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.vllm import GENERATE, Vllm, VllmDialect, find_vllm_facts
-from proxima.engine.protocol import Sampling
+from proxima.engine.protocol import Sampling, ServerError
 from proxima.engine.serve.launch import TRANSFER, WORKER
 from tests.engine.http.fake_vllm import FakeVllm, experts_of, log_softmax, logits_after
 

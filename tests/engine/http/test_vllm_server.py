@@ -17,11 +17,11 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from proxima.data import UserError
-from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
 from proxima.engine.http.folder_sync import FolderSync, WeightFolders
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.protocol import Sampling, WeightUpdate
+from proxima.engine.protocol import Sampling, ServerError, WeightUpdate
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
 from tests.engine.http.live_vllm import MODEL, live_server, needs_vllm

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.http import weight_probe
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, WrittenTokens
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
@@ -27,7 +26,7 @@ from proxima.engine.http.weight_probe import (
     probe_tokens,
     trainer_log_prob,
 )
-from proxima.engine.protocol import EngineSetup, WeightUpdate
+from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel

@@ -7,8 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor
-from proxima.engine.http.client import ServerError
-from proxima.engine.protocol import Health
+from proxima.engine.protocol import Health, ServerError
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.training_loop import RunEnded
 

@@ -17,6 +17,7 @@ import httpx
 from proxima.data import UserError, require
 from proxima.data.random import BUSY_SERVER, mix
 from proxima.engine.http.answer_values import error_message, missing, one_line
+from proxima.engine.protocol import ServerError
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
 from proxima.system.secret_values import HIDDEN, is_secret_value
 from proxima.system.web_requests import is_loopback
@@ -29,29 +30,6 @@ TOKEN, SET = 2 << 10, 16  # most bytes per token, and per id of a sampling mask
 EVENT = 16 << 10  # most bytes of an event with one token and all its data
 OK = 200  # the status of a response that was to be JSON and is not
 SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds to wait before retrying a busy server
-
-
-class ServerError(OSError):
-    """A call failed that may succeed later, or at another server.
-
-    Args:
-        url: of the server.
-        call: the path.
-        reason: one line.
-        status: HTTP status of the response; None: no response.
-        retry_after: seconds to wait before a retry, if the server asks for it.
-    """
-
-    def __init__(
-        self, url: str, call: str, reason: str, status: int | None = None, retry_after: float | None = None
-    ) -> None:
-        super().__init__(f"{url}{call}: {reason}")
-        self.url, self.call, self.reason, self.status, self.retry_after = url, call, reason, status, retry_after
-
-    @property
-    def busy(self) -> bool:
-        """True if the server is temporarily overloaded."""
-        return self.status in (429, 503)
 
 
 class RefusedError(UserError):

@@ -3,10 +3,11 @@
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import Dialect, ServerFacts
 from proxima.engine.http.sglang import SglangDialect
 from proxima.engine.http.vllm import VllmDialect
+from proxima.engine.protocol import ServerError
 
 DIALECTS: dict[str, type[Dialect]] = {"vllm": VllmDialect, "sglang": SglangDialect}
 # a call that only this kind has, and a field of its answer

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.data.json_reader import load_json
-from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import WeightHandover, WrittenTokens
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
@@ -41,7 +40,7 @@ from proxima.engine.http.weight_probe import (
     trainer_log_prob,
 )
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
-from proxima.engine.protocol import EngineSetup, WeightUpdate
+from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.images.image_store import image_store
 from proxima.system.atomic_files import ordinary_modes
 

@@ -10,12 +10,13 @@ from typing import Literal
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
-from proxima.engine.http.client import Address, RefusedError, ServerClient, ServerError
+from proxima.engine.http.client import Address, RefusedError, ServerClient
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica_state import ReplicaState, State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
+from proxima.engine.protocol import ServerError
 
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.client import RefusedError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
 from proxima.engine.http.replica import Replica, no_replica_left
@@ -16,7 +16,7 @@ from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
-from proxima.engine.protocol import WeightUpdate
+from proxima.engine.protocol import ServerError, WeightUpdate
 from proxima.engine.serve.servers import Servers
 
 

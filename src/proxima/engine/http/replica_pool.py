@@ -11,14 +11,14 @@ import numpy as np
 
 from proxima.data.columns import Floats, Ints
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.client import RefusedError, ServerError, busy_seconds
+from proxima.engine.http.client import RefusedError, busy_seconds
 from proxima.engine.http.dialect import WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up
 from proxima.engine.http.replica_state import STREAK
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import PauseMode, ScoreRequest
+from proxima.engine.protocol import PauseMode, ScoreRequest, ServerError
 
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified

@@ -7,11 +7,11 @@ from typing import Any
 from proxima.data import FieldError, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
-from proxima.engine.http.client import ServerError, busy_seconds
+from proxima.engine.http.client import busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling
+from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling, ServerError
 from proxima.engine.serve.launch import LAUNCHES
 
 CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does; docs/engines.md has the command)"

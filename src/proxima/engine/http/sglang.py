@@ -35,7 +35,7 @@ from proxima.engine.http.answer_values import (
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
@@ -48,7 +48,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
-from proxima.engine.protocol import PauseMode
+from proxima.engine.protocol import PauseMode, ServerError
 
 GENERATE = "/generate"
 LOAD = "/update_weights_from_disk"

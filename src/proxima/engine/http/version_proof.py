@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from proxima.engine.http.answer_checks import WrongAnswerError
-from proxima.engine.http.client import RefusedError, ServerError
+from proxima.engine.http.client import RefusedError
 from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
+from proxima.engine.protocol import ServerError
 
 
 class VersionProof:

@@ -30,7 +30,7 @@ from proxima.engine.http.answer_values import (
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, ServerError, as_expected
+from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, as_expected
 from proxima.engine.http.dialect import (
     ENDINGS,
     INCOMPLETE,
@@ -45,7 +45,7 @@ from proxima.engine.http.dialect import (
     is_incomplete,
 )
 from proxima.engine.http.engine import ServerSpec
-from proxima.engine.protocol import EngineRequirements, PauseMode
+from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import TRANSFER
 
 GENERATE = "/inference/v1/generate"

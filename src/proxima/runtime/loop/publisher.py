@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor, HookError
-from proxima.engine.http.client import ServerError
-from proxima.engine.protocol import Engine, Health, SleepingEngine, WeightUpdate
+from proxima.engine.protocol import Engine, Health, ServerError, SleepingEngine, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded, RunServices
