@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.engine.http.client import Address, RefusedError
-from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.replica import HIGHEST_LIMIT, Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import STREAK, State
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import ServerError
 from tests.engine.http.plain_servers import Plain, PlainDialect
 
@@ -73,7 +73,7 @@ def some_replica():
 
 def test_a_server_that_hangs_is_asked_to_pause_once():
     """Else a push that is cancelled would wait for two deadlines."""
-    asked, sync = [], FolderSync.__new__(FolderSync)
+    asked, sync = [], WeightSync.__new__(WeightSync)
     sync._proven = set()
 
     async def pause(*_):

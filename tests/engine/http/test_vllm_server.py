@@ -19,8 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.folder_sync import FolderSync, WeightFolders
+from proxima.engine.http.folder_transport import WeightFolders
 from proxima.engine.http.vllm import VllmDialect
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import Sampling, ServerError, WeightUpdate
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
@@ -75,7 +76,7 @@ async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, la
     await DIALECT.load_weights(server.client, server.facts, weights)
 
 
-async def push(sync: FolderSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
+async def push(sync: WeightSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
     await sync.prepare(WeightUpdate(version=version, module=module), label, server.facts.dtype)
     await DIALECT.pause(server.client, server.facts, "keep")
     return await sync.push(server)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from proxima.data import NotFiniteError, UserError
 from proxima.engine.http import weight_probe
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, WrittenTokens
-from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_probe import (
     CONTEXT,
@@ -26,6 +25,7 @@ from proxima.engine.http.weight_probe import (
     probe_tokens,
     trainer_log_prob,
 )
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.load import load
@@ -86,15 +86,15 @@ def loaded(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) ->
 
 
 @asynccontextmanager
-async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> AsyncIterator[FolderSync]:
-    sync = FolderSync(Vllm(probe_tokens=tokens, **settings), EngineSetup.of(loaded, max_length=tokens + 64))
+async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> AsyncIterator[WeightSync]:
+    sync = WeightSync(Vllm(probe_tokens=tokens, **settings), EngineSetup.of(loaded, max_length=tokens + 64))
     try:
         yield sync
     finally:
         await sync.close()
 
 
-async def push(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
+async def push(sync: WeightSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
     await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
     return await sync.push(server)
 
@@ -311,7 +311,7 @@ async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama:
     start = copy.deepcopy(server.model.state_dict())
     async with syncing(llama) as sync:
         await push(sync, server, llama.model)
-        assert sync._perturbed is not None and sync._perturbed_folders is not None
+        assert sync._perturbed is not None and sync.transport is not None
         folder = sync._perturbed.handover.folder
         grow(llama, 1.1)
         await push(sync, server, llama.model, 1)

@@ -172,12 +172,14 @@ class WeightHandover:
         label: the server's name for this version, which distinguishes it from the versions of other runs.
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
         seconds: deadline of each call of the update.
+        size: bytes of the weights.
     """
 
     version: int
     label: str
     folder: Path
     seconds: float = 600.0
+    size: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,13 +11,13 @@ from proxima.data.errors import within
 from proxima.data.flow import Completion
 from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
-from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.server_checks import capabilities_of, check_facts, check_servers_of, introduce
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import (
     Capabilities,
     EngineRequirements,
@@ -51,7 +51,7 @@ class HttpEngine:
     """
 
     def __init__(
-        self, spec: ServerSettings, rules: CompletionRules, sync: FolderSync, servers: Servers | None = None
+        self, spec: ServerSettings, rules: CompletionRules, sync: WeightSync, servers: Servers | None = None
     ) -> None:
         self.spec, self._sync, self._servers = spec, sync, servers
         self._tag = secrets.token_hex(4)
@@ -252,7 +252,7 @@ class ServerSpec(ServerSettings):
             FieldError, UserError: they do not answer, or differ from one another or from the model; see
                 `start_servers`.
         """
-        rules, sync = CompletionRules.of(setup), FolderSync(self, setup)
+        rules, sync = CompletionRules.of(setup), WeightSync(self, setup)
         if self.serve is None:
             return HttpEngine(self, rules, sync)
         with within("serve"):

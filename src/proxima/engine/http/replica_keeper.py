@@ -10,12 +10,13 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http.client import RefusedError
 from proxima.engine.http.dialect import ServerFacts
-from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
 from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.version_proof import mark_confirmed
+from proxima.engine.http.weight_sync import Report, WeightSync, sync_figures
+from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.protocol import ServerError, WeightUpdate
 from proxima.engine.serve.servers import Servers
 
@@ -35,7 +36,7 @@ class ReplicaKeeper:
     """
 
     def __init__(
-        self, pool: ReplicaPool, sync: FolderSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
+        self, pool: ReplicaPool, sync: WeightSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
     ) -> None:
         self.pool, self.sync, self.servers = pool, sync, servers
         self.facts, self.tokenizer, self.tag = facts, tokenizer, tag
@@ -105,14 +106,18 @@ class ReplicaKeeper:
             pool.dispatch()
 
     async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
+        together = PushRound(replicas)
+
         async def push(replica: Replica) -> None:
             try:
-                self.reports.append(await self._push(replica))
+                self.reports.append(await self._push(replica, together))
             except (ServerError, UserError) as error:
                 self.pool.eject(replica, error, "new weights: ")
                 if not isinstance(error, ServerError | RefusedError):
                     raise
                 replica.status.check_soon.set()
+            finally:
+                together.leave(replica)
 
         errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
         away = [r for r in self.pool.replicas if errors.get(r) is None and r.status.state is State.AWAY]
@@ -121,11 +126,11 @@ class ReplicaKeeper:
             if isinstance(error, BaseException) and not others_have_them:
                 raise error
 
-    async def _push(self, replica: Replica) -> Report:
+    async def _push(self, replica: Replica, together: PushRound | None = None) -> Report:
         assert self._newest is not None
         await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
-            return await self.sync.push(replica)
+            return await self.sync.push(replica, together)
 
     # ---- health ------------------------------------------------------------------------------------------------------
 

@@ -1,22 +1,19 @@
-"""Weight sync to servers through a folder that all of them read; a probe verifies each server.
+"""Sends weights through a folder that all servers read.
 
-The folder is a Hugging Face folder. It does not outlive its process for long: the next process removes what a killed
-one has left.
+It is a Hugging Face folder. It does not outlive its process for long: the next process removes what a killed one has
+left.
 """
 
-import asyncio
 import fcntl
 import json
 import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError
@@ -24,24 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.data.columns import Floats
 from proxima.data.json_reader import load_json
-from proxima.engine.http.dialect import WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_probe import (
-    Bound,
-    bound_of,
-    check_distance,
-    first_compared,
-    perturbed,
-    probe_tokens,
-    rounding,
-    trainer_log_prob,
-)
+from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
-from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
-from proxima.model.images.image_store import image_store
+from proxima.engine.protocol import EngineSetup
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"
@@ -53,23 +39,6 @@ ROOM = 1.2  # factor of free memory required for each folder
 PREFIX = "proxima-weights-"
 LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique to each boot of a Linux kernel
-T = TypeVar("T")
-Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
-
-
-@dataclass(frozen=True)
-class StagedWeights:
-    """Weights that servers can read, and the trainer's log-probs under them.
-
-    Args:
-        handover: their folder, with the servers' name for them.
-        expected: [T] log-probs of the probe's tokens.
-        rounding: how far bfloat16 moves these log-probs; None: not computed.
-    """
-
-    handover: WeightHandover
-    expected: Floats
-    rounding: Bound | None = None
 
 
 class WeightFolders:
@@ -149,152 +118,33 @@ class WeightFolders:
         return self._locked.path
 
 
-class FolderSync:
-    """Sends each replica its weights, and verifies that they arrived. Called from the engine's own loop.
-
-    The trainer's weights are written once, and each replica reads them.
-
-    Before its first weights, and before the first ones after a restart, a server gets a perturbed copy. It already has
-    the initial weights, so a part of the model that it fails to load would go unnoticed for a long time: the first real
-    weights hardly differ. The copy is made once, from the first weights, and kept until `close`: servers may return at
-    any moment, when the trainer's model may be in the middle of an update.
-    """
+class FolderTransport:
+    """Writes the weights once, and each server reads them by itself; see `WeightTransport`."""
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
-        self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
-        self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
-        self._images = image_store(setup.tokenizer)
-        self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
-        self._staged: StagedWeights | None = None
-        self._perturbed: StagedWeights | None = None
-        self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
-        self._labels = set[str]()
+        self._folders, self._kept_folders = WeightFolders(root), WeightFolders(root)
 
-    async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
-        """Write the weights, and compute the log-probs that the probe expects.
-
-        Args:
-            dtype: of the servers; None: not reported.
-        """
-        module = update.module
-        self._staged = await self._compute(self._write, module, update.version, label, dtype)
-        if self._perturbed is None:
-            name = f"{label}-perturbed"
-            self._perturbed = await self._compute(self._write_perturbed, module, update.version, name)
-
-    async def push(self, replica: Replica) -> Report:
-        """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
-        The replica is paused and keeps its completions, if any; on return the server may be paused or not.
+    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
+        """See `WeightTransport`. The two newest folders are kept.
 
         Raises:
-            ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
-            UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
+            UserError: the folder can't be written, see `WeightFolders.write`.
         """
-        staged, start = self._staged, monotonic()
-        assert staged is not None
-        metrics = Report()
-        copy = self._perturbed if await self._is_new(replica) else None
-        try:
-            if copy is not None:
-                metrics |= await self._prove(replica, copy)
-                await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, staged)
-        except BaseException:
-            if copy is not None:
-                await self._undo(replica, staged)
-            raise
-        scores = await self._score(replica)
-        try:
-            bound = bound_of(replica.facts, self.spec.probe_bound)
-            version = f"version {staged.handover.version}"
-            metrics |= check_distance(replica.url, version, staged.expected, scores, bound)
-        except UserError:
-            self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
-            raise
-        return metrics | {"bytes": folder_bytes(staged.handover.folder), "seconds": monotonic() - start}
+        folders = self._kept_folders if kept else self._folders
+        folder = folders.write(model, self.setup.tokenizer, label, dtype)
+        seconds = self.spec.weight_seconds
+        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=folder_bytes(folder))
+
+    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+        """See `WeightTransport`."""
+        await replica.dialect.load_weights(replica.client, replica.facts, weights)
 
     async def close(self) -> None:
         """Remove the folders."""
         self._folders.close()
-        self._perturbed_folders.close()
-
-    async def _is_new(self, replica: Replica) -> bool:
-        """Return True if the server does not have our weights, for example after a restart."""
-        if replica.url not in self._proven:
-            return True
-        health = await replica.dialect.health(replica.client, replica.facts)
-        is_ours = health.weight_version is None or health.weight_version in self._labels
-        if not is_ours:
-            self._proven.discard(replica.url)
-        return not is_ours
-
-    async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
-        """Load the perturbed copy, and verify that the server computes with all of it."""
-        await self._load_weights(replica, copy)
-        scores = await self._score(replica)
-        bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
-        metrics = check_distance(replica.url, "the perturbed copy", copy.expected, scores, bound)
-        self._proven.add(replica.url)
-        return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
-
-    async def _undo(self, replica: Replica, staged: StagedWeights) -> None:
-        """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
-        self._proven.discard(replica.url)
-        with suppress(ServerError, UserError):
-            await replica.dialect.pause(replica.client, replica.facts, "keep")
-            try:
-                await self._load_weights(replica, staged)
-            except (ServerError, UserError):
-                await replica.dialect.pause(replica.client, replica.facts, "keep")
-
-    async def _load_weights(self, replica: Replica, weights: StagedWeights) -> None:
-        """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
-        dialect, client, facts = replica.dialect, replica.client, replica.facts
-        await dialect.load_weights(client, facts, weights.handover)
-        self._labels.add(weights.handover.label)
-        interrupt = self.spec.interrupt
-        if interrupt != "keep" or not facts.keeps_kv:  # kept completions keep their cache, which has another salt
-            await dialect.reset_prefix_cache(client, facts, running=interrupt == "recompute")
-        if self._images is not None:
-            await dialect.forget_images(client, facts)
-        await dialect.resume(client, facts)
-
-    async def _score(self, replica: Replica) -> Floats:
-        first = first_compared(self._tokens)
-        return await replica.dialect.score(replica.client, replica.facts, self._shown, first)
-
-    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work in the thread for tensor work, between the trainer's updates."""
-        if self.setup.compute is not None:
-            return await self.setup.compute.run(work, *arguments)
-        return await asyncio.to_thread(work, *arguments)
-
-    def _write(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
-        handover = self._write_folder(self._folders, module, version, label, dtype)
-        return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
-
-    def _write_folder(
-        self, folders: WeightFolders, module: nn.Module, version: int, label: str, dtype: str | None = None
-    ) -> WeightHandover:
-        folder = folders.write(module, self.setup.tokenizer, label, dtype)
-        return WeightHandover(version=version, label=label, folder=folder, seconds=self.spec.weight_seconds)
-
-    def _write_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        with perturbed(module, self._tokens, self._images):
-            handover = self._write_folder(self._perturbed_folders, module, version, label)
-            expected = trainer_log_prob(module, self._tokens, images=self._images)
-            bound = rounding(module, self._tokens, expected, self._images)
-        return StagedWeights(handover, expected, rounding=bound)
-
-
-def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
-    """Combine the figures of several replicas: the largest of each, and the number of replicas. Empty without
-    reports."""
-    names = {name for report in reports for name in report}
-    figures = {name: max(report[name] for report in reports if name in report) for name in names}
-    return figures | {"replicas": len(reports)} if reports else {}
+        self._kept_folders.close()
 
 
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:

@@ -1,0 +1,190 @@
+"""Weight sync: each server gets the new weights and is verified by a probe, whichever way they are sent.
+
+The way is a `WeightTransport`. The proof that the weights arrived is here, and is the same for all of them.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, TypeVar
+
+from torch import nn
+
+from proxima.data import UserError
+from proxima.data.columns import Floats
+from proxima.engine.http.dialect import WeightHandover, WrittenTokens
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weight_probe import (
+    Bound,
+    bound_of,
+    check_distance,
+    first_compared,
+    perturbed,
+    probe_tokens,
+    rounding,
+    trainer_log_prob,
+)
+from proxima.engine.http.weight_transport import TRANSPORTS, PushRound, WeightTransport
+from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
+from proxima.model.images.image_store import image_store
+
+T = TypeVar("T")
+Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """Weights that servers can read, and the trainer's log-probs under them.
+
+    Args:
+        handover: what the transport pushes, with the servers' name for them.
+        expected: [T] log-probs of the probe's tokens.
+        rounding: how far bfloat16 moves these log-probs; None: not computed.
+    """
+
+    handover: WeightHandover
+    expected: Floats
+    rounding: Bound | None = None
+
+
+class WeightSync:
+    """Sends each replica its weights, and verifies that they arrived. Called from the engine's own loop.
+
+    Before its first weights, and before the first ones after a restart, a server gets a perturbed copy. It already has
+    the initial weights, so a part of the model that it fails to load would go unnoticed for a long time: the first real
+    weights hardly differ. The copy is made once, from the first weights, and kept until `close`: servers may return at
+    any moment, when the trainer's model may be in the middle of an update.
+    """
+
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
+        self.spec, self.setup = spec, setup
+        self.transport: WeightTransport = TRANSPORTS["folder"](spec, setup)
+        self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
+        self._images = image_store(setup.tokenizer)
+        self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
+        self._staged: StagedWeights | None = None
+        self._perturbed: StagedWeights | None = None
+        self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
+        self._labels = set[str]()
+
+    async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
+        """Copy the weights for the transport, and compute the log-probs that the probe expects.
+
+        Args:
+            dtype: of the servers; None: not reported.
+        """
+        module, version = update.module, update.version
+        self._staged = await self._compute(self._stage, module, version, label, dtype)
+        if self._perturbed is None:
+            self._perturbed = await self._compute(self._stage_perturbed, module, version, f"{label}-perturbed")
+
+    async def push(self, replica: Replica, together: PushRound | None = None) -> Report:
+        """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
+        The replica is paused and keeps its completions, if any; on return the server may be paused or not.
+
+        Args:
+            together: the replicas that are pushed the newest weights now, if it is not this one alone.
+
+        Raises:
+            ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
+            UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
+        """
+        staged, start = self._staged, monotonic()
+        assert staged is not None
+        metrics = Report()
+        copy = self._perturbed if await self._is_new(replica) else None
+        try:
+            if copy is not None:
+                metrics |= await self._prove(replica, copy)
+                await replica.dialect.pause(replica.client, replica.facts, "keep")
+            await self._load_weights(replica, staged, together)
+        except BaseException:
+            if copy is not None:
+                await self._undo(replica, staged)
+            raise
+        scores = await self._score(replica)
+        try:
+            bound = bound_of(replica.facts, self.spec.probe_bound)
+            version = f"version {staged.handover.version}"
+            metrics |= check_distance(replica.url, version, staged.expected, scores, bound)
+        except UserError:
+            self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
+            raise
+        return metrics | {"bytes": staged.handover.size, "seconds": monotonic() - start}
+
+    async def close(self) -> None:
+        """Remove the copies of the weights."""
+        await self.transport.close()
+
+    async def _is_new(self, replica: Replica) -> bool:
+        """Return True if the server does not have our weights, for example after a restart."""
+        if replica.url not in self._proven:
+            return True
+        health = await replica.dialect.health(replica.client, replica.facts)
+        is_ours = health.weight_version is None or health.weight_version in self._labels
+        if not is_ours:
+            self._proven.discard(replica.url)
+        return not is_ours
+
+    async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
+        """Load the perturbed copy, and verify that the server computes with all of it."""
+        await self._load_weights(replica, copy)
+        scores = await self._score(replica)
+        bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
+        metrics = check_distance(replica.url, "the perturbed copy", copy.expected, scores, bound)
+        self._proven.add(replica.url)
+        return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
+
+    async def _undo(self, replica: Replica, staged: StagedWeights) -> None:
+        """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
+        self._proven.discard(replica.url)
+        with suppress(ServerError, UserError):
+            await replica.dialect.pause(replica.client, replica.facts, "keep")
+            try:
+                await self._load_weights(replica, staged)
+            except (ServerError, UserError):
+                await replica.dialect.pause(replica.client, replica.facts, "keep")
+
+    async def _load_weights(self, replica: Replica, weights: StagedWeights, together: PushRound | None = None) -> None:
+        """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
+        await self.transport.push(replica, weights.handover, together)
+        dialect, client, facts = replica.dialect, replica.client, replica.facts
+        self._labels.add(weights.handover.label)
+        interrupt = self.spec.interrupt
+        if interrupt != "keep" or not facts.keeps_kv:  # kept completions keep their cache, which has another salt
+            await dialect.reset_prefix_cache(client, facts, running=interrupt == "recompute")
+        if self._images is not None:
+            await dialect.forget_images(client, facts)
+        await dialect.resume(client, facts)
+
+    async def _score(self, replica: Replica) -> Floats:
+        first = first_compared(self._tokens)
+        return await replica.dialect.score(replica.client, replica.facts, self._shown, first)
+
+    async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run work in the thread for tensor work, between the trainer's updates."""
+        if self.setup.compute is not None:
+            return await self.setup.compute.run(work, *arguments)
+        return await asyncio.to_thread(work, *arguments)
+
+    def _stage(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
+        handover = self.transport.prepare(module, version, label, dtype, kept=False)
+        return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
+
+    def _stage_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
+        with perturbed(module, self._tokens, self._images):
+            handover = self.transport.prepare(module, version, label, None, kept=True)
+            expected = trainer_log_prob(module, self._tokens, images=self._images)
+            bound = rounding(module, self._tokens, expected, self._images)
+        return StagedWeights(handover, expected, rounding=bound)
+
+
+def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
+    """Combine the figures of several replicas: the largest of each, and the number of replicas. Empty without
+    reports."""
+    names = {name for report in reports for name in report}
+    figures = {name: max(report[name] for report in reports if name in report) for name in names}
+    return figures | {"replicas": len(reports)} if reports else {}

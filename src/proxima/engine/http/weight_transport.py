@@ -1,0 +1,86 @@
+"""Ways to send weights to servers: `WeightTransport`, and the table of its kinds.
+
+To write another one: (1) a file with a class that has `prepare`, `push` and `close`; (2) a line in `TRANSPORTS`;
+(3) if the server has other calls for it, they go into its dialect (`vllm.py`, `sglang.py`), (4) and what runs inside
+a vLLM server into `in_server/proxima_vllm_worker.py`. `folder_transport.py` is an example.
+
+A transport moves bytes and proves nothing. `weight_sync.py` does the rest around it: it pauses and resumes the server,
+empties its caches, and compares its log-probs with the trainer's. It relies on this:
+
+- `prepare` reads the model's parameters, and is called in the thread for tensor work. It takes a copy that outlives the
+  next optimizer step: a server that returns is sent the newest weights while the trainer is in the middle of an update.
+  No GPU memory is needed for it; the copy may be in host memory or on a disk.
+- `push` is called in the engine's event loop and must not block it; the server is paused. Either the server has all of
+  the weights and reports their label, or `push` raises. A server that keeps a part of them must say so by a label that
+  `is_incomplete`; nothing then resumes it before it has whole weights again.
+- Each wait ends by itself, after `WeightHandover.seconds` or earlier. A `push` may be cancelled at any await.
+- The first weights are followed by a perturbed copy of them with `kept=True`. It is pushed to every server that is new,
+  at any time until `close`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import nn
+
+from proxima.data.kinds import Kinds
+from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.replica import Replica
+
+TRANSPORTS = Kinds({"folder": "proxima.engine.http.folder_transport:FolderTransport"})
+
+
+class PushRound:
+    """Replicas that are pushed the same weights at the same time, for a transport that sends to all of them at once."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.members = list[Replica]()  # those that have arrived
+        self._missing = set(replicas)
+        self._complete = asyncio.Event()
+
+    async def arrive(self, replica: Replica) -> None:
+        """Return when every replica has arrived or left."""
+        if replica in self._missing:
+            self.members.append(replica)
+            self.leave(replica)
+        await self._complete.wait()
+
+    def leave(self, replica: Replica) -> None:
+        """Do not wait for this replica any longer. May be called twice."""
+        self._missing.discard(replica)
+        if not self._missing:
+            self._complete.set()
+
+
+class WeightTransport(Protocol):
+    """A way to send weights to servers; see the top of this file for what is expected of it. It is built with the
+    `ServerSettings` of the recipe and the `EngineSetup`."""
+
+    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
+        """Copy the model's weights, with adapters merged and tied ones once, so that they can be pushed.
+
+        Args:
+            label: the servers' name for them, which no other version has had.
+            dtype: of the copy, by the servers' name: `bfloat16` and the like; None: unchanged.
+            kept: keep the copy until `close`. Others are kept at least until the next one has been pushed.
+
+        Raises:
+            UserError: there is no room for the copy, or the dtype is not supported.
+        """
+        ...
+
+    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+        """Load weights into a paused server, and tell it their label.
+
+        Args:
+            together: the replicas that are pushed these weights now, this one among them; None: this one alone.
+
+        Raises:
+            ServerError: a call failed, or the deadline has passed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Remove all copies."""
+        ...
