@@ -5,7 +5,7 @@ import io
 from proxima.evaluation.intervals import Interval
 from proxima.evaluation.question_pairs import PairedComparison
 from proxima.view.eval_tables import EvalProgress, comparison_table, results_table, verdict
-from proxima.view.terminal import StageProgress
+from proxima.view.stage_progress import StageProgress
 from tests.manual_clock import ManualClock
 from tests.terminal import Terminal
 

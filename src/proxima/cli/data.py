@@ -20,7 +20,7 @@ from proxima.data import UserError
 from proxima.data.errors import suggestion
 from proxima.prepare.catalog import SOURCES, Conflicts, Part, PrepareOptions
 from proxima.view.formatting import visible
-from proxima.view.terminal import StageProgress
+from proxima.view.stage_progress import StageProgress
 
 DATA = Path("data")
 SOURCE = "dapo-math, gsm8k, aime (both years), amc23, math (with math500), or a part: aime24, math500 …"

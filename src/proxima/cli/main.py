@@ -19,8 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run
-    if argv is None and "RANK" not in os.environ and words[:1] == ["train"]:
-        gc.disable()  # until a run has loaded its model: traversing a million imported objects takes half a second
+    if argv is None and "RANK" not in os.environ and words[:1] in (["train"], ["explain"]):
+        # Traversing a million imported objects takes half a second. A run enables it when its model is loaded.
+        gc.disable()
     return exit_code(lambda: _call(words)())
 
 

@@ -27,7 +27,7 @@ def train_recipe(
     Raises:
         UserError: the recipe is wrong.
     """
-    from proxima.api.training import train_from_shell
+    from proxima.cli.train_run import train_from_shell
 
     if rollouts is not None:
         override = [*override, f"rollouts={json.dumps(rollouts)}"]

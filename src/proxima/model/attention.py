@@ -25,6 +25,7 @@ from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
 from proxima.model.architecture import TextConfig, optional_attribute
 from proxima.model.fused import fused_states, is_plain
+from proxima.model.moe import RoutingPass
 
 NAME = "proxima_packed"
 HALF = (torch.bfloat16, torch.float16)
@@ -33,22 +34,46 @@ SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary produ
 SHORTEST = 4
 
 
-def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+@dataclass(frozen=True)
+class ShownImages:
+    """A packed batch with images, as a decoder reads it.
+
+    Args:
+        inputs: arguments of the decoder in place of the tokens and their positions.
+        segments: those in which the patches of an image attend to one another; None: every token attends causally.
+    """
+
+    inputs: dict[str, Any]
+    segments: "Segments | None" = None
+
+
+def hidden_packed(
+    backbone: nn.Module, batch: PackedBatch, routing: RoutingPass | None = None, images: ShownImages | None = None
+) -> Tensor:
     rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
-    suits = rounds and not more and batch.tokens.device.type == "cpu" and is_plain(backbone)
+    is_text = routing is None and images is None
+    suits = rounds and is_text and batch.tokens.device.type == "cpu" and is_plain(backbone)
     if suits and (states := fused_states(backbone, batch)) is not None:
         return states
-    segments = more.pop("segments", None) or Segments(batch)
-    return packed_states(backbone, batch, segments=segments, **more)
+    segments = None if images is None else images.segments
+    return packed_states(backbone, batch, routing, images, segments=segments or Segments(batch))
 
 
 def packed_states(
-    backbone: nn.Module, batch: PackedBatch, *, inputs: dict[str, Any] | None = None, **more: Any
+    backbone: nn.Module,
+    batch: PackedBatch,
+    routing: RoutingPass | None,
+    images: ShownImages | None,
+    *,
+    segments: "Segments | None" = None,
+    attend: Callable[..., Tensor] | None = None,
 ) -> Tensor:
-    """The states that predict the response tokens, with the packed axis as one row; `inputs`: those of the decoder, if
-    they are not the tokens and their positions."""
-    given = inputs or {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
-    answer = backbone(**given, use_cache=False, **more)
+    """The states that predict the response tokens, with the packed axis as one row. `segments` and `attend` are those
+    of `packed_attention`."""
+    tokens = {"input_ids": batch.tokens[None], "position_ids": batch.position[None]}
+    inputs = tokens if images is None else images.inputs
+    passed = {"routing": routing, "segments": segments, "attend": attend}
+    answer = backbone(**inputs, use_cache=False, **{name: value for name, value in passed.items() if value is not None})
     hidden: Tensor = answer.last_hidden_state[0]
     return hidden.index_select(0, batch.predict)
 
@@ -236,7 +261,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     return states.transpose(1, 2)
 
 
-def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+def hidden_varlen(
+    backbone: nn.Module, batch: PackedBatch, routing: RoutingPass | None = None, images: ShownImages | None = None
+) -> Tensor:
     """Torch's flash attention for sequences of different lengths, on a GPU.
 
     Raises:
@@ -244,7 +271,8 @@ def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     """
     if backbone.training and TextConfig.of(backbone.config).attention_dropout:
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
-    return packed_states(backbone, batch, attend=_flash_attention(batch), **more)
+    segments = None if images is None else images.segments
+    return packed_states(backbone, batch, routing, images, segments=segments, attend=_flash_attention(batch))
 
 
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -282,12 +310,12 @@ def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
         _require_flash(q)
         keys, values = (x.index_select(0, seen) for x in (k, v))
-        how: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        options: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
         if takes_groups:
-            how["enable_gqa"] = q.shape[1] != k.shape[1]
+            options["enable_gqa"] = q.shape[1] != k.shape[1]
         elif q.shape[1] != k.shape[1]:
             keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
-        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), **how)
+        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), **options)
         attended: Tensor = out
         return attended
 
@@ -306,9 +334,11 @@ def _require_flash(query: Tensor) -> None:
         raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")
 
 
-def hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+def hidden_padded(
+    backbone: nn.Module, batch: PackedBatch, routing: RoutingPass | None = None, images: ShownImages | None = None
+) -> Tensor:
     """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
-    if "routing" in more:
+    if routing is not None:
         raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
     cut, parent = batch.edges, batch.parents
     spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]

@@ -222,13 +222,9 @@ class PackedModel:
 
     def hidden(self, batch: PackedBatch, routing: RoutingPass | None = None) -> Tensor:
         """[N, D] the states that predict the response tokens; to be called within `run`, under `autocast`."""
-        routing = routing or self.routing(batch)
-        more: dict[str, Any] = {} if routing is None else {"routing": routing}
-        if self.images is not None:
-            more |= self.images.of_batch(batch)
+        images = None if self.images is None else self.images.of_batch(batch)
         compute = ATTENTION[self.attention] if self.context is None else self.context.hidden
-        states: Tensor = compute(self.backbone, batch, **more)
-        return states
+        return compute(self.backbone, batch, routing or self.routing(batch), images)
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> RoutingPass | None:
         """The routing of a forward pass with `outputs`; None where its routers choose once and their choices are not

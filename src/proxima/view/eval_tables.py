@@ -27,7 +27,8 @@ from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
-from proxima.view.terminal import Format, StageProgress, table_as, table_text
+from proxima.view.stage_progress import StageProgress
+from proxima.view.terminal import Format, table_as, table_text
 
 LINE = 300  # characters of a question, and of an answer, on a line
 MUCH = 0.05  # minimum share of truncated or unanswered texts that is reported

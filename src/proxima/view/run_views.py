@@ -12,7 +12,7 @@ from proxima.view.formatting import fixed, percent, write_safely
 from proxima.view.log_lines import LogFile, LogLines
 from proxima.view.microscope.viewer_process import ViewerObserver
 from proxima.view.report import write_report
-from proxima.view.terminal import StageProgress
+from proxima.view.stage_progress import StageProgress
 from proxima.view.trackers.protocol import Tracker
 from proxima.view.trackers.tracker_observer import TrackerObserver
 

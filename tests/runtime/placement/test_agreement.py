@@ -80,7 +80,7 @@ def test_files_are_compared_between_nodes() -> None:
 
 
 def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
-    from proxima.api.training import resolve_run
+    from proxima.api.run_start import resolve_run
 
     monkeypatch.setattr(rendezvous, "lack_of_space", lambda shared: f"{shared} bytes")
     words = ["seed=7", f"model.path={tiny_model()}"]  # the recipe's own model would be downloaded

@@ -72,5 +72,5 @@ def test_without_the_server_it_is_refused_before_the_run(monkeypatch):
 
 def test_a_run_loads_no_web_server():
     """starlette and uvicorn are of the extra `serve`; the viewer has a process of its own."""
-    code = "import sys, proxima.api.training; print(*{'starlette', 'uvicorn'} & set(sys.modules))"
+    code = "import sys, proxima.cli.train_run; print(*{'starlette', 'uvicorn'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

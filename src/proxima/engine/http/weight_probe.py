@@ -113,7 +113,7 @@ def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
         else:
             batch = pack([Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])]).to(ids.device)
             reader = ImageReader(module, images, trained=True)  # nothing is kept, and gradients reach the tower
-            hidden = ATTENTION["packed"](backbone, batch, **reader.of_batch(batch))
+            hidden = ATTENTION["packed"](backbone, batch, images=reader.of_batch(batch))
         return token_log_prob(hidden, weight.to(hidden.dtype), ids[first:], bias=head.bias).log_prob
 
 

@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.data.image_tokens import image_and_patch, image_starts
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.model.architecture import optional_attribute
-from proxima.model.attention import Segments
+from proxima.model.attention import Segments, ShownImages
 from proxima.model.images.image_store import ImageStore
 
 KEPT = 1 << 16  # most tokens whose features are kept
@@ -35,14 +35,14 @@ class ImageReader:
         self.three_axes = hasattr(self.core, "get_rope_index")
         self._features: dict[int, list[Tensor]] = {}
 
-    def of_batch(self, batch: PackedBatch) -> dict[str, Any]:
-        """What a pass over a packed batch gets besides the batch."""
+    def of_batch(self, batch: PackedBatch) -> ShownImages:
+        """The images of a packed batch."""
         position = self._batch_position(batch) if self.three_axes else batch.position
-        more: dict[str, Any] = {"inputs": self.inputs(batch.tokens, position)}
-        if self.joined:
-            image = torch.from_numpy(image_starts(batch.tokens.cpu().numpy()))
-            more["segments"] = Segments(batch, image.to(batch.tokens.device))
-        return more
+        inputs = self.inputs(batch.tokens, position)
+        if not self.joined:
+            return ShownImages(inputs)
+        image = torch.from_numpy(image_starts(batch.tokens.cpu().numpy()))
+        return ShownImages(inputs, Segments(batch, image.to(batch.tokens.device)))
 
     def forget(self) -> None:
         """Compute features anew: the weights have changed."""
@@ -73,7 +73,7 @@ class ImageReader:
         embedded = self.core.get_input_embeddings()(tokens.clamp(min=0)[None])
         shown = tokens < 0
         image, patch = image_and_patch(tokens[shown].cpu().numpy())
-        more: dict[str, Any] = {}
+        features_of_layers: dict[str, Any] = {}
         if len(image):
             numbers, which = np.unique(image, return_inverse=True)
             features = [self._features_of(number) for number in numbers.tolist()]
@@ -81,8 +81,8 @@ class ImageReader:
             rows = torch.from_numpy(starts[which] + patch).to(tokens.device)
             embeds, *deep = (torch.cat(parts)[rows] for parts in zip(*features, strict=True))
             embedded = embedded.masked_scatter(shown[None, :, None], embeds.to(embedded.dtype))
-            more = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": deep} if deep else {}
-        return {"inputs_embeds": embedded, "position_ids": position[..., None, :], **more}
+            features_of_layers = {"visual_pos_masks": shown[None], "deepstack_visual_embeds": deep} if deep else {}
+        return {"inputs_embeds": embedded, "position_ids": position[..., None, :], **features_of_layers}
 
     def _batch_position(self, batch: PackedBatch) -> Tensor:
         tokens, position = batch.tokens.cpu().numpy(), batch.position.cpu().numpy()

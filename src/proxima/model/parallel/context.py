@@ -29,7 +29,8 @@ from proxima.data import FieldError, require
 from proxima.data.field_checks import tensor_hints
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.transfer import to_device
-from proxima.model.attention import Segments, attend_segments, packed_states
+from proxima.model.attention import Segments, ShownImages, attend_segments, packed_states
+from proxima.model.moe import RoutingPass
 from proxima.model.parallel.mesh import add_parts, exchange, meshes_of
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.proof import proof_of
@@ -102,10 +103,13 @@ class ContextGroup:
         rows_of_all = wide.new_zeros(count, *own.shape[1:]).index_copy(0, rows, wide)
         return add_parts(rows_of_all, self.group).to(own.dtype)
 
-    def hidden(self, backbone: nn.Module, part: PackedBatch, **more: Any) -> Tensor:
+    def hidden(
+        self, backbone: nn.Module, part: PackedBatch, routing: RoutingPass | None, images: ShownImages | None
+    ) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
         attend = partial(self._attend, Segments(part), part.edges[-1])
-        return packed_states(backbone, part, attend=attend, **more)
+        segments = None if images is None else images.segments
+        return packed_states(backbone, part, routing, images, segments=segments, attend=attend)
 
     def _attend(self, segments: Segments, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
         """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], computed as some heads of all L

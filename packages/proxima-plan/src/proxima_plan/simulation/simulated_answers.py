@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from proxima.config.resolved import Resolved
 from proxima.view.formatting import NONE, count, fixed, percent
-from proxima.view.terminal import StageProgress, table_text
+from proxima.view.stage_progress import StageProgress
+from proxima.view.terminal import table_text
 from proxima_plan.answers import Answer
 from proxima_plan.devices import Devices
 from proxima_plan.simulation.lags import SimulatedCell, simulate_lags

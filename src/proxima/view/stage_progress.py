@@ -1,0 +1,57 @@
+"""The progress of a stage, on one line of a terminal."""
+
+from typing import TextIO
+
+from proxima.runtime.watch.clock import Clock
+from proxima.view.formatting import PATIENCE, count, duration, write_safely
+
+INTERVAL = 0.1  # minimum seconds between two updates of the progress on a terminal
+
+
+class StageProgress:
+    """Progress of a stage: on a terminal an updated line with rate, time left and a bar; otherwise a new line every
+    `patience` seconds."""
+
+    def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
+        self._stream, self._clock, self._live = stream, clock or Clock(), stream.isatty()
+        self._wait = INTERVAL if self._live else patience
+        self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
+
+    def begin(self, stage: str) -> None:
+        """Start timing a stage."""
+        self._stage, self._start, self._last_output = stage, self._clock.now(), self._clock.now()
+
+    def update(self, stage: str, done: int, total: int | None, unit: str = "") -> None:
+        """Report `done` of `total`, None if unknown; a new name begins a new stage."""
+        if stage != self._stage:
+            self.begin(stage)
+        if self._clock.now() - self._last_output < self._wait:
+            return
+        rate = done / max(self._clock.now() - self._start, 1e-9)
+        left = f"   eta {duration((total - done) / rate)}" if rate and total and done < total else ""
+        of = f"/{count(total)}" if total else ""
+        text = f"{stage}  {count(done)}{of} {unit}".rstrip() + f"   {rate:,.1f}/s{left}"
+        self.show(text, done / total if total else None)
+
+    def show(self, text: str, share: float | None = None) -> None:
+        """Write the text now, on a terminal in place of the previous one; `share` adds a bar."""
+        self._last_output = self._clock.now()
+        self.clear()
+        if not self._live:
+            self.write(text)
+            return
+        filled = round(24 * (share or 0.0))
+        line = text if share is None else f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
+        self._width = len(line)
+        write_safely(self._stream, line)
+
+    def write(self, line: str) -> None:
+        """Write a permanent line."""
+        self.clear()
+        write_safely(self._stream, f"{line}\n")
+
+    def clear(self) -> None:
+        """Erase the progress line; also called after Ctrl-C."""
+        if self._width:
+            write_safely(self._stream, f"\r{' ' * self._width}\r")
+            self._width = 0
