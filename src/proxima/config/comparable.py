@@ -39,7 +39,7 @@ class FieldClass(Enum):
 
 _PATHS: Mapping[FieldClass, str] = {
     FieldClass.LABEL: """algorithm.preset engine.allow_remote engine.threads engine.token_env engine.url
-        engine.weight_folder eval.metric folder monitor placement runtime.threads view""",
+        engine.transfer engine.weight_folder eval.metric folder monitor placement runtime.threads view""",
     FieldClass.METHOD: """algorithm engine engine.serve.arguments engine.serve.dtype engine.serve.log_probs reward
         runtime sampling train""",
     FieldClass.CHECKPOINTED: """runtime.max_concurrent_rollouts runtime.max_lag train.completions_per_prompt

@@ -62,7 +62,7 @@ class FakeVllm:
         processed: bool = True,
         generate: bool = True,
         control: bool = True,
-        backend: str | None = "proxima_folder",
+        backend: str | None = "proxima",
         sleeps: bool = False,
         routes: bool = False,
         workers: Sequence[FakeWorker] = (),

@@ -123,12 +123,12 @@ class FakeWorker:
 
     def __init__(self, module: ModuleType, layers: int = 3, width: int = 8) -> None:
         self.model = FakeModel(layers, width)
-        self.engine = module.FolderEngine(self.model)
+        self.engine = module.ProximaEngine(self.model)
         self.module, self.active = module, False
 
     def call(self, path: str, body: Any) -> None:
         if path == "/init_weight_transfer_engine":
-            self.engine.init_transfer_engine(self.module.FolderInit())
+            self.engine.init_transfer_engine(self.module.Init())
         elif path == "/start_weight_update":
             if self.active:
                 raise RuntimeError("already active. Call finish_weight_update first")
@@ -138,7 +138,7 @@ class FakeWorker:
             raise RuntimeError("no update is active")
         elif path == "/update_weights":
             try:
-                self.engine.receive_weights(self.module.FolderBucket(**body["update_info"]))
+                self.engine.update_weights(body["update_info"])
             except BaseException:
                 self.active = False
                 raise
@@ -152,6 +152,11 @@ class _Engine:
 
     def __init__(self, model: FakeModel) -> None:
         self.model, self.model_config = model, SimpleNamespace(quantization=None)
+        self.device = torch.device("cpu")
+        self.parallel_config = SimpleNamespace(data_parallel_index=0, world_size=1, rank=0)
+
+    def parse_update_info(self, info: dict[str, Any]) -> Any:
+        return self.update_info_cls(**info)  # type: ignore[attr-defined]
 
 
 class _Head(nn.Module):

@@ -1,6 +1,6 @@
 """The differences between servers: their calls and their capabilities."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -46,6 +46,9 @@ class ServerFacts:
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
         batch_invariant: a completion with a seed does not depend on the other running requests.
+        transfers: the ways of `engine.transfer` to send it weights.
+        workers: processes that hold its weights, each of which receives them.
+        device: of its weights, `cpu` or `cuda`; None: not reported.
         sleeps: it can release its devices and take them again; see `Dialect.sleep`.
         more: further facts, shown by `proxima engine probe`, one line each.
     """
@@ -65,6 +68,9 @@ class ServerFacts:
     latest_routes: bool = False
     batch_invariant: bool = False
     sleeps: bool = False
+    transfers: tuple[str, ...] = ("folder",)
+    workers: int = 1
+    device: str | None = None
     more: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -164,6 +170,30 @@ class Chunk(Columns):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupMember:
+    """A server in a process group; rank 0 is the trainer, which broadcasts from there.
+
+    Args:
+        name: of the group, which no other group has had.
+        host, port: of the trainer's TCPStore, as the server reaches it.
+        rank: of the server's first worker.
+        size: number of members, the trainer included.
+        backend: `gloo` or `nccl`.
+        seconds: deadline of each collective.
+        reused: the server is in the group already.
+    """
+
+    name: str
+    host: str
+    port: int
+    rank: int
+    size: int
+    backend: str
+    seconds: float
+    reused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class WeightHandover:
     """New weights for a server.
 
@@ -173,6 +203,9 @@ class WeightHandover:
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
         seconds: deadline of each call of the update.
         size: bytes of the weights.
+        updates: for proxima's worker in a vLLM server, what each call of its weight API is given, see `receive_weights`
+            there; None: the files of the folder.
+        group: the process group over which the bytes come, if they do.
     """
 
     version: int
@@ -180,6 +213,8 @@ class WeightHandover:
     folder: Path
     seconds: float = 600.0
     size: int = 0
+    updates: Callable[[], AsyncIterator[Mapping[str, Any]]] | None = None
+    group: "GroupMember | None" = None
 
 
 @dataclass(frozen=True, kw_only=True)

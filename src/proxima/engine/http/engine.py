@@ -91,6 +91,9 @@ class HttpEngine:
         )
         self._pool = ReplicaPool(replicas, spec)
         self._pool.events += [f"engine: {replica.url} is out of service: {replica.status.reason}" for replica in away]
+        if first.takes_weights:
+            line = self._sync.choose([replica.facts for replica in replicas if replica.in_service])
+            self._pool.events += [line] if line else []
         self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
 
     @property

@@ -25,6 +25,7 @@ from proxima.data.json_reader import load_json
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weight_buckets import Buckets, write_buckets
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.engine.protocol import EngineSetup
@@ -49,9 +50,11 @@ class WeightFolders:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
+        buckets: write the weights as `weight_buckets` instead, without config and tokenizer.
     """
 
-    def __init__(self, root: Path | None = None) -> None:
+    def __init__(self, root: Path | None = None, *, buckets: bool = False) -> None:
+        self._buckets = buckets
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self.kept = list[Path]()  # the existing folders, newest last
@@ -77,9 +80,12 @@ class WeightFolders:
         try:
             folder = self._place(size) / name
             folder.mkdir()
-            for file, content in model_as_files(model, tokenizer).items():
-                (folder / file).write_bytes(content)
-            _write_weights(model, folder, written_as)
+            if self._buckets:
+                write_buckets(model, folder, written_as)
+            else:
+                for file, content in model_as_files(model, tokenizer).items():
+                    (folder / file).write_bytes(content)
+                _write_weights(model, folder, written_as)
             ordinary_modes(folder)  # the server may run as another user
         except (OSError, SafetensorError) as error:
             if folder is not None:
@@ -121,10 +127,12 @@ class WeightFolders:
 class FolderTransport:
     """Writes the weights once, and each server reads them by itself; see `WeightTransport`."""
 
+    buckets = False  # write `weight_buckets` in place of a Hugging Face folder
+
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
-        self._folders, self._kept_folders = WeightFolders(root), WeightFolders(root)
+        self._folders, self._kept_folders = (WeightFolders(root, buckets=self.buckets) for _ in range(2))
 
     def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
         """See `WeightTransport`. The two newest folders are kept.
@@ -134,8 +142,9 @@ class FolderTransport:
         """
         folders = self._kept_folders if kept else self._folders
         folder = folders.write(model, self.setup.tokenizer, label, dtype)
+        size = Buckets(folder).weight_bytes if self.buckets else folder_bytes(folder)
         seconds = self.spec.weight_seconds
-        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=folder_bytes(folder))
+        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
 
     async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
         """See `WeightTransport`."""

@@ -40,6 +40,9 @@ class ServerSettings(EngineSpec):
             an update over the same set of tokens.
         routed_experts: for a mixture of experts, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
+        transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL. `ipc`: from memory of this
+            machine that trainer and server share. `folder`: files that each server reads. `auto`: `ipc` on a shared
+            GPU, else `group` where every server has proxima's worker, else `folder`.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
@@ -64,6 +67,7 @@ class ServerSettings(EngineSpec):
     untruncated: Literal["score", "absent"] = "score"
     sampling_mask: bool = False
     routed_experts: bool = False
+    transfer: Literal["auto", "folder", "group", "ipc"] = "auto"
     weight_folder: str | None = None
     probe_tokens: int = 256
     probe_bound: float | None = None

@@ -122,20 +122,18 @@ class VllmDialect(Dialect):
         await client.post("/resume")
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights by the server's weight-transfer API, file by file, and set their label. From the start to
+        """Load the weights by the server's weight-transfer API, and set their label. From the start to
         the end the label is `INCOMPLETE`, which it stays if the update is broken off.
 
         Raises:
             ServerError: a call failed, or the weights are gone; the server has no new weights, or incomplete ones.
         """
-        if not (files := sorted(weights.folder.glob("*.safetensors"))):
-            raise ServerError(client.url, "", f"no weights are left in {weights.folder}")
+        updates = _files_of(client.url, weights) if weights.updates is None else weights.updates()
         await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
         await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
         await start_update(client, weights.seconds)
-        for file in files:
-            bucket = {"file": str(file), "last": file == files[-1]}
-            await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds, alone=True)
+        async for update in updates:
+            await client.post("/update_weights", {"update_info": update}, seconds=weights.seconds, alone=True)
         finish = {"weight_version": weights.label}
         await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
 
@@ -288,6 +286,11 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         longest = None if longest is None else whole(longest, "max_model_len", 1)
     settings = await _optional(client.get("/server_info?config_format=json")) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
+    parallel, workers = _of(config, "parallel_config"), None
+    if (size := _of(parallel, "world_size")) is not None:
+        workers = whole(size, "world_size", 1) * whole(
+            _of(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
+        )
     first = await _first_choice(client)
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
@@ -312,8 +315,23 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
         sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
+        transfers=("folder",) if workers is None else ("folder", "group", "ipc"),
+        workers=workers or 1,
+        device=device,
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
     )
+
+
+async def _each(updates: Sequence[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
+    for update in updates:
+        yield update
+
+
+def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, Any]]:
+    """The updates that a folder consists of, one for each file."""
+    if not (files := sorted(weights.folder.glob("*.safetensors"))):
+        raise ServerError(url, "", f"no weights are left in {weights.folder}")
+    return _each([{"file": str(file), "last": file == files[-1]} for file in files])
 
 
 async def _wake(client: ServerClient) -> bool:

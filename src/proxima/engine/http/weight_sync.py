@@ -14,7 +14,7 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.dialect import WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import ServerFacts, WeightHandover, WrittenTokens
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_probe import (
@@ -27,7 +27,7 @@ from proxima.engine.http.weight_probe import (
     rounding,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_transport import TRANSPORTS, PushRound, WeightTransport
+from proxima.engine.http.weight_transport import TRANSPORTS, PushRound, WeightTransport, choose_transport
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.images.image_store import image_store
 
@@ -61,7 +61,7 @@ class WeightSync:
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
-        self.transport: WeightTransport = TRANSPORTS["folder"](spec, setup)
+        self.transport: WeightTransport = TRANSPORTS["folder"](spec, setup)  # until `choose`
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
@@ -69,6 +69,17 @@ class WeightSync:
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
         self._labels = set[str]()
+
+    def choose(self, facts: Sequence[ServerFacts]) -> str:
+        """Choose the transport for these servers. Returns a line for the user.
+
+        Raises:
+            FieldError: not all servers have the one that the recipe names.
+        """
+        kind, reason = choose_transport(self.spec, facts)
+        if kind != "folder":
+            self.transport = TRANSPORTS[kind](self.spec, self.setup)
+        return f"engine: new weights go by {kind}: {reason}"
 
     async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
         """Copy the weights for the transport, and compute the log-probs that the probe expects.

@@ -20,15 +20,52 @@ empties its caches, and compares its log-probs with the trainer's. It relies on 
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
+import torch
 from torch import nn
 
+from proxima.data import FieldError
 from proxima.data.kinds import Kinds
-from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.dialect import ServerFacts, WeightHandover
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.server_settings import ServerSettings
+from proxima.system.web_requests import is_loopback
 
-TRANSPORTS = Kinds({"folder": "proxima.engine.http.folder_transport:FolderTransport"})
+TRANSPORTS = Kinds(
+    {
+        "folder": "proxima.engine.http.folder_transport:FolderTransport",
+        "group": "proxima.engine.http.group_transport:GroupTransport",
+        "ipc": "proxima.engine.http.ipc_transport:IpcTransport",
+    }
+)
+
+
+def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tuple[str, str]:
+    """The kind of transport for these servers, and the reason.
+
+    Raises:
+        FieldError: not all servers have the one that the recipe names.
+    """
+    offered = set(TRANSPORTS).intersection(*(server.transfers for server in facts))
+    local = all(is_loopback(urlsplit(url).hostname or "") for url in spec.urls)
+    if spec.transfer != "auto":
+        if spec.transfer not in offered:
+            reason = "is not offered by every server"
+            raise FieldError("transfer", spec.transfer, reason, remedy=f"use {', '.join(sorted(offered))} or auto")
+        if spec.transfer == "ipc" and not local:
+            reason = "needs servers on this machine"
+            raise FieldError("transfer", spec.transfer, reason, remedy="use group, folder or auto")
+        return spec.transfer, "set by engine.transfer"
+    if spec.weight_folder is not None:
+        return "folder", "engine.weight_folder is set"
+    on_gpu = torch.cuda.is_available() and all(server.device == "cuda" for server in facts)
+    if "ipc" in offered and local and on_gpu and torch.cuda.device_count() == 1:
+        return "ipc", "servers and trainer share a GPU"
+    if "group" in offered:
+        return "group", f"every server is started with proxima's worker ({'NCCL' if on_gpu else 'gloo'})"
+    return "folder", "not every server can join a group"
 
 
 class PushRound:
@@ -36,6 +73,7 @@ class PushRound:
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.members = list[Replica]()  # those that have arrived
+        self.outcome: asyncio.Task[Any] | None = None  # for the transport: what they all wait for
         self._missing = set(replicas)
         self._complete = asyncio.Event()
 

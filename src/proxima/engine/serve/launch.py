@@ -18,7 +18,7 @@ DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine insta
 # Our extension of a server's workers: a module that imports nothing from proxima, alone in a folder that goes on the
 # server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
-WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
+WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima"
 SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 

@@ -1,15 +1,21 @@
-"""Runs inside the workers of a vLLM server, not in proxima: loads weights from a folder, in buckets, under the server's
-weight-transfer API.
+"""Runs inside the workers of a vLLM server, not in proxima: loads weights in buckets under the server's weight API.
+
+The bytes of a bucket come from a file, from a process group with the trainer, or from memory of a GPU that both share.
 
 Imports nothing from proxima, because the server has its own environment. The folder of this file, which contains
 nothing else, is on the server's PYTHONPATH, and the server is started with
-`--worker-extension-cls proxima_vllm_worker.ProximaWorker --weight-transfer-config '{"backend": "proxima_folder"}'`.
+`--worker-extension-cls proxima_vllm_worker.ProximaWorker --weight-transfer-config '{"backend": "proxima"}'`.
 `VllmDialect.load_weights` is the client side.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import base64
+import math
+import socket
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +23,8 @@ from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-BACKEND = "proxima_folder"
+BACKEND = "proxima"
+GROUP_BROKE = "the weight group broke"  # begins the error of a worker that may be sound: another member has failed
 
 
 class ProximaWorker:
@@ -57,29 +64,40 @@ def _pack_tied_heads(model: Any) -> None:
 
 
 @dataclass
-class FolderInit:
+class Init:
     """Empty: the backend needs no initialisation."""
 
 
 @dataclass
-class FolderBucket:
-    """A bucket of weights: those in `file`; with `last` the update is complete."""
+class Update:
+    """Buckets of weights; with `last` the update is complete.
 
-    file: str
+    file: of safetensors; of raw bytes if there are `tensors`. tensors: of each bucket, [[name, dtype, shape, first
+    byte], …]. starts: the first byte of each bucket in the file. group: the process group over which they come, by the
+    fields of `GroupMember`. handle: of the memory of a GPU that holds the bucket, as arguments of
+    `rebuild_cuda_tensor`.
+    """
+
     last: bool = False
+    file: str = ""
+    tensors: Sequence[Sequence[Any]] = ()
+    starts: Sequence[int] = ()
+    group: dict[str, Any] | None = None
+    handle: dict[str, Any] | None = None
 
 
-class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
-    """Reads buckets of weights from safetensors files. Each worker reads what it needs by itself."""
+class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
+    """Loads buckets of weights. Each worker receives whole tensors, and takes what it needs."""
 
-    init_info_cls = FolderInit
-    update_info_cls = FolderBucket
+    init_info_cls = Init
+    update_info_cls = Update
     wanted: set[str] | None = None
     # of an update that is open: the kernels of experts that it has to create anew; None: no update is open
     kernels: list[tuple[Any, Any]] | None = None
     whole = False  # the update that is open has received its last bucket
+    group: Any = None  # that of the last update, with its name
 
-    def init_transfer_engine(self, init_info: FolderInit) -> None:
+    def init_transfer_engine(self, init_info: Init) -> None:
         """Record the parameters of a complete update: all of them, tied ones once. There is no connection."""
         if self.wanted is None:  # later the model may be in the middle of a failed update
             self.wanted = {name for name, _ in self.model.named_parameters()}
@@ -96,15 +114,25 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         with self._closed_on_error():
             initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: FolderBucket) -> None:
-        """Load one bucket. If that fails, the update is over: every layer has weights again, see `_close`.
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load an update; the stored weights are in place on return. Without an accelerator there is nothing to wait
+        for, and torch has no call for it."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: Update) -> None:
+        """Load the buckets of an update. If that fails, the update is over: every layer has weights again.
 
         Raises:
             RuntimeError: after the last bucket, some parameters have received no weights.
         """
         with self._closed_on_error():
-            taken = self.model.load_weights(_read(update_info.file))
-            self.loaded |= set(taken or ())
+            taken: set[str] | None = set()
+            with closing(self._buckets(update_info)) as buckets:
+                for bucket in buckets:
+                    taken = self.model.load_weights(bucket)
+                    self.loaded |= set(taken or ())
             if update_info.last and taken is not None and self.model_config.quantization is None:
                 missing = sorted((self.wanted or set()) - self.loaded)
                 if missing:
@@ -121,6 +149,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         try:
             yield
         except BaseException:
+            self._leave()  # ends the wait of the other members
             self._close()
             raise
 
@@ -143,7 +172,110 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         self.kernels = None
 
     def shutdown(self) -> None:
-        """Do nothing: there is nothing to shut down."""
+        """Leave the process group."""
+        self._leave()
+
+    def _buckets(self, update: Update) -> Generator[Iterator[tuple[str, Any]], None, None]:
+        if update.group is not None:
+            yield from self._received(update.group, update.tensors)
+        elif update.handle is not None:
+            yield _views(_shared(update.handle, self.device), update.tensors[0])
+        elif update.tensors:
+            end = update.starts[-1] + _size(update.tensors[-1])
+            memory = torch.from_file(update.file, shared=True, size=end, dtype=torch.uint8)
+            for start, tensors in zip(update.starts, update.tensors, strict=True):
+                yield _views(memory[start : start + _size(tensors)], tensors)
+        else:
+            yield _read(update.file)
+
+    def _received(self, member: dict[str, Any], buckets: Sequence[Any]) -> Iterator[Iterator[tuple[str, Any]]]:
+        """Yield the buckets that the trainer broadcasts. One is on its way while the one before it is loaded. A layer
+        keeps its tensors until all have come, so each bucket has memory of its own."""
+        deadline, coming = timedelta(seconds=member["seconds"]), deque[tuple[Any, Any, Any]]()
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank, options.timeout = 0, deadline
+        try:
+            self._join(member)
+            for tensors in (*buckets, None):
+                if tensors is not None:
+                    buffer = torch.empty(_size(tensors), dtype=torch.uint8, device=self.device)
+                    coming.append((self.group[1].broadcast([buffer], options), buffer, tensors))
+                if tensors is None or len(coming) > 1:
+                    work, buffer, received = coming.popleft()
+                    try:
+                        work.wait(deadline)
+                    finally:
+                        del work  # see `_leave`
+                    yield _views(buffer, received)
+        except RuntimeError as error:
+            raise RuntimeError(f"{GROUP_BROKE}: {error}") from error
+        finally:
+            coming.clear()
+
+    def _join(self, member: dict[str, Any]) -> None:
+        """Join the group of an update. It is a group of its own over the trainer's store; the default group is not
+        touched."""
+        name = member["name"]
+        if self.group is not None and self.group[0] == name:
+            return
+        self._leave()
+        if member["reused"]:
+            raise RuntimeError("this worker is not a member")
+        distributed: Any = torch.distributed
+        parallel, deadline = self.parallel_config, timedelta(seconds=member["seconds"])
+        rank = member["rank"] + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = distributed.TCPStore(member["host"], member["port"], is_master=False, timeout=deadline)
+        prefix = distributed.PrefixStore(name, store)
+        if member["backend"] == "nccl":
+            options = distributed.ProcessGroupNCCL.Options()
+            options._timeout = deadline
+            group = distributed.ProcessGroupNCCL(prefix, rank, member["size"], options)
+        else:
+            own = _own_address(member["host"], member["port"])
+            gloo = distributed.ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout, options._devices = deadline, [gloo.create_device(hostname=own)]
+            group = gloo(prefix, rank, member["size"], options)
+        self.group = name, group
+
+    def _leave(self) -> None:
+        """End the group, if there is one, and every collective that is open in it. The connections of gloo are closed
+        with the last reference to the group or to one of its collectives: the other members then fail at once."""
+        group, self.group = self.group, None
+        if group is not None:
+            group[1].abort()
+
+
+def _own_address(host: str, port: int) -> str:
+    """This machine's address as that host sees it."""
+    with socket.create_connection((host, port), timeout=10) as connection:
+        return str(connection.getsockname()[0])
+
+
+def _size(tensors: Sequence[Any]) -> int:
+    """Bytes of a bucket."""
+    end = max(start + math.prod(shape) * getattr(torch, dtype).itemsize for _, dtype, shape, start in tensors)
+    return int(-(-end // 16) * 16)
+
+
+def _views(memory: Any, tensors: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    for name, dtype, shape, start in tensors:
+        end = start + math.prod(shape) * getattr(torch, dtype).itemsize
+        yield name, memory[start:end].view(getattr(torch, dtype)).view(shape)
+
+
+def _shared(handle: dict[str, Any], device: Any) -> Any:
+    """A copy of the bytes in memory of this GPU that another process has given a handle of. It reuses the memory."""
+    from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+    handle = {name: base64.b64decode(value[1:]) if _is_bytes(value) else value for name, value in handle.items()}
+    classes = {"tensor_cls": torch.Tensor, "storage_cls": torch.UntypedStorage, "dtype": torch.uint8}
+    memory = rebuild_cuda_tensor(**classes, **handle | {"storage_device": device.index or 0})
+    return memory.clone()
+
+
+def _is_bytes(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("=")
 
 
 def _read(file: str) -> Iterator[tuple[str, Any]]:
@@ -153,7 +285,7 @@ def _read(file: str) -> Iterator[tuple[str, Any]]:
             yield name, weights.get_tensor(name)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)
+WeightTransferEngineFactory.register_engine(BACKEND, ProximaEngine)
 # Linux grants AMX tiles to a process on request. The bfloat16 experts kernel uses them without a request, and dies of
 # an illegal instruction if no other kernel has requested them before.
 getattr(torch.cpu, "_init_amx", bool)()

@@ -1,0 +1,292 @@
+"""Broadcasts weights to the workers of all servers over a process group: gloo, or NCCL where all are on GPUs.
+
+A group is made of the trainer, as rank 0, and the workers of the replicas that are pushed together. It is formed over a
+TCPStore of the trainer's and is not torch's default group. The same replicas use the same group again; any other set,
+and any replica that was pushed alone in between, needs a new one.
+
+If a group breaks, it is aborted, so that no member waits for its deadline. Replicas whose own call failed, or which do
+not answer, are left out, and the others, still paused, are sent the weights again. If that breaks too, each gets them
+over a group of its own.
+"""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from datetime import timedelta
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch
+from torch import Tensor
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
+
+from proxima.data import UserError
+from proxima.engine.http.dialect import GroupMember, WeightHandover
+from proxima.engine.http.folder_transport import FolderTransport
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.weight_buckets import Buckets
+from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.protocol import ServerError
+
+FORM_SECONDS = 30.0  # for all members to join; each is ready when the trainer begins
+ABORT_SECONDS = 10.0  # for the calls of the other members to end after an abort
+HEALTH_SECONDS = 10.0  # for a member to answer after a break
+GROUP_BROKE = "the weight group broke"  # in the error of a worker that is perhaps sound; see `proxima_vllm_worker`
+Errors = dict[Replica, Exception]
+
+
+class GroupTransport(FolderTransport):
+    """See `WeightTransport`. The copy of the weights is in a file, which is in memory where there is room: it is sent
+    from there, and sent again after a break or to a server that returns."""
+
+    buckets = True
+    _store: TCPStore | None = None
+    _host = ""
+    _group: "SenderGroup | None" = None
+    _numbers = count(1)
+
+    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+        """See `WeightTransport`."""
+        if together is None:
+            errors = await self._send(weights, [replica])
+        else:
+            await together.arrive(replica)
+            if together.outcome is None:
+                together.outcome = asyncio.create_task(self._send_to_all(weights, together.members))
+            errors = await asyncio.shield(together.outcome)
+        if replica in errors:
+            raise errors[replica]
+
+    async def close(self) -> None:
+        """End the group, and remove the copies."""
+        self._drop_group()
+        self._store = None
+        await super().close()
+
+    async def _send_to_all(self, weights: WeightHandover, replicas: Sequence[Replica]) -> Errors:
+        """Send, and after a break again to those that are sound. Returns the error of each that has not got them."""
+        failed, remaining = Errors(), list(replicas)
+        for _ in range(2):
+            errors = await self._send(weights, remaining, reuse=True)
+            if not errors:
+                return failed
+            sound = await asyncio.gather(*(_is_sound(replica, error) for replica, error in errors.items()))
+            failed |= {r: error for (r, error), is_sound in zip(errors.items(), sound, strict=True) if not is_sound}
+            remaining = [replica for replica in errors if replica not in failed]
+            if not remaining:
+                return failed
+        for errors in await asyncio.gather(*(self._send(weights, [replica]) for replica in remaining)):
+            failed |= errors
+        return failed
+
+    async def _send(self, weights: WeightHandover, replicas: Sequence[Replica], *, reuse: bool = False) -> Errors:
+        """Send to all of these at once. Returns the error of each that has not got the weights.
+
+        Args:
+            reuse: use the group of the last sync if it has the same members, and keep it for the next one.
+        """
+        urls = tuple(replica.url for replica in replicas)
+        group = self._group if reuse else None
+        if group is None or group.urls != urls or group.broken:
+            if self._group is not None and (reuse or not set(urls).isdisjoint(self._group.urls)):
+                self._drop_group()  # a worker is in one group at a time
+            group = SenderGroup(self._store_for(replicas), replicas, next(self._numbers), weights.seconds / 2)
+            if reuse:
+                self._group = group
+        try:
+            return await _Sending(weights, group, replicas, self._host).run()
+        finally:
+            if group is not self._group or group.broken:
+                group.abort()
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            self._group.abort()
+        self._group = None
+
+    def _store_for(self, replicas: Sequence[Replica]) -> TCPStore:
+        """The store of the trainer, which listens only where the servers reach it."""
+        if self._store is None:
+            hosts = {own_address(replica.url) for replica in replicas}
+            self._host = hosts.pop() if len(hosts) == 1 else ""
+            listener = socket.create_server((self._host, 0))
+            port, seconds = listener.getsockname()[1], timedelta(seconds=self.spec.weight_seconds)
+            self._store = TCPStore(
+                self._host or "127.0.0.1",
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=seconds,
+                master_listen_fd=listener.detach(),
+            )
+        return self._store
+
+
+class SenderGroup:
+    """The trainer's end of a process group. Formed by the first `send`.
+
+    Args:
+        number: part of its name, so that no other group has it.
+        seconds: deadline of each broadcast; shorter than that of the servers' calls, or all would end with one.
+    """
+
+    def __init__(self, store: TCPStore, replicas: Sequence[Replica], number: int, seconds: float) -> None:
+        self.urls = tuple(replica.url for replica in replicas)
+        self.name, self.store, self.seconds = f"{number}:{','.join(self.urls)}", store, seconds
+        self.ranks, self.size = dict[str, int](), 1
+        for replica in replicas:
+            self.ranks[replica.url] = self.size
+            self.size += replica.facts.workers
+        nccl = all(replica.facts.device == "cuda" for replica in replicas) and torch.cuda.is_available()
+        self.backend = "nccl" if nccl else "gloo"
+        self.formed = self.broken = False
+        self._group: Any = None
+
+    def send(self, weights: Buckets, host: str) -> None:
+        """Form the group if this is its first use, and broadcast all buckets; two are on their way at a time.
+
+        Raises:
+            RuntimeError: the group broke.
+        """
+        if not self.formed:
+            self._group, self.formed = self._form(host), True
+        if self.broken:  # while it was formed
+            self.abort()
+        options, sent = BroadcastOptions(), deque[tuple[Any, Any]]()
+        options.timeout = timedelta(seconds=self.seconds)
+        memory = weights.memory()
+        try:
+            for bucket in weights.buckets:
+                content = memory[bucket.start : bucket.start + bucket.size]
+                content = content.to("cuda") if self.backend == "nccl" else content
+                sent.append((self._broadcast(content, options), content))
+                if len(sent) > 1:
+                    sent.popleft()[0].wait(options.timeout)
+            while sent:
+                sent.popleft()[0].wait(options.timeout)
+        finally:
+            sent.clear()  # see `abort`
+
+    def _broadcast(self, content: Tensor, options: BroadcastOptions) -> Any:
+        if self._group is None:
+            raise RuntimeError(GROUP_BROKE)
+        return self._group.broadcast([content], options)
+
+    def abort(self) -> None:
+        """End it, with every collective that is open. May be called twice, from another thread. The connections of gloo
+        are closed with the last reference to the group or to one of its collectives: the members then fail at once."""
+        self.broken, group, self._group = True, self._group, None
+        if group is not None:
+            group.abort()
+
+    def _form(self, host: str) -> Any:
+        prefix, deadline = PrefixStore(self.name, self.store), timedelta(seconds=min(self.seconds, FORM_SECONDS))
+        if self.backend == "nccl":
+            from torch.distributed import ProcessGroupNCCL
+
+            nccl_options = ProcessGroupNCCL.Options()
+            nccl_options._timeout = timedelta(seconds=self.seconds)
+            return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout, options._devices = deadline, [ProcessGroupGloo.create_device(hostname=host)]
+        return ProcessGroupGloo(prefix, 0, self.size, options)
+
+
+class _Sending:
+    """One send to several replicas: a call to each, and the trainer's broadcasts in a thread."""
+
+    def __init__(self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], host: str) -> None:
+        self.weights, self.group, self.replicas, self.host = weights, group, replicas, host
+        self.buckets = Buckets(weights.folder)
+        self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
+        self._failed = False
+
+    async def run(self) -> Errors:
+        """Return the error of each replica that has not got the weights."""
+        calls = {asyncio.create_task(self._load(replica)): replica for replica in self.replicas}
+        sending = asyncio.create_task(self._broadcast())
+        tasks: set[asyncio.Task[None]] = {*calls, sending}
+        try:
+            _, pending = await asyncio.wait(
+                tasks, timeout=3 * self.weights.seconds, return_when=asyncio.FIRST_EXCEPTION
+            )
+            if pending or any(task.exception() for task in tasks):
+                self._failed = True
+                self._begin.set()
+                await asyncio.to_thread(self.group.abort)
+                await asyncio.wait(tasks, timeout=ABORT_SECONDS)
+        finally:
+            if not all(task.done() for task in tasks):
+                self._failed = True
+                self._begin.set()
+                self.group.abort()
+                for task in tasks:
+                    task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait(tasks, timeout=ABORT_SECONDS)
+        if sending.done() and not sending.cancelled():
+            sending.exception()  # each of the calls says more
+        errors = Errors()
+        for call, replica in calls.items():
+            if not call.done() or call.cancelled():
+                errors[replica] = ServerError(replica.url, "/update_weights", "it did not answer")
+            elif isinstance(error := call.exception(), ServerError | UserError):
+                errors[replica] = error
+            elif error is not None:
+                raise error
+        return errors
+
+    async def _broadcast(self) -> None:
+        await self._begin.wait()
+        if not self._failed:
+            host = self.host or own_address(self.replicas[0].url)
+            await asyncio.to_thread(self.group.send, self.buckets, host)
+
+    async def _load(self, replica: Replica) -> None:
+        member = GroupMember(
+            name=self.group.name,
+            host=own_address(replica.url),
+            port=self.group.store.port,
+            rank=self.group.ranks[replica.url],
+            size=self.group.size,
+            backend=self.group.backend,
+            seconds=self.group.seconds,
+            reused=self.group.formed,
+        )
+
+        async def update() -> AsyncIterator[Mapping[str, Any]]:
+            self._awaited.discard(replica)
+            if not self._awaited:
+                self._begin.set()
+            await self._begin.wait()
+            if self._failed:
+                raise ServerError(replica.url, "/update_weights", f"{GROUP_BROKE}: another member failed")
+            tensors = [bucket.as_json for bucket in self.buckets.buckets]
+            yield {"group": asdict(member), "tensors": tensors, "last": True}
+
+        weights = replace(self.weights, updates=update, group=member)
+        await replica.dialect.load_weights(replica.client, replica.facts, weights)
+
+
+def own_address(url: str) -> str:
+    """This machine's address as that server sees it. OSError: it can't be reached."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((parts.hostname, parts.port or 80))
+        return str(probe.getsockname()[0])
+
+
+async def _is_sound(replica: Replica, error: Exception) -> bool:
+    """True if the failure may be another member's: the group broke under it, and it answers."""
+    if GROUP_BROKE not in str(error):
+        return False
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            await replica.health()
+    except (ServerError, UserError, TimeoutError):
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""Gives servers of this machine the memory in which the weights are; nothing is sent.
+
+On a GPU that trainer and server share, a bucket is in GPU memory, and the server gets a handle of it. On a CPU it is in
+a file, which is in memory where there is room.
+"""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.folder_transport import FolderTransport
+from proxima.engine.http.replica import Replica
+from proxima.engine.http.weight_buckets import Buckets
+from proxima.engine.http.weight_transport import PushRound
+
+
+class IpcTransport(FolderTransport):
+    """See `WeightTransport`. Servers must be on this machine, and load weights with proxima's worker."""
+
+    buckets = True
+
+    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+        """See `WeightTransport`. Each server is pushed by itself."""
+        updates = _on_gpu if replica.facts.device == "cuda" else _in_file
+        handover = replace(weights, updates=lambda: updates(Buckets(weights.folder)))
+        await replica.dialect.load_weights(replica.client, replica.facts, handover)
+
+
+async def _in_file(weights: Buckets) -> AsyncIterator[Mapping[str, Any]]:
+    """One update: the file and the places in it."""
+    buckets = weights.buckets
+    yield {
+        "file": str(weights.file),
+        "tensors": [bucket.as_json for bucket in buckets],
+        "starts": [bucket.start for bucket in buckets],
+        "last": True,
+    }
+
+
+async def _on_gpu(weights: Buckets) -> AsyncIterator[Mapping[str, Any]]:
+    """An update for each bucket. The next one is copied to the GPU while the server loads the one before it."""
+
+    def copied(number: int) -> Tensor:
+        bucket = weights.buckets[number]
+        copy = memory[bucket.start : bucket.start + bucket.size].to("cuda")
+        torch.cuda.synchronize()
+        return copy
+
+    memory, last = weights.memory(), len(weights.buckets) - 1
+    coming = asyncio.create_task(asyncio.to_thread(copied, 0))
+    for number, bucket in enumerate(weights.buckets):
+        copy = await coming
+        if number < last:
+            coming = asyncio.create_task(asyncio.to_thread(copied, number + 1))
+        yield {"tensors": [bucket.as_json], "handle": _handle(copy), "last": number == last}
+
+
+def _handle(memory: Tensor) -> dict[str, Any]:
+    """The arguments of `rebuild_cuda_tensor`, as JSON: bytes are in base64, after an equals sign."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    _, (_, size, stride, offset, _, _, device, handle, *sizes, grad, counter, at, event, waits) = reduce_tensor(memory)
+    values = {"tensor_size": list(size), "tensor_stride": list(stride), "tensor_offset": offset}
+    values |= {"storage_device": device, "storage_handle": handle, "storage_size_bytes": sizes[0]}
+    values |= {"storage_offset_bytes": sizes[1], "requires_grad": grad, "ref_counter_handle": counter}
+    values |= {"ref_counter_offset": at, "event_handle": event, "event_sync_required": waits}
+    return {
+        name: f"={base64.b64encode(value).decode()}" if isinstance(value, bytes) else value
+        for name, value in values.items()
+    }

@@ -1,0 +1,255 @@
+"""Weights that are sent over a real gloo group, or through a file in memory, to the real worker module. Around it are
+fakes of vLLM; each server is in a thread of its own, as its calls block."""
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from torch import nn
+
+from proxima.data import FieldError
+from proxima.engine.http import group_transport, weight_buckets
+from proxima.engine.http.client import Address, ServerClient
+from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, is_incomplete
+from proxima.engine.http.group_transport import GroupTransport
+from proxima.engine.http.ipc_transport import IpcTransport
+from proxima.engine.http.vllm import Vllm, VllmDialect
+from proxima.engine.http.weight_buckets import Buckets, plan_buckets, write_buckets
+from proxima.engine.http.weight_transport import PushRound, choose_transport
+from proxima.engine.protocol import ServerError
+from tests.engine.http.fake_vllm import FakeVllm, unread
+from tests.engine.http.fake_vllm_worker import FakeModel, FakeWorker, worker_module
+
+WIDTH, LAYERS, LENGTH = 8, 14, 5.0
+FACTS = ServerFacts(server="fake", model="fake", transfers=("folder", "group", "ipc"), device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(weight_buckets, "BUCKET", 70)  # bytes: 22 buckets, which end in the middle of layers
+    monkeypatch.setattr(group_transport, "ABORT_SECONDS", 3.0)
+    monkeypatch.setattr(group_transport, "HEALTH_SECONDS", 0.5)
+    return worker_module(monkeypatch)
+
+
+class Trained(nn.Module):
+    """The trainer's model: every weight is `value`, under the names of the fake's."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(4, WIDTH), nn.ModuleList(nn.Module() for _ in range(LAYERS))
+        for layer in self.layers:
+            for name in "qkv":
+                layer.register_parameter(name, nn.Parameter(torch.zeros(WIDTH)))
+        for weight in self.parameters():
+            nn.init.constant_(weight, value)
+
+
+class FakeServer:
+    """A server on an address of its own, whose weight calls block in a thread. `life`: None is healthy; `killed`
+    refuses every call, `stopped` answers none; `at` and `fault` say in which bucket what happens."""
+
+    def __init__(self, module: ModuleType, port: int) -> None:
+        self.module, self.url = module, f"http://127.0.0.1:{port}"
+        self.dialect, self.facts, self.life = VllmDialect(), FACTS, None
+        self.at: int | None = None
+        self.fault = ""
+        self.threads = list[threading.Thread]()
+        self.start()
+
+    def start(self) -> None:
+        """A new process: it has its first weights, and is in no group."""
+        self.worker = FakeWorker(self.module, LAYERS, WIDTH)
+        self.fake, self.life, self.at = FakeVllm(workers=[self.worker]), None, None
+        self.client = ServerClient(Address(self.url), seconds=1)
+        self.client._http = httpx.AsyncClient(base_url=self.url, transport=httpx.MockTransport(self._answer))
+        load = self.worker.model.load_weights
+
+        def load_weights(weights: Any) -> set[str]:
+            if self.at == 0:
+                self.at = None
+                self._break()
+            self.at = None if self.at is None else self.at - 1
+            return load(weights)
+
+        self.worker.model.load_weights = load_weights  # type: ignore[method-assign]
+
+    def _break(self) -> None:
+        if self.fault == "cut":
+            raise ValueError("a bucket that cannot be loaded")
+        if self.fault == "killed":  # the kernel closes its connections
+            self.life = "killed"
+            self.worker.engine._leave()
+            raise SystemExit
+        self.life = "stopped"
+        self.released = threading.Event()
+        self.released.wait(4 * LENGTH)
+        raise SystemExit
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        if self.life == "stopped":
+            await asyncio.sleep(60)
+        if self.life == "killed":
+            raise httpx.ConnectError("refused")
+        answers = list[httpx.Response]()
+
+        def work() -> None:
+            try:
+                answers.append(self.fake.answer(request))
+            except SystemExit:
+                return
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+        while thread.is_alive() and self.life is None:
+            await asyncio.sleep(0.002)
+        while self.life == "stopped":
+            await asyncio.sleep(0.05)
+        if not answers:
+            raise httpx.ReadError("the connection is gone")
+        return unread(answers[0])
+
+    async def health(self) -> ServerHealth:
+        return await self.dialect.health(self.client, FACTS)
+
+    def values(self) -> set[float]:
+        return {value for weight in self.worker.model.weights().values() for value in weight.flatten().tolist()}
+
+
+@pytest.fixture
+def servers(module: ModuleType) -> Iterator[list[FakeServer]]:
+    made = [FakeServer(module, port) for port in (9001, 9002, 9003)]
+    yield made
+    for server in made:
+        if server.life == "stopped":
+            server.released.set()
+        for thread in server.threads:
+            thread.join(10)
+        server.worker.engine._leave()
+
+
+class Pusher:
+    """A transport and the versions that it sends."""
+
+    def __init__(self, kind: type[Any], seconds: float = LENGTH) -> None:
+        spec = Vllm(weight_seconds=seconds)
+        self.transport, self.version = kind(spec, SimpleNamespace(tokenizer=None)), 0
+
+    def prepare(self) -> WeightHandover:
+        self.version += 1
+        model = Trained(float(self.version))
+        return self.transport.prepare(model, self.version, f"run-{self.version}", None, kept=False)
+
+    async def push(self, weights: WeightHandover, servers: list[Any]) -> dict[Any, Exception]:
+        together = PushRound(servers)
+
+        async def push(server: Any) -> None:
+            try:
+                await self.transport.push(server, weights, together)
+            finally:
+                together.leave(server)
+
+        outcomes = await asyncio.gather(*map(push, servers), return_exceptions=True)
+        for outcome in outcomes:
+            assert outcome is None or isinstance(outcome, ServerError), outcome
+        return {server: e for server, e in zip(servers, outcomes, strict=True) if isinstance(e, ServerError)}
+
+
+def test_a_plan_aligns_tensors_and_keeps_their_order() -> None:
+    shapes = [(3,), (5, 2), (400,), (1,)]
+    plan = plan_buckets([(f"w{i}", torch.bfloat16, shape) for i, shape in enumerate(shapes)])
+    assert [[place.name for place in bucket.places] for bucket in plan] == [["w0", "w1"], ["w2"], ["w3"]]
+    assert all(place.start % 16 == 0 for bucket in plan for place in bucket.places)
+    assert [bucket.start for bucket in plan] == [0, 48, 848] and plan[-1].size == 16
+
+
+def test_a_file_of_buckets_is_the_model(tmp_path: Path) -> None:
+    write_buckets(Trained(1.5), tmp_path, torch.bfloat16)
+    buckets = Buckets(tmp_path)
+    views = buckets.views(buckets.memory())
+    assert len(buckets.buckets) > 3 and len(views) == 3 * LAYERS + 1
+    assert all(view.dtype == torch.bfloat16 and (view == 1.5).all() for view in views.values())
+
+
+@pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])
+async def test_every_server_has_each_version(kind: type[Any], servers: list[FakeServer]) -> None:
+    pusher, names = Pusher(kind), set()
+    for version in (1, 2):
+        assert await pusher.push(pusher.prepare(), servers) == {}
+        for server in servers:
+            assert server.values() == {float(version)} and server.fake.version == f"run-{version}"
+            names.add(getattr(server.worker.engine.group, "__getitem__", lambda _: None)(0))
+    assert len(names) == 1  # the same servers use the same group again
+    await pusher.transport.close()
+
+
+async def test_a_server_that_is_pushed_alone_joins_the_next_group(servers: list[FakeServer]) -> None:
+    pusher = Pusher(GroupTransport)
+    await pusher.push(pusher.prepare(), servers[:2])
+    await pusher.transport.push(servers[2], weights := pusher.prepare())
+    assert servers[2].values() == {2.0} and servers[0].values() == {1.0}
+    await pusher.transport.push(servers[0], weights)
+    assert servers[0].values() == {2.0}
+    assert await pusher.push(pusher.prepare(), servers) == {}
+    assert all(server.values() == {3.0} for server in servers)
+    await pusher.transport.close()
+
+
+@pytest.mark.parametrize("bucket", range(0, 22, 5))
+async def test_a_cut_bucket_costs_only_its_server(bucket: int, servers: list[FakeServer]) -> None:
+    pusher = Pusher(GroupTransport)
+    servers[1].at, servers[1].fault = bucket, "cut"
+    errors = await pusher.push(pusher.prepare(), servers)
+    assert list(errors) == [servers[1]] and is_incomplete(servers[1].fake.version) and servers[1].worker.model.computes
+    assert all(server.values() == {1.0} for server in (servers[0], servers[2]))
+    await pusher.transport.push(servers[1], pusher.prepare())
+    assert servers[1].values() == {2.0} and servers[1].fake.version == "run-2"
+    await pusher.transport.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["killed", "stopped", "cut"])
+async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -> None:
+    """The others get every version, within the deadlines; the server that failed returns, alone, with the newest."""
+    draws, rounds = random.Random(fault), 10 if fault == "stopped" else 30
+    pusher = Pusher(GroupTransport, seconds=1.0 if fault == "stopped" else LENGTH)
+    for _ in range(rounds):
+        broken = draws.choice(servers)
+        broken.at, broken.fault = draws.randrange(22), fault
+        errors = await asyncio.wait_for(pusher.push(weights := pusher.prepare(), servers), 20)
+        assert list(errors) == [broken]
+        assert all(server.values() == {float(pusher.version)} for server in servers if server is not broken)
+        if broken.life == "stopped":
+            broken.released.set()
+            broken.worker.engine._leave()
+        if fault != "cut":
+            broken.start()
+        await pusher.transport.push(broken, weights)
+        assert broken.values() == {float(pusher.version)}
+    await pusher.transport.close()
+
+
+def test_the_way_is_chosen_by_what_servers_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("T", "key")
+    plain = ServerFacts(server="", model="")
+    assert choose_transport(Vllm(), [FACTS, FACTS])[0] == "group"
+    assert choose_transport(Vllm(), [FACTS, plain]) == ("folder", "not every server can join a group")
+    assert choose_transport(Vllm(weight_folder="/w"), [FACTS])[0] == "folder"
+    assert choose_transport(Vllm(transfer="ipc"), [FACTS]) == ("ipc", "set by engine.transfer")
+    with pytest.raises(FieldError, match="transfer='group' is not offered by every server; use folder or auto"):
+        choose_transport(Vllm(transfer="group"), [plain])
+    with pytest.raises(FieldError, match="needs servers on this machine"):
+        choose_transport(Vllm(transfer="ipc", url="http://192.0.2.1:1", allow_remote=True, token_env="T"), [FACTS])
+
+
+def test_worker_and_trainer_call_a_broken_group_the_same(module: ModuleType) -> None:
+    assert module.GROUP_BROKE == group_transport.GROUP_BROKE
+    assert isinstance(FakeModel(1, 2), nn.Module)
