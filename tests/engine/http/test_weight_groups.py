@@ -27,15 +27,16 @@ from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeModel, FakeWorker, worker_module
 
-WIDTH, LAYERS, LENGTH = 8, 14, 5.0
+WIDTH, LAYERS, LENGTH = 8, 14, 10.0
 FACTS = ServerFacts(server="fake", model="fake", transfers=("folder", "group", "ipc"), device="cpu")
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(weight_buckets, "BUCKET", 70)  # bytes: 22 buckets, which end in the middle of layers
-    monkeypatch.setattr(group_transport, "ABORT_SECONDS", 3.0)
-    monkeypatch.setattr(group_transport, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(group_transport, "FORM_SECONDS", 2.0)
+    monkeypatch.setattr(group_transport, "ABORT_SECONDS", 6.0)
+    monkeypatch.setattr(group_transport, "HEALTH_SECONDS", 2.0)
     return worker_module(monkeypatch)
 
 
@@ -220,7 +221,7 @@ async def test_a_cut_bucket_costs_only_its_server(bucket: int, servers: list[Fak
 async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -> None:
     """The others get every version, within the deadlines; the server that failed returns, alone, with the newest."""
     draws, rounds = random.Random(fault), 10 if fault == "stopped" else 30
-    pusher = Pusher(GroupTransport, seconds=1.0 if fault == "stopped" else LENGTH)
+    pusher = Pusher(GroupTransport, seconds=2.0 if fault == "stopped" else LENGTH)
     for _ in range(rounds):
         broken = draws.choice(servers)
         broken.at, broken.fault = draws.randrange(22), fault

@@ -180,6 +180,7 @@ class GroupMember:
         size: number of members, the trainer included.
         backend: `gloo` or `nccl`.
         seconds: deadline of each collective.
+        form_seconds: deadline to form the group.
         reused: the server is in the group already.
     """
 
@@ -190,6 +191,7 @@ class GroupMember:
     size: int
     backend: str
     seconds: float
+    form_seconds: float
     reused: bool
 
 

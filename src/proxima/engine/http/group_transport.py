@@ -32,8 +32,8 @@ from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.protocol import ServerError
 
-FORM_SECONDS = 30.0  # for all members to join; each is ready when the trainer begins
-ABORT_SECONDS = 10.0  # for the calls of the other members to end after an abort
+FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
+ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
 GROUP_BROKE = "the weight group broke"  # in the error of a worker that is perhaps sound; see `proxima_vllm_worker`
 Errors = dict[Replica, Exception]
@@ -184,7 +184,7 @@ class SenderGroup:
             group.abort()
 
     def _form(self, host: str) -> Any:
-        prefix, deadline = PrefixStore(self.name, self.store), timedelta(seconds=min(self.seconds, FORM_SECONDS))
+        prefix, deadline = PrefixStore(self.name, self.store), timedelta(seconds=FORM_SECONDS)
         if self.backend == "nccl":
             from torch.distributed import ProcessGroupNCCL
 
@@ -255,6 +255,7 @@ class _Sending:
             size=self.group.size,
             backend=self.group.backend,
             seconds=self.group.seconds,
+            form_seconds=FORM_SECONDS,
             reused=self.group.formed,
         )
 

@@ -222,13 +222,13 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if member["reused"]:
             raise RuntimeError("this worker is not a member")
         distributed: Any = torch.distributed
-        parallel, deadline = self.parallel_config, timedelta(seconds=member["seconds"])
+        parallel, deadline = self.parallel_config, timedelta(seconds=member["form_seconds"])
         rank = member["rank"] + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = distributed.TCPStore(member["host"], member["port"], is_master=False, timeout=deadline)
         prefix = distributed.PrefixStore(name, store)
         if member["backend"] == "nccl":
             options = distributed.ProcessGroupNCCL.Options()
-            options._timeout = deadline
+            options._timeout = timedelta(seconds=member["seconds"])
             group = distributed.ProcessGroupNCCL(prefix, rank, member["size"], options)
         else:
             own = _own_address(member["host"], member["port"])
