@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.flow import Completion
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weight_probe import LARGEST_ROUNDING, rounding, trainer_log_prob
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -26,7 +27,18 @@ from proxima.laws.sampling_laws import SAMPLING_LAWS
 from proxima.model.load import load
 from proxima.model.pretrained import load_tokenizer
 
-LOG_PROB_TOLERANCE = 0.05  # nats, between two forward passes in bfloat16
+LOG_PROB_TOLERANCE = 0.05  # nats, between two forward passes, unless bfloat16 rounds this model by more
+
+
+def rounding_tolerance(case: EngineUnderTest, scoring: Sequence[ScoreRequest]) -> float:
+    """The most by which two forward passes of the engine may differ, nats: in bfloat16, what rounding does to the
+    model on these tokens, by the probe's factor."""
+    if case.model is None or case.dtype not in ("bfloat16", None):
+        return LOG_PROB_TOLERANCE
+    module = case.reference().model
+    tokens = np.concatenate([np.concatenate([r.prompt_tokens, r.tokens]) for r in scoring]).astype(np.int32)
+    measured = rounding(module, tokens, trainer_log_prob(module, tokens)).largest
+    return max(LOG_PROB_TOLERANCE, LARGEST_ROUNDING * measured)
 
 
 METHODS = ("generate", "publish", "pause", "resume", "abort", "health")
@@ -56,7 +68,7 @@ async def columns(_: EngineUnderTest, engine: Engine) -> None:
             require_that(bool(np.all(right)), f"{where}: {name}_log_prob is not {bounds}")
 
 
-async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
+async def log_probs(case: EngineUnderTest, engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
     temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score only at temperature 1
     wanted = requests(temperature=temperature)
@@ -64,9 +76,10 @@ async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
     pairs = zip(wanted, made, strict=True)
     scoring = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=temperature) for r, c in pairs]
     scored = await engine.score(scoring)
+    tolerance = rounding_tolerance(case, scoring)
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
-        require_that(off <= LOG_PROB_TOLERANCE, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")
+        require_that(off <= tolerance, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")
         same = np.array_equal(c.sampled_log_prob, c.untruncated_log_prob)
         require_that(same, "nothing is truncated, yet sampled_log_prob differs from untruncated_log_prob")
 

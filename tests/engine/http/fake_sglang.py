@@ -100,7 +100,7 @@ class FakeSglang(SmallHttpServer):
             ("POST", "/update_weights_from_disk"): self.update_weights_from_disk,
             ("GET", "/model_info"): lambda _: self.model_info(),
             ("GET", "/server_info"): lambda _: self.server_info(),
-            ("GET", "/get_load"): lambda _: [self.load()],
+            ("GET", "/v1/loads"): lambda _: {"timestamp": "", "version": "0.0.fake", "loads": [self.load()]},
             ("GET", "/v1/models"): lambda _: {"data": [{"max_model_len": self.options.context_length}]},
         }
 
@@ -176,14 +176,19 @@ class FakeSglang(SmallHttpServer):
             message = f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
             return httpx.Response(400, json={"error": {"message": message}})
         ids = body["input_ids"]
-        room = self.options.context_length - 1
+        if sampling.get("top_k", -1) == -1 and body.get("return_sampling_mask"):
+            message = "return_sampling_mask needs a top_k"
+            return httpx.Response(400, json={"error": {"message": message}})
+        room = self.options.context_length - 6
         if self.options.allow_auto_truncate:
             ids = ids[:room]
-        elif len(ids) >= self.options.context_length:
+        elif len(ids) > room:
             message = f"The input ({len(ids)} tokens) is longer than the context length"
             return httpx.Response(400, json={"error": {"message": message}})
         body = body | {"input_ids": ids}
-        sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - 1 - len(ids), 0))
+        sampling["max_new_tokens"] = min(
+            sampling.get("max_new_tokens") or 128, max(self.options.context_length - 2 - len(ids), 0)
+        )
         if body.get("stream"):
             return httpx.Response(200, content=self.stream(body, sampling))
         return [completion async for completion in self.outputs(body, sampling)][-1]
@@ -281,7 +286,7 @@ class FakeSglang(SmallHttpServer):
 
     def ending(self, request):
         if request.aborted:
-            return {"type": "abort", "message": "Abort in waiting queue or while running"}
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
         sampling = request.sampling
         if request.tokens and not sampling.get("ignore_eos"):
             ids = {self.tokenizer.eos_token_id, *(sampling.get("stop_token_ids") or ())}

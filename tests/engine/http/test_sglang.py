@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.sglang import SglangDialect, _StreamReader
+from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling, ServerError
 from proxima.laws import engine_case
 from proxima.laws.engine_case import chosen_of, log_softmax
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import LONG
+from tests.engine.http.test_server_checks import NEEDS
 
 PROMPT = (3, 9, 27, 17, 51)
 HELD = {"pace": 0.003, "holds": ("a",)}  # a fake that stops after eight tokens until it is paused or told to abort
@@ -89,7 +90,7 @@ async def test_what_a_server_can_do_is_found_by_asking(tiny):
     async with fake(tiny) as talk:
         facts = talk.facts
     assert facts.server == "sglang 0.0.fake" and facts.model == "tiny" and facts.dtype == "float32"
-    assert facts.max_length == 510 and facts.quantization is None
+    assert facts.max_length == 506 and facts.quantization is None
     assert facts.log_probs == "untruncated" and facts.version_spans and facts.sampling_mask
     assert not facts.keeps_kv and not facts.seeds and not facts.batch_invariant
 
@@ -216,7 +217,7 @@ async def test_requests_that_wait_are_counted(tiny, monkeypatch):
         monkeypatch.setattr(talk.server, "load", lambda: loads.pop())
         assert [(await talk.health()).waiting for _ in range(2)] == [4, 3]
         monkeypatch.setattr(talk.server, "load", lambda: {"num_waiting_reqs": "many"})
-        with pytest.raises(ServerError, match="/get_load: an answer of unexpected form: num_waiting_reqs is"):
+        with pytest.raises(ServerError, match="/v1/loads: an answer of unexpected form: num_waiting_reqs is"):
             await talk.health()
 
 
@@ -246,7 +247,7 @@ async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
 async def test_a_prompt_that_the_server_cuts_is_refused(tiny):
     long = request(prompt=tuple(1 + i % 60 for i in range(600)))
     async with fake(tiny, allow_auto_truncate=True) as cuts, fake(tiny) as refuses:
-        with pytest.raises(UserError, match="read 511 tokens of a prompt of 600"):
+        with pytest.raises(UserError, match="read 506 tokens of a prompt of 600"):
             await cuts.whole(long)
         with pytest.raises(ServerError, match="longer than the context length"):
             await refuses.whole(long)
@@ -279,6 +280,43 @@ def read(body):
 def test_what_can_not_be_read_is_no_completion(body, error, message):
     with pytest.raises(error, match=message):
         read(body)
+
+
+ABORTED = {"finish_reason": {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_aborted_answer_may_count_a_token_that_it_lacks(masked):
+    """The server counts one token and sends no log-prob, also for a request that was aborted before its first."""
+    spans = [{"version": "default", "start": 0, "end": 1}]
+    body = event(tokens=(), pairs=(), total=1, weight_versions=spans, **ABORTED)
+    reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), replace(request(), sampling_mask=masked))
+    chunk = reader.chunk(body)
+    assert chunk.finish_reason == "abort" and len(chunk.tokens) == 0 and chunk.version_spans is None
+    assert (chunk.sampling_mask is not None and len(chunk.sampling_mask) == 0) if masked else not chunk.sampling_mask
+
+
+def test_the_status_of_an_abort_is_read_before_its_tokens():
+    ending = {"type": "abort", "status_code": 503, "message": "Request waiting timeout reached."}
+    with pytest.raises(ServerError, match="status 503: Request waiting timeout reached"):
+        read(event(pairs=(), total=1, finish_reason=ending))
+
+
+def test_sampling_masks_without_top_k_are_refused_before_the_run():
+    spec = Sglang(url="http://127.0.0.1:1", sampling_mask=True)
+    refused, taken = (replace(NEEDS, samplings=(Sampling(top_p=0.9, top_k=k),)) for k in (0, 3))
+    with pytest.raises(FieldError, match="sampling_mask=True is refused by SGLang without a top_k.*sampling.top_k=512"):
+        spec.check(refused)
+    with pytest.raises(FieldError, match="can't be reached"):  # the rest is asked of the server
+        spec.check(taken)
+
+
+async def test_prompts_up_to_the_maximum_length_are_taken(tiny):
+    """The server refuses prompts that reach into the last tokens of its context."""
+    long = request(prompt=tuple(1 + i % 60 for i in range(505)), max_tokens=1)
+    async with fake(tiny) as talk:
+        assert talk.facts.max_length == 506
+        assert len(tokens_of(await talk.whole(long))) == 1
 
 
 def test_a_log_prob_that_is_missing_is_nan():

@@ -253,6 +253,7 @@ class Dialect(Protocol):
     """
 
     kind: ClassVar[str]
+    length_option: ClassVar[str] = "maximum length"  # the server's option for it
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""

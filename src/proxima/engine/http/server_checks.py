@@ -155,9 +155,10 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if facts.log_probs is None:
         raise UserError(f"{name} gives no log-probs of completions", remedy="nothing can be trained or measured on it")
     if facts.max_length is not None and facts.max_length < needs.model.context:
+        option = spec.dialect().length_option
         raise UserError(
             f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.model.context}",
-            remedy=f"set model.max_length={facts.max_length}, or start the server with a larger --max-model-len",
+            remedy=f"set model.max_length={facts.max_length}, or start the server with a larger {option}",
         )
     if spec.quantization != facts.quantization:
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"

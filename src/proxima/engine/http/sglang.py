@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.answer_checks import Pair, find_log_prob_mode, two_greatest
 from proxima.engine.http.answer_values import (
@@ -48,12 +48,13 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
-from proxima.engine.protocol import PauseMode, ServerError
+from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 
 GENERATE = "/generate"
 LOAD = "/update_weights_from_disk"
+LOADS = "/v1/loads"
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
-SPARE = 2  # tokens of the context length that no completion can use
+SPARE = 6  # tokens at the end of the context length: the server refuses prompts that reach into them
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
 
 
@@ -61,6 +62,7 @@ class SglangDialect(Dialect):
     """The dialect of SGLang; see `Dialect`."""
 
     kind: ClassVar[str] = "sglang"
+    length_option: ClassVar[str] = "--context-length"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -145,14 +147,10 @@ class SglangDialect(Dialect):
         return ServerHealth(waiting=await self._waiting(client), weight_version=label)
 
     async def _waiting(self, client: ServerClient) -> int:
-        """The number of requests in the server's queue; 0 if it does not count them."""
-        try:
-            loads = await client.get("/get_load")
-        except ServerError as error:
-            if error.status not in (404, 405):
-                raise
-            return 0
-        with as_expected(client, "/get_load", loads):
+        """The number of requests in the queues of the server's data-parallel ranks."""
+        answer = await client.get(LOADS)
+        with as_expected(client, LOADS, answer):
+            loads = items(answer["loads"], "loads")
             return sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
 
 
@@ -166,6 +164,14 @@ class Sglang(ServerSpec):
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:30000"
+
+    def check(self, needs: EngineRequirements) -> list[str]:
+        """See `ServerSpec.check`. SGLang answers a request for a mask without top-k with status 400."""
+        samplings = [sampling for sampling in needs.samplings if sampling.truncates and sampling.temperature]
+        if self.sampling_mask and any(sampling.top_k == 0 for sampling in samplings):
+            reason = "is refused by SGLang without a top_k, in training and evaluation"
+            raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
+        return super().check(needs)
 
     def dialect(self) -> SglangDialect:
         return SglangDialect()
@@ -232,14 +238,21 @@ class _StreamReader:
         with as_expected(self.client, GENERATE, event):
             meta = event["meta_info"]
             ending = meta.get("finish_reason")
+            reason = None if ending is None else ENDINGS[ending["type"]]
+            aborted = reason == "abort"
+            if aborted:
+                self._check_abort(ending)
             total = whole(meta["completion_tokens"], "completion_tokens")
-            new = self._new(items(meta.get("output_token_logprobs") or [], "output_token_logprobs"), total)
-            rows = meta.get("output_token_sampling_mask") if self.request.sampling_mask else None
-            mask = None if rows is None else mask_of_sets(self._new(items(rows, "sampling masks"), total))
+            pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
+            new = self._new(pairs, total, aborted=aborted)
+            rows = (meta.get("output_token_sampling_mask") or []) if self.request.sampling_mask else None
+            mask = None
+            if rows is not None:
+                mask = mask_of_sets(self._new(items(rows, "sampling masks"), total, aborted=aborted))
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
-            reason = None if ending is None else ENDINGS[ending["type"]]
-            spans = meta.get("weight_versions") if reason is not None else None
+            # an aborted answer may count a token that it lacks: its spans would cover it too
+            spans = meta.get("weight_versions") if reason is not None and total == self.seen + len(new) else None
             checked_spans = None if spans is None else version_spans(spans)
             shape, rows = self.request.routes, None if reason is None else meta.get("routed_experts")
             routes = None if shape is None or rows is None else shape.read_int32(rows)
@@ -256,12 +269,20 @@ class _StreamReader:
             routes=routes,
         )
 
-    def _new(self, pairs: list[Any], total: int) -> list[Any]:
+    def _new(self, pairs: list[Any], total: int, *, aborted: bool) -> list[Any]:
         if len(pairs) >= total:  # the whole answer so far, perhaps a token ahead of its count
             return pairs[self.seen :]
         if self.seen + len(pairs) == total:
             return pairs
+        if aborted and not pairs:  # its last message counts a token without sending it
+            return []
         raise ValueError(f"{len(pairs)} log-probs where {total} tokens are counted and {self.seen} were sent before")
+
+    def _check_abort(self, ending: Mapping[str, Any]) -> None:
+        status = ending.get("status_code")
+        if status is not None:
+            reason = f"aborted with status {whole(status, 'status_code')}: {one_line(ending.get('message', ''))}"
+            raise ServerError(self.client.url, GENERATE, reason, status)
 
     def _check(self, event: Mapping[str, Any], meta: Mapping[str, Any], ending: Any, tokens: list[int]) -> None:
         ids = event.get("output_ids")
@@ -276,10 +297,6 @@ class _StreamReader:
             )
         if not isinstance(ending, dict):
             return
-        status = ending.get("status_code")
-        if ending["type"] == "abort" and status is not None:
-            reason = f"aborted with status {whole(status, 'status_code')}: {one_line(ending.get('message', ''))}"
-            raise ServerError(self.client.url, GENERATE, reason, status)
         matched = ending.get("matched")
         if ending["type"] == "stop" and type(matched) is int and matched not in self.request.stop_tokens:
             raise UserError(
@@ -343,8 +360,8 @@ async def generate_once(
 
 
 async def _max_length(client: ServerClient) -> int:
-    """Maximum length of prompt and completion together: the server ends completions `SPARE` tokens before its context
-    is full."""
+    """Maximum length of prompt and completion together. Prompts may have `SPARE` tokens less than the context; a
+    completion that is continued is a prompt, so it may have no more either."""
     models = await client.get("/v1/models")
     with as_expected(client, "/v1/models", models):
         return whole(models["data"][0]["max_model_len"], "max_model_len", SPARE + 1) - SPARE

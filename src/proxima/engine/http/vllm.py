@@ -61,6 +61,7 @@ class VllmDialect(Dialect):
     """The dialect of vLLM; see `Dialect`."""
 
     kind: ClassVar[str] = "vllm"
+    length_option: ClassVar[str] = "--max-model-len"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
