@@ -43,7 +43,7 @@ class Pair:
     def __init__(self, servers: Any) -> None:
         torch.set_num_threads(1)
         self.loaded = load(str(MODEL), dtype=torch.float32, device="cpu")
-        limits: dict[str, Any] = {"weight_seconds": SECONDS, "call_seconds": SECONDS}
+        limits: dict[str, Any] = {"weight_seconds": SECONDS, "call_seconds": 90.0}
         spec = Vllm(url=tuple(servers.urls), transfer="group", probe_tokens=64, **limits)
         self.sync, self.version = WeightSync(spec, EngineSetup.of(self.loaded, max_length=512)), 0
         addresses = [Address(url, token=servers.token) for url in servers.urls]
@@ -95,11 +95,12 @@ async def pair(folder: Path) -> AsyncIterator[Pair]:
 def processes(replica: Replica) -> list[psutil.Process]:
     """Those of the server: it listens on the port, and its children compute."""
     port = replica.url.rpartition(":")[2]
-    (server,) = [
+    servers = [
         process
         for process in psutil.process_iter(["cmdline"])
         if port in (process.info["cmdline"] or ()) and "serve" in process.info["cmdline"]
     ]
+    server = next(server for server in servers if not set(server.children()) & set(servers))  # not its guardian
     return [*server.children(recursive=True), server]
 
 
