@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from proxima.cli.parameters import Argument, Overrides, Recipe, print_json
 from proxima.data import FieldError, UserError
 
-INTO = "folder of the environment, created if it does not exist; default: .venv-vllm"
+INTO = "folder of the environment, created if it does not exist; default: .venv-vllm, .venv-sglang"
 BUILD = "cpu, gpu, or auto, the default: gpu where this machine has one from NVIDIA"
 LOG = "file that the server's output is appended to; default: runs/server.log"
 TOKEN_ENV = "environment variable with the server's bearer token"
@@ -24,9 +24,9 @@ LOG_PROBS = {
 
 
 def install_server(
-    kind: Annotated[Literal["vllm"], Argument("the server")],
+    kind: Annotated[Literal["vllm", "sglang"], Argument("the server")],
     *,
-    into: Annotated[Path, Argument(INTO, "DIR")] = Path(".venv-vllm"),
+    into: Annotated[Path | None, Argument(INTO, "DIR")] = None,
     build: Annotated[Literal["auto", "cpu", "gpu"], Argument(BUILD)] = "auto",
 ) -> None:
     """Install a server into a dedicated virtual environment."""
@@ -34,7 +34,8 @@ def install_server(
 
     if build == "auto":
         build = "gpu" if launch.has_gpu() else "cpu"
-    server_environment.ServerEnvironment(into.expanduser(), build, lambda line: print(line, flush=True)).install()
+    folder = (into or Path(launch.DEFAULT_ENVIRONMENT[kind])).expanduser()
+    server_environment.ENVIRONMENTS[kind](folder, build, lambda line: print(line, flush=True)).install()
 
 
 def serve_recipe(

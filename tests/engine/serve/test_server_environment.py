@@ -1,11 +1,12 @@
 """The installation of a server, with a fake of the environment's interpreter."""
 
+import re
 from importlib.metadata import PathDistribution
 
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.serve.server_environment import ServerEnvironment
+from proxima.engine.serve.server_environment import CUDA, ServerEnvironment, SglangEnvironment
 
 # What it is asked is in `calls`; `pip install` makes the program, and fails with `broken`.
 PYTHON = """\
@@ -87,4 +88,24 @@ def test_from_the_command_line(environment, capsys):
     made = environment()
     assert main(["engine", "install", "vllm", "--into", str(made.folder), "--build", "cpu"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"vllm 0.0.0+fake in {made.folder}"
-    assert main(["engine", "install", "sglang"]) == 2
+    assert main(["engine", "install", "llama.cpp"]) == 2
+
+
+def test_sglang_on_a_cpu_gets_its_requirements_without_those_of_cuda(environment):
+    made = environment()
+    sglang = SglangEnvironment(made.folder, "cpu", made.report)
+    sglang.install()
+    words = [line.split("--progress-bar off ")[-1] for line in calls(sglang) if "pip" in line]
+    assert words[:2] == ["torch==2.13.0", "--no-deps sglang==0.5.23"]
+    assert words[2].startswith("torch==2.13.0 triton ") and words[2].endswith(" torchvision")
+    gpu = SglangEnvironment(made.folder, "gpu", made.report)
+    gpu.install()
+    assert [line.split()[-1] for line in calls(gpu) if "pip" in line][-1] == "sglang==0.5.23"
+
+
+def test_requirements_that_need_cuda_are_recognised():
+    cuda = ["cuda-python>=13.0", "flashinfer_python[cu13]==0.7.2", "sglang-kernel==0.4.10", "torch==2.14.1"]
+    cuda += ["nvidia-mathdx==25.6.0", "sgl-deep-ep==0.1.2.post1", "tilelang==0.1.12", "torch_memory_saver>=0.0.9"]
+    assert all(re.search(CUDA, line) for line in cuda)
+    pure = ["transformers==5.19.0", "xgrammar==0.2.7", "uvloop", "tokenizers==0.23.2"]
+    assert not any(re.search(CUDA, line) for line in pure)

@@ -205,10 +205,8 @@ def test_what_can_be_seen_before_a_start(program, tmp_path):
         check_serve("vllm", Serve(environment=f"{tmp_path}/e"), model="m")
     with pytest.raises(UserError, match="gguf"):
         check_serve("vllm", Serve(executable=program), model="m.gguf")
-    with pytest.raises(
-        UserError, match="proxima can't start sglang, only vllm; start sglang yourself and set engine.u"
-    ):
-        check_serve("sglang", Serve(executable=program), model="m")
+    with pytest.raises(UserError, match="proxima can't start other, only vllm, sglang; start other yourself and set e"):
+        check_serve("other", Serve(executable=program), model="m")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(FieldError, match=f"port={port} is in use on 127.0.0.1: {port}; 0 takes a free one"):

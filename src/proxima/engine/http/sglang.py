@@ -49,12 +49,12 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
+from proxima.engine.serve.launch import SPARE
 
 GENERATE = "/generate"
 LOAD = "/update_weights_from_disk"
 LOADS = "/v1/loads"
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
-SPARE = 6  # tokens at the end of the context length: the server refuses prompts that reach into them
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
 
 

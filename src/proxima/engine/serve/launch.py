@@ -14,13 +14,20 @@ from proxima.system.machine import usable_cores
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
-DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
+DEFAULT_ENVIRONMENT = {
+    "vllm": ".venv-vllm",
+    "sglang": ".venv-sglang",
+}  # created by `proxima engine install` in the current folder
 # Our extension of a server's workers: a module that imports nothing from proxima, alone in a folder that goes on the
 # server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima"
 SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
+SGLANG_KEY = "PROXIMA_SERVER_KEY"  # the same for SGLang, read by `in_sglang/proxima_sglang.py`
+IN_SGLANG = Path(__file__).resolve().parent / "in_sglang"  # modules for the PYTHONPATH of SGLang on a CPU
+SPARE = 6  # tokens at the end of SGLang's context length: it refuses prompts that reach into them
+TOKENS_PER_GIB = 16384  # of SGLang's KV cache on a CPU, whose size it takes in tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,12 +131,16 @@ class Launch:
         variables: environment variables in addition to those of this process; the key is not among them.
         hidden: the same, set by the user; their values are never shown.
         url: the URL at which it will answer.
+        kind: of the server.
+        key_variable: the environment variable that its key is passed in.
     """
 
     command: tuple[str, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     hidden: Mapping[str, str] = field(default_factory=dict, repr=False)
     url: str
+    kind: str = "vllm"
+    key_variable: str = KEY
 
     @property
     def by_hand(self) -> str:
@@ -148,9 +159,9 @@ class Launch:
     def environment(self, key: str) -> dict[str, str]:
         """All environment variables of the process, with the key unless it is empty. Those of proxima's own Python are
         omitted: they would load its packages into the server."""
-        hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
+        hidden = ("PYTHONPATH", "PYTHONHOME", self.key_variable)
         variables = {name: value for name, value in os.environ.items() if name not in hidden}
-        return variables | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
+        return variables | dict(self.variables) | dict(self.hidden) | ({self.key_variable: key} if key else {})
 
 
 def vllm_launch(
@@ -200,8 +211,50 @@ def vllm_launch(
     )
 
 
+def sglang_launch(
+    serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
+    sampling_mask: bool = False, routed_experts: bool = False,
+) -> Launch:  # fmt: skip
+    """The launch of SGLang with everything that the engine `sglang` uses; arguments as for `vllm_launch`. It returns
+    sampling masks without an option."""
+    program = find_executable(serve, "sglang")
+    gpu = has_gpu()
+    dtype = serve.dtype
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    variables = {"PYTHONPATH": str(IN_SGLANG / "key")}
+    if length := serve.max_length or max_length:
+        arguments += ["--context-length", str(length + SPARE)]
+        variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # else it takes no more than the model's limit
+    if quantization is not None:
+        arguments += ["--quantization", quantization]
+    if routed_experts:
+        arguments += ["--enable-return-routed-experts"]
+    if serve.log_probs == "raw":
+        variables["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "1"
+    if gpu:
+        arguments += ["--mem-fraction-static", f"{serve.gpu_memory:g}"]
+        arguments += ["--disable-cuda-graph"] if serve.eager else []
+    else:
+        arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
+        arguments += ["--max-total-tokens", str(TOKENS_PER_GIB * serve.cache_gib)]
+        variables |= {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1))),
+            "PYTHONPATH": f"{IN_SGLANG / 'key'}:{IN_SGLANG / 'cpu'}",
+        }
+    python = str(program.with_name("python"))
+    return Launch(
+        command=(python, "-m", "proxima_sglang", "serve", "--model-path", model, *arguments, *serve.arguments),
+        variables=variables,
+        hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
+        url=f"http://127.0.0.1:{port}",
+        kind="sglang",
+        key_variable=SGLANG_KEY,
+    )
+
+
 # the launch function of each kind of server
-LAUNCHES: dict[str, Callable[..., Launch]] = {"vllm": vllm_launch}
+LAUNCHES: dict[str, Callable[..., Launch]] = {"vllm": vllm_launch, "sglang": sglang_launch}
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:

@@ -176,7 +176,7 @@ class StartedServer:
     @property
     def name(self) -> str:
         """Kind and address, for messages."""
-        return f"{Path(self.launch.command[0]).name} {self.launch.url.removeprefix('http://')}"
+        return f"{self.launch.kind} {self.launch.url.removeprefix('http://')}"
 
 
 class Servers:
