@@ -241,14 +241,16 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
 def test_the_way_is_chosen_by_what_servers_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("T", "key")
     plain = ServerFacts(server="", model="")
-    assert choose_transport(Vllm(), [FACTS, FACTS])[0] == "group"
-    assert choose_transport(Vllm(), [FACTS, plain]) == ("folder", "not every server can join a group")
-    assert choose_transport(Vllm(weight_folder="/w"), [FACTS])[0] == "folder"
+    remote: dict[str, Any] = {"url": "http://192.0.2.1:1", "allow_remote": True, "token_env": "T"}
+    assert choose_transport(Vllm(), [FACTS, FACTS]) == ("folder", "the servers are on this machine")
+    assert choose_transport(Vllm(**remote), [FACTS, FACTS])[0] == "group"
+    assert choose_transport(Vllm(**remote), [FACTS, plain]) == ("folder", "not every server can join a group")
+    assert choose_transport(Vllm(weight_folder="/w", **remote), [FACTS])[0] == "folder"
     assert choose_transport(Vllm(transfer="ipc"), [FACTS]) == ("ipc", "set by engine.transfer")
     with pytest.raises(FieldError, match="transfer='group' is not offered by every server; use folder or auto"):
         choose_transport(Vllm(transfer="group"), [plain])
     with pytest.raises(FieldError, match="needs servers on this machine"):
-        choose_transport(Vllm(transfer="ipc", url="http://192.0.2.1:1", allow_remote=True, token_env="T"), [FACTS])
+        choose_transport(Vllm(transfer="ipc", **remote), [FACTS])
 
 
 def test_worker_and_trainer_call_a_broken_group_the_same(module: ModuleType) -> None:

@@ -69,7 +69,7 @@ class Init:
 
 
 @dataclass
-class Update:
+class UpdateInfo:
     """Buckets of weights; with `last` the update is complete.
 
     file: of safetensors; of raw bytes if there are `tensors`. tensors: of each bucket, [[name, dtype, shape, first
@@ -90,7 +90,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     """Loads buckets of weights. Each worker receives whole tensors, and takes what it needs."""
 
     init_info_cls = Init
-    update_info_cls = Update
+    update_info_cls = UpdateInfo
     wanted: set[str] | None = None
     # of an update that is open: the kernels of experts that it has to create anew; None: no update is open
     kernels: list[tuple[Any, Any]] | None = None
@@ -121,7 +121,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Update) -> None:
+    def receive_weights(self, update_info: UpdateInfo) -> None:
         """Load the buckets of an update. If that fails, the update is over: every layer has weights again.
 
         Raises:
@@ -175,7 +175,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """Leave the process group."""
         self._leave()
 
-    def _buckets(self, update: Update) -> Generator[Iterator[tuple[str, Any]], None, None]:
+    def _buckets(self, update: UpdateInfo) -> Generator[Iterator[tuple[str, Any]], None, None]:
         if update.group is not None:
             yield from self._received(update.group, update.tensors)
         elif update.handle is not None:

@@ -43,5 +43,6 @@ def _names_of(module: str) -> Any:
     return kernel
 
 
+__path__: list[str] = []  # makes this module a package, whose submodules `_Submodules` finds
 __getattr__ = _names_of(__name__)
 sys.meta_path.append(_Submodules())
