@@ -10,7 +10,6 @@ type is a dataclass expands to the arguments that the fields of that class decla
 
 import argparse
 import inspect
-import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -180,6 +179,8 @@ def chosen_format(form: Format, as_json: bool) -> Format:
 
 
 def print_json(value: Any) -> None:
+    import json  # `--help` needs it not
+
     json.dump(value, sys.stdout, indent=2, ensure_ascii=False, default=str)
     print()
 
