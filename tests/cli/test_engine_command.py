@@ -58,11 +58,11 @@ def test_probe_shows_what_a_server_can_do(proxima):
         rows = dict(line.split("  ", 1) for line in out.splitlines())
         _, message, _ = proxima("engine", "probe", server.url, "--kind", "sglang", "--json")
     by_name = {name: text.strip() for name, text in rows.items()}
-    assert by_name["server"] == "sglang 0.0.fake" and by_name["max length"] == "510"
+    assert by_name["server"] == "sglang 0.0.fake" and by_name["max length"] == "506"
     assert by_name["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
     assert by_name["takes weights"] == "yes" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
     facts = json.loads(message)
-    assert facts["takes_weights"] and facts["max_length"] == 510
+    assert facts["takes_weights"] and facts["max_length"] == 506
     assert facts["model"] == "tiny"
 
 
