@@ -224,3 +224,11 @@ def test_the_guard_names_its_limit() -> None:
     assert MismatchGuard().exceeded({"mismatch/k3_kl": 0.01}) is None
     over = MismatchGuard(max_k3_kl=0.005).exceeded({"mismatch/k3_kl": 0.01})
     assert over == "mismatch/k3_kl is 0.01, above algorithm.mismatch.max_k3_kl=0.005"
+
+
+def test_lag_is_blamed_for_rejections_only_where_there_is_some():
+    rejected = {"correction/rejected_fraction": 0.9}
+    assert (
+        "max_lag" not in health(rejected)[0].sentence and "max_lag" not in health(rejected | {"age/max": 0})[0].sentence
+    )
+    assert health(rejected | {"age/max": 2})[0].sentence.endswith("of the correction, or lower runtime.max_lag.")

@@ -82,7 +82,7 @@ def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
                    "{value:.1%} of the sequences hold a token below the veto",
                    f"{SAME_WEIGHTS}; then lower `correction.veto`"),
         HealthRule("correction/rejected_fraction", 0.2, 0.5, "{value:.1%} of the tokens are rejected",
-                   "widen the bounds of the correction, or lower runtime.max_lag"),
+                   "widen the bounds of the correction"),
         HealthRule("mismatch/rejected_seq_fraction", 0.05, 0.2,
                    "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch", SAME_WEIGHTS),
         HealthRule("mismatch/rollout_is_mean", 0.1, 0.5, "the mean token weight is {value:.3f} where 1 is expected",
@@ -127,6 +127,8 @@ def _verdict(rule: HealthRule, value: float, values: Mapping[str, object], known
         versions = f"{age:.0f} policy version{'s' * (round(age) != 1)}"
         aged = f"some groups are {versions} old, so lower runtime.max_lag"
         remedy = f"{aged}{CORRECTED}" if corrected else f"{aged}{CORRECT}"
+    elif metric == "correction/rejected_fraction" and isinstance(age, int | float) and age > 0:
+        remedy = f"{remedy}, or lower runtime.max_lag"
     elif remedy == PRECISION and corrected:
         remedy = f"{SAME_PRECISION}{CORRECTED}"
     return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")
