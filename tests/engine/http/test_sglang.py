@@ -296,6 +296,14 @@ def test_an_aborted_answer_may_count_a_token_that_it_lacks(masked):
     assert (chunk.sampling_mask is not None and len(chunk.sampling_mask) == 0) if masked else not chunk.sampling_mask
 
 
+def test_an_aborted_answer_that_lacks_a_token_has_no_routes():
+    """They would be of a token more than there are, which is the end of a completion's attempts."""
+    shape = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
+    reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), replace(request(), routes=shape))
+    chunk = reader.chunk(event(tokens=(), pairs=(), total=1, routed_experts="of one more", **ABORTED))
+    assert chunk.finish_reason == "abort" and chunk.routes is None
+
+
 def test_the_status_of_an_abort_is_read_before_its_tokens():
     ending = {"type": "abort", "status_code": 503, "message": "Request waiting timeout reached."}
     with pytest.raises(ServerError, match="status 503: Request waiting timeout reached"):

@@ -251,10 +251,11 @@ class _StreamReader:
                 mask = mask_of_sets(self._new(items(rows, "sampling masks"), total, aborted=aborted))
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
-            # an aborted answer may count a token that it lacks: its spans would cover it too
-            spans = meta.get("weight_versions") if reason is not None and total == self.seen + len(new) else None
+            # an aborted answer may count a token that it lacks: its spans and routes would cover it too
+            covered = reason is not None and not (aborted and self.seen + len(new) < total)
+            spans = meta.get("weight_versions") if covered else None
             checked_spans = None if spans is None else version_spans(spans)
-            shape, rows = self.request.routes, None if reason is None else meta.get("routed_experts")
+            shape, rows = self.request.routes, meta.get("routed_experts") if covered else None
             routes = None if shape is None or rows is None else shape.read_int32(rows)
             self._check(event, meta, ending, tokens)
         if reason is None and not tokens:
