@@ -238,6 +238,53 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
     await pusher.transport.close()
 
 
+async def test_a_round_that_is_cancelled_loads_nothing_more(servers: list[FakeServer]) -> None:
+    pusher, together = Pusher(GroupTransport), PushRound(servers[:2])
+    pushes = [asyncio.create_task(pusher.transport.push(s, pusher.prepare(), together)) for s in servers[:2]]
+    while together.outcome is None:
+        await asyncio.sleep(0)
+    for push in pushes:
+        push.cancel()
+    await asyncio.wait([*pushes, together.outcome], timeout=5)
+    assert all(push.cancelled() for push in pushes) and together.outcome.cancelled()
+    assert pusher.transport._group.broken
+    await pusher.transport.close()
+
+
+async def test_servers_here_and_elsewhere_get_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is made for all servers of the recipe, not for the first one that is pushed, alone, its perturbed copy.
+    A server on another machine has no way to this one's loopback."""
+    monkeypatch.setenv("T", "key")
+    ways = {"127.0.0.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}
+    monkeypatch.setattr(group_transport, "own_address", lambda url: ways[url.split("/")[2].split(":")[0]])
+    listening = list[str]()
+    create = group_transport.socket.create_server
+    monkeypatch.setattr(group_transport.socket, "create_server", lambda at: listening.append(at[0]) or create(("", 0)))
+    urls = ("http://127.0.0.1:1", "http://192.0.2.1:1")
+    spec = Vllm(url=urls, allow_remote=True, token_env="T")
+    transport = GroupTransport(spec, SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
+    transport._store_for()
+    assert listening == [""] and {transport._address_for(url) for url in urls} == {"192.0.2.7"}
+    await transport.close()
+
+
+@pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])
+async def test_weights_that_are_gone_are_an_error_of_the_server(
+    kind: type[Any], servers: list[FakeServer], tmp_path: Path
+) -> None:
+    pusher = Pusher(kind)
+    weights = pusher.prepare()
+    await pusher.transport.close()
+    with pytest.raises(ServerError, match="no weights are left"):
+        await pusher.transport.push(servers[0], weights)
+    assert servers[0].worker.model.computes
+
+
+def test_a_server_without_a_way_to_it_is_an_error_of_the_server() -> None:
+    with pytest.raises(ServerError, match="it can't be reached"):
+        group_transport.own_address("http://unknown.invalid:1")
+
+
 def test_the_way_is_chosen_by_what_servers_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("T", "key")
     plain = ServerFacts(server="", model="")

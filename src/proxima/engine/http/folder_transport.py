@@ -28,7 +28,7 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_buckets import Buckets, write_buckets
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
-from proxima.engine.protocol import EngineSetup
+from proxima.engine.protocol import EngineSetup, ServerError
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"
@@ -154,6 +154,14 @@ class FolderTransport:
         """Remove the folders."""
         self._folders.close()
         self._kept_folders.close()
+
+
+def staged_buckets(url: str, folder: Path) -> Buckets:
+    """The buckets in a folder, for that server. ServerError: they are gone."""
+    try:
+        return Buckets(folder)
+    except OSError as error:
+        raise ServerError(url, "", f"no weights are left in {folder}") from error
 
 
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:

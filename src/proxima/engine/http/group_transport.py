@@ -12,7 +12,7 @@ over a group of its own.
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -26,11 +26,12 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from proxima.data import UserError
 from proxima.engine.http.dialect import GroupMember, WeightHandover
-from proxima.engine.http.folder_transport import FolderTransport
+from proxima.engine.http.folder_transport import FolderTransport, staged_buckets
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.protocol import ServerError
+from proxima.system.web_requests import is_loopback
 
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
@@ -45,7 +46,7 @@ class GroupTransport(FolderTransport):
 
     buckets = True
     _store: TCPStore | None = None
-    _host = ""
+    _outside = ""  # this machine's address for servers on other machines
     _group: "SenderGroup | None" = None
     _numbers = count(1)
 
@@ -57,7 +58,11 @@ class GroupTransport(FolderTransport):
             await together.arrive(replica)
             if together.outcome is None:
                 together.outcome = asyncio.create_task(self._send_to_all(weights, together.members))
-            errors = await asyncio.shield(together.outcome)
+            try:
+                errors = await asyncio.shield(together.outcome)
+            except asyncio.CancelledError:  # the whole round is: nothing may load weights after it
+                together.outcome.cancel()
+                raise
         if replica in errors:
             raise errors[replica]
 
@@ -94,11 +99,11 @@ class GroupTransport(FolderTransport):
         if group is None or group.urls != urls or group.broken:
             if self._group is not None and (reuse or not set(urls).isdisjoint(self._group.urls)):
                 self._drop_group()  # a worker is in one group at a time
-            group = SenderGroup(self._store_for(replicas), replicas, next(self._numbers), weights.seconds / 2)
+            group = SenderGroup(self._store_for(), replicas, next(self._numbers), weights.seconds / 2)
             if reuse:
                 self._group = group
         try:
-            return await _Sending(weights, group, replicas, self._host).run()
+            return await _Sending(weights, group, replicas, self._address_for).run()
         finally:
             if group is not self._group or group.broken:
                 group.abort()
@@ -108,15 +113,19 @@ class GroupTransport(FolderTransport):
             self._group.abort()
         self._group = None
 
-    def _store_for(self, replicas: Sequence[Replica]) -> TCPStore:
-        """The store of the trainer, which listens only where the servers reach it."""
+    def _store_for(self) -> TCPStore:
+        """The store of the trainer, which listens only where all servers of the recipe reach it."""
         if self._store is None:
-            hosts = {own_address(replica.url) for replica in replicas}
-            self._host = hosts.pop() if len(hosts) == 1 else ""
-            listener = socket.create_server((self._host, 0))
+            try:
+                hosts = {own_address(url) for url in self.spec.urls}
+            except ServerError:  # it may return, by any way
+                hosts = set()
+            self._outside = next((host for host in sorted(hosts) if not is_loopback(host)), "")
+            host = hosts.pop() if len(hosts) == 1 else ""
+            listener = socket.create_server((host, 0))
             port, seconds = listener.getsockname()[1], timedelta(seconds=self.spec.weight_seconds)
             self._store = TCPStore(
-                self._host or "127.0.0.1",
+                host or "127.0.0.1",
                 port,
                 is_master=True,
                 wait_for_workers=False,
@@ -124,6 +133,11 @@ class GroupTransport(FolderTransport):
                 master_listen_fd=listener.detach(),
             )
         return self._store
+
+    def _address_for(self, url: str) -> str:
+        """This machine's address for that server and for the others of its group, which have no way to a loopback."""
+        own = own_address(url)
+        return self._outside or own if is_loopback(own) else own
 
 
 class SenderGroup:
@@ -199,9 +213,11 @@ class SenderGroup:
 class _Sending:
     """One send to several replicas: a call to each, and the trainer's broadcasts in a thread."""
 
-    def __init__(self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], host: str) -> None:
-        self.weights, self.group, self.replicas, self.host = weights, group, replicas, host
-        self.buckets = Buckets(weights.folder)
+    def __init__(
+        self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], address: Callable[[str], str]
+    ) -> None:
+        self.weights, self.group, self.replicas, self.address = weights, group, replicas, address
+        self.buckets = staged_buckets(replicas[0].url, weights.folder)
         self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
         self._failed = False
 
@@ -243,13 +259,12 @@ class _Sending:
     async def _broadcast(self) -> None:
         await self._begin.wait()
         if not self._failed:
-            host = self.host or own_address(self.replicas[0].url)
-            await asyncio.to_thread(self.group.send, self.buckets, host)
+            await asyncio.to_thread(self.group.send, self.buckets, self.address(self.replicas[0].url))
 
     async def _load(self, replica: Replica) -> None:
         member = GroupMember(
             name=self.group.name,
-            host=own_address(replica.url),
+            host=self.address(replica.url),
             port=self.group.store.port,
             rank=self.group.ranks[replica.url],
             size=self.group.size,
@@ -274,11 +289,14 @@ class _Sending:
 
 
 def own_address(url: str) -> str:
-    """This machine's address as that server sees it. OSError: it can't be reached."""
+    """This machine's address as that server sees it. ServerError: there is no way to it, or its name is unknown."""
     parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
-        probe.connect((parts.hostname, parts.port or 80))
-        return str(probe.getsockname()[0])
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((parts.hostname, parts.port or 80))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ServerError(url, "", f"it can't be reached: {error.strerror or error}") from error
 
 
 async def _is_sound(replica: Replica, error: Exception) -> bool:

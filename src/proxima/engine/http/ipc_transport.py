@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from proxima.engine.http.dialect import WeightHandover
-from proxima.engine.http.folder_transport import FolderTransport
+from proxima.engine.http.folder_transport import FolderTransport, staged_buckets
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
@@ -28,7 +28,8 @@ class IpcTransport(FolderTransport):
     async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
         """See `WeightTransport`. Each server is pushed by itself."""
         updates = _on_gpu if replica.facts.device == "cuda" else _in_file
-        handover = replace(weights, updates=lambda: updates(Buckets(weights.folder)))
+        buckets = staged_buckets(replica.url, weights.folder)
+        handover = replace(weights, updates=lambda: updates(buckets))
         await replica.dialect.load_weights(replica.client, replica.facts, handover)
 
 

@@ -149,8 +149,10 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         try:
             yield
         except BaseException:
-            self._leave()  # ends the wait of the other members
-            self._close()
+            try:
+                self._leave()  # ends the wait of the other members
+            finally:
+                self._close()
             raise
 
     def _close(self) -> None:
