@@ -42,7 +42,7 @@ class ServerSettings(EngineSpec):
             `algorithm.routing_replay: rollout`.
         transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL. `ipc`: from memory of this
             machine that trainer and server share. `folder`: files that each server reads. `auto`: `group`
-            where servers are on other machines and all have proxima's worker, else `folder`.
+            where servers without GPUs are on other machines and all have proxima's worker, else `folder`.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the

@@ -59,8 +59,10 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tupl
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
         return "folder", "engine.weight_folder is set"
-    if local:  # faster than a group on CPUs; on GPUs neither `group` nor `ipc` has been tried
+    if local:  # faster than a group on CPUs
         return "folder", "the servers are on this machine"
+    if any(server.device == "cuda" for server in facts):
+        return "folder", "a group of GPUs has not been tried: engine.transfer=group asks for it"
     if "group" in offered:
         return "group", "the servers are on other machines, and all of them run proxima's worker"
     return "folder", "not every server can join a group"

@@ -244,7 +244,7 @@ def sglang_launch(
         }
     python = str(program.with_name("python"))
     return Launch(
-        command=(python, "-m", "proxima_sglang", "serve", "--model-path", model, *arguments, *serve.arguments),
+        command=(python, "-P", "-m", "proxima_sglang", "serve", "--model-path", model, *arguments, *serve.arguments),
         variables=variables,
         hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
         url=f"http://127.0.0.1:{port}",
