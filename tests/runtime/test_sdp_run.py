@@ -48,6 +48,7 @@ def compared(folder, model, atol):
     weights = {0: model} | {c.facts["policy_version"]: c.path / "model" for c in checkpoints(run.checkpoints)}
     stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
     from_cache = interrupted = missing = 0
+    distances = list[float]()  # of the log-probs of the version itself, which would be wrong
     for step in range(1, len(steps_of(folder)) + 1):
         rows = [row for row in read_rows(run.rollout_file(step)) if row["next_log_prob"] is not None]
         facts = ("prompt_tokens", "tokens", "temperature")
@@ -63,7 +64,8 @@ def compared(folder, model, atol):
                 np.testing.assert_allclose(cached[places], expected[places], atol=atol)
                 from_cache += int(places.sum())
                 interrupted += int(places.sum()) * (len(set(versions.tolist())) > 1)
-                assert np.abs(wrong[places] - expected[places]).max() > 10 * atol
+                distances.append(float(np.abs(wrong[places] - expected[places]).max()))
+    assert np.median(distances) > 10 * atol  # not each: a single token may be as likely under both
     return from_cache, interrupted, missing
 
 
