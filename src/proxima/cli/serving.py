@@ -16,6 +16,7 @@ from proxima.engine import ENGINES
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import check_serve, start_servers
+from proxima.model.architecture import TextConfig
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import load_config, without_progress_bars
 from proxima.reward.http import bearer_token
@@ -44,13 +45,14 @@ def serve_engine_of(recipe: str, overrides: Sequence[str], log: Path) -> None:
         if remedy := model_problem(config.model.path):  # else the server would start, load its packages, and fail
             raise FieldError("model.path", config.model.path, remedy)
         fetch_demo_model(config.model.path)
-        load_config(config.model.path, config.model.revision)  # reads the config alone, also of a model on the hub
+        # reads the config alone, also of a model on the hub
+        limit = TextConfig.of(load_config(config.model.path, config.model.revision)).positions
         with within("engine.serve"):
             servers = start_servers(
                 kind,
                 serve,
                 model=config.model.path,
-                max_length=config.model.max_length,
+                max_length=config.model.max_length or limit,
                 key=key_of(config.engine),
                 log=log,
                 report=lambda line: print(line, flush=True),
