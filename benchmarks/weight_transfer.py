@@ -58,10 +58,10 @@ async def measure(way: str, urls: list[str], token: str | None, loaded: Any, mod
         for version, model in enumerate(models):
             start = monotonic()
             await sync.prepare(WeightUpdate(version=version, module=model), f"{way}.{version}", "bfloat16")
-            prepared, together = monotonic(), PushRound(replicas)
+            prepared, push_round = monotonic(), PushRound(replicas)
             for replica in replicas:
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
-            reports = await asyncio.gather(*(sync.push(replica, together) for replica in replicas))
+            reports = await asyncio.gather(*(sync.push(replica, push_round) for replica in replicas))
             row = {"prepare_seconds": prepared - start, "seconds": monotonic() - prepared}
             row |= {name: [report[name] for report in reports] for name in ("probe_mean", "probe_max", "bytes")}
             rows.append({"way": way, "version": version, **row})

@@ -381,7 +381,7 @@ class PlainSync:
     async def prepare(self, update, label, dtype):
         self.update, self.label = update, label
 
-    async def push(self, replica, together=None):
+    async def push(self, replica, push_round=None):
         named = Path(str(self.update.module.weights))  # they are a number, and need no file
         weights = WeightHandover(version=self.update.version, label=self.label, folder=named)
         await replica.dialect.load_weights(replica.client, replica.facts, weights)

@@ -58,17 +58,17 @@ class Pair:
         await self.sync.prepare(update, f"live.{self.version}", "bfloat16")
 
     async def push(self, *replicas: Replica, alone: bool = False) -> list[Report | BaseException]:
-        together = None if alone else PushRound(replicas)
+        push_round = None if alone else PushRound(replicas)
         for replica in replicas:
             with suppress(ServerError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
         async def push(replica: Replica) -> Report:
             try:
-                return await self.sync.push(replica, together)
+                return await self.sync.push(replica, push_round)
             finally:
-                if together is not None:
-                    together.leave(replica)
+                if push_round is not None:
+                    push_round.leave(replica)
 
         return await asyncio.gather(*map(push, replicas), return_exceptions=True)
 

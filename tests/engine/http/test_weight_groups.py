@@ -151,13 +151,13 @@ class Pusher:
         return self.transport.prepare(model, self.version, f"run-{self.version}", None, kept=False)
 
     async def push(self, weights: WeightHandover, servers: list[Any]) -> dict[Any, Exception]:
-        together = PushRound(servers)
+        push_round = PushRound(servers)
 
         async def push(server: Any) -> None:
             try:
-                await self.transport.push(server, weights, together)
+                await self.transport.push(server, weights, push_round)
             finally:
-                together.leave(server)
+                push_round.leave(server)
 
         outcomes = await asyncio.gather(*map(push, servers), return_exceptions=True)
         for outcome in outcomes:
@@ -241,14 +241,14 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
 
 
 async def test_a_round_that_is_cancelled_loads_nothing_more(servers: list[FakeServer]) -> None:
-    pusher, together = Pusher(GroupTransport), PushRound(servers[:2])
-    pushes = [asyncio.create_task(pusher.transport.push(s, pusher.prepare(), together)) for s in servers[:2]]
-    while together.outcome is None:
+    pusher, push_round = Pusher(GroupTransport), PushRound(servers[:2])
+    pushes = [asyncio.create_task(pusher.transport.push(s, pusher.prepare(), push_round)) for s in servers[:2]]
+    while push_round.outcome is None:
         await asyncio.sleep(0)
     for push in pushes:
         push.cancel()
-    await asyncio.wait([*pushes, together.outcome], timeout=5)
-    assert all(push.cancelled() for push in pushes) and together.outcome.cancelled()
+    await asyncio.wait([*pushes, push_round.outcome], timeout=5)
+    assert all(push.cancelled() for push in pushes) and push_round.outcome.cancelled()
     assert pusher.transport._group.broken
     await pusher.transport.close()
 

@@ -25,7 +25,7 @@ from proxima.data.json_reader import load_json
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_buckets import Buckets, write_buckets
+from proxima.engine.http.weight_buckets import Buckets, write_buckets, written_dtype
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.engine.protocol import EngineSetup, ServerError
@@ -75,7 +75,7 @@ class WeightFolders:
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
         written_as = None if dtype is None else DTYPES[dtype]
-        size = sum(weight.numel() * _written(weight, written_as).itemsize for weight in model.parameters())
+        size = sum(weight.numel() * written_dtype(weight, written_as).itemsize for weight in model.parameters())
         folder: Path | None = None
         try:
             folder = self._place(size) / name
@@ -146,7 +146,7 @@ class FolderTransport:
         seconds = self.spec.weight_seconds
         return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
 
-    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`."""
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
 
@@ -178,7 +178,7 @@ def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, T
     """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
     shard, filled = dict[str, Tensor](), 0
     for (name, *_), weight in unique_weights(model):
-        copy = weight.detach().to("cpu", _written(weight, dtype)).contiguous()
+        copy = weight.detach().to("cpu", written_dtype(weight, dtype)).contiguous()
         if shard and filled + copy.nbytes > SHARD:
             yield shard
             shard.clear()
@@ -186,11 +186,6 @@ def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, T
         shard[name] = copy
         filled += copy.nbytes
     yield shard
-
-
-def _written(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The dtype in which a weight is written."""
-    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype
 
 
 def folder_bytes(folder: Path) -> int:

@@ -50,18 +50,18 @@ class GroupTransport(FolderTransport):
     _group: "SenderGroup | None" = None
     _numbers = count(1)
 
-    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`."""
-        if together is None:
+        if push_round is None:
             errors = await self._send(weights, [replica])
         else:
-            await together.arrive(replica)
-            if together.outcome is None:
-                together.outcome = asyncio.create_task(self._send_to_all(weights, together.members))
+            await push_round.arrive(replica)
+            if push_round.outcome is None:
+                push_round.outcome = asyncio.create_task(self._send_to_all(weights, push_round.members))
             try:
-                errors = await asyncio.shield(together.outcome)
+                errors = await asyncio.shield(push_round.outcome)
             except asyncio.CancelledError:  # the whole round is: nothing may load weights after it
-                together.outcome.cancel()
+                push_round.outcome.cancel()
                 raise
         if replica in errors:
             raise errors[replica]

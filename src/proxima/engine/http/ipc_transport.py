@@ -25,7 +25,7 @@ class IpcTransport(FolderTransport):
 
     buckets = True
 
-    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`. Each server is pushed by itself."""
         updates = _on_gpu if replica.facts.device == "cuda" else _in_file
         buckets = staged_buckets(replica.url, weights.folder)

@@ -106,18 +106,18 @@ class ReplicaKeeper:
             pool.dispatch()
 
     async def _push_to_all(self, replicas: Sequence[Replica], *, first: bool) -> None:
-        together = PushRound(replicas)
+        push_round = PushRound(replicas)
 
         async def push(replica: Replica) -> None:
             try:
-                self.reports.append(await self._push(replica, together))
+                self.reports.append(await self._push(replica, push_round))
             except (ServerError, UserError) as error:
                 self.pool.eject(replica, error, "new weights: ")
                 if not isinstance(error, ServerError | RefusedError):
                     raise
                 replica.status.check_soon.set()
             finally:
-                together.leave(replica)
+                push_round.leave(replica)
 
         errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
         away = [r for r in self.pool.replicas if errors.get(r) is None and r.status.state is State.AWAY]
@@ -126,11 +126,11 @@ class ReplicaKeeper:
             if isinstance(error, BaseException) and not others_have_them:
                 raise error
 
-    async def _push(self, replica: Replica, together: PushRound | None = None) -> Report:
+    async def _push(self, replica: Replica, push_round: PushRound | None = None) -> Report:
         assert self._newest is not None
         await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
-            return await self.sync.push(replica, together)
+            return await self.sync.push(replica, push_round)
 
     # ---- health ------------------------------------------------------------------------------------------------------
 

@@ -104,11 +104,13 @@ def write_buckets(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> 
     Args:
         dtype: of the written floating-point weights; None: unchanged.
     """
-    tensors = [
-        (names[0], weight.dtype if dtype is None or not weight.is_floating_point() else dtype, weight.shape)
-        for names, weight in unique_weights(model)
-    ]
+    tensors = [(names[0], written_dtype(weight, dtype), weight.shape) for names, weight in unique_weights(model)]
     buckets = Buckets.create(folder, plan_buckets(tensors))
     views = buckets.views(buckets.memory())
     for (name, *_), weight in unique_weights(model):
         views[name].copy_(weight)
+
+
+def written_dtype(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which a weight is written: integers keep theirs."""
+    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype

@@ -92,12 +92,12 @@ class WeightSync:
         if self._perturbed is None:
             self._perturbed = await self._compute(self._stage_perturbed, module, version, f"{label}-perturbed")
 
-    async def push(self, replica: Replica, together: PushRound | None = None) -> Report:
+    async def push(self, replica: Replica, push_round: PushRound | None = None) -> Report:
         """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
         The replica is paused and keeps its completions, if any; on return the server may be paused or not.
 
         Args:
-            together: the replicas that are pushed the newest weights now, if it is not this one alone.
+            push_round: the replicas that are pushed the newest weights now, if it is not this one alone.
 
         Raises:
             ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
@@ -111,7 +111,7 @@ class WeightSync:
             if copy is not None:
                 metrics |= await self._prove(replica, copy)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, staged, together)
+            await self._load_weights(replica, staged, push_round)
         except BaseException:
             if copy is not None:
                 await self._undo(replica, staged)
@@ -159,9 +159,11 @@ class WeightSync:
             except (ServerError, UserError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
-    async def _load_weights(self, replica: Replica, weights: StagedWeights, together: PushRound | None = None) -> None:
+    async def _load_weights(
+        self, replica: Replica, weights: StagedWeights, push_round: PushRound | None = None
+    ) -> None:
         """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
-        await self.transport.push(replica, weights.handover, together)
+        await self.transport.push(replica, weights.handover, push_round)
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         self._labels.add(weights.handover.label)
         interrupt = self.spec.interrupt

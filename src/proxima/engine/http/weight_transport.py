@@ -108,11 +108,11 @@ class WeightTransport(Protocol):
         """
         ...
 
-    async def push(self, replica: Replica, weights: WeightHandover, together: PushRound | None = None) -> None:
+    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """Load weights into a paused server, and tell it their label.
 
         Args:
-            together: the replicas that are pushed these weights now, this one among them; None: this one alone.
+            push_round: the replicas that are pushed these weights now, this one among them; None: this one alone.
 
         Raises:
             ServerError: a call failed, or the deadline has passed.

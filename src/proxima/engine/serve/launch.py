@@ -14,18 +14,16 @@ from proxima.system.machine import usable_cores
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
-DEFAULT_ENVIRONMENT = {
-    "vllm": ".venv-vllm",
-    "sglang": ".venv-sglang",
-}  # created by `proxima engine install` in the current folder
+# created by `proxima engine install` in the current folder
+DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm", "sglang": ".venv-sglang"}
 # Our extension of a server's workers: a module that imports nothing from proxima, alone in a folder that goes on the
 # server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima"
 SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
-SGLANG_KEY = "PROXIMA_SERVER_KEY"  # the same for SGLang, read by `in_sglang/proxima_sglang.py`
-IN_SGLANG = Path(__file__).resolve().parent / "in_sglang"  # modules for the PYTHONPATH of SGLang on a CPU
+SGLANG_KEY = "PROXIMA_SERVER_KEY"  # the same for SGLang, read by `in_sglang/key/proxima_sglang.py`
+IN_SGLANG = Path(__file__).resolve().parent / "in_sglang"  # folders for SGLang's PYTHONPATH: `key`, and `cpu` on a CPU
 SPARE = 6  # tokens at the end of SGLang's context length: it refuses prompts that reach into them
 TOKENS_PER_GIB = 16384  # of SGLang's KV cache on a CPU, whose size it takes in tokens
 
@@ -219,8 +217,7 @@ def sglang_launch(
     sampling masks without an option."""
     program = find_executable(serve, "sglang")
     gpu = has_gpu()
-    dtype = serve.dtype
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
     variables = {"PYTHONPATH": str(IN_SGLANG / "key")}
     if length := serve.max_length or max_length:
         arguments += ["--context-length", str(length + SPARE)]
