@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http import folder_transport
-from proxima.engine.http.folder_transport import WeightFolders, folder_bytes
+from proxima.engine.http import staged_files
+from proxima.engine.http.staged_files import WeightFolders, folder_bytes
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
 
@@ -73,7 +73,7 @@ def test_what_is_half_written_is_removed(llama: LoadedModel, tmp_path: Path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder_transport, "save_file", full)
+    monkeypatch.setattr(staged_files, "save_file", full)
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
         written(folders, llama, "v2")
     assert (before / "model-00001.safetensors").read_bytes() == content
@@ -81,7 +81,7 @@ def test_what_is_half_written_is_removed(llama: LoadedModel, tmp_path: Path, mon
 
 
 def test_the_files_hold_every_weight_once(llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_transport, "SHARD", 20_000)
+    monkeypatch.setattr(staged_files, "SHARD", 20_000)
     folder = written(WeightFolders(tmp_path), llama)
     files = [load_file(file) for file in folder.glob("*.safetensors")]
     assert len(files) > 2
@@ -95,14 +95,14 @@ def test_the_files_hold_every_weight_once(llama: LoadedModel, tmp_path: Path, mo
 def test_what_is_written_while_it_is_closed_is_removed(
     llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders, whole = WeightFolders(), folder_transport.save_file
+    folders, whole = WeightFolders(), staged_files.save_file
 
     def save(*given: Any, **more: Any) -> None:
         folders.close()
         given[1].parent.mkdir(parents=True)
         whole(*given, **more)
 
-    monkeypatch.setattr(folder_transport, "save_file", save)
+    monkeypatch.setattr(staged_files, "save_file", save)
     written(folders, llama)
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +114,7 @@ def test_leftovers_of_killed_runs_are_removed_where_it_is_certain(llama: LoadedM
     assert len({entry.parent.parent for entry in (gone, elsewhere, living)}) == 1
     for entry in folders[:2]:
         end(entry)
-    (elsewhere.parent / folder_transport.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
+    (elsewhere.parent / staged_files.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
     (before := place / "proxima-weights-strange").mkdir()  # it may be of another release
     again = WeightFolders(place)
     assert written(again, llama).is_dir()
@@ -132,7 +132,7 @@ def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(folder_transport.fcntl, "flock", no_locks)
+    monkeypatch.setattr(staged_files.fcntl, "flock", no_locks)
     left, again = (written(WeightFolders(tmp_path), llama) for _ in range(2))
     assert left.is_dir() and again.is_dir()
 

@@ -26,8 +26,8 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from proxima.data import UserError
 from proxima.engine.http.dialect import GroupMember, WeightHandover
-from proxima.engine.http.folder_transport import FolderTransport, staged_buckets
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.staged_files import StagedTransport, staged_buckets
 from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.protocol import ServerError
@@ -40,11 +40,10 @@ GROUP_BROKE = "the weight group broke"  # in the error of a worker that is perha
 Errors = dict[Replica, Exception]
 
 
-class GroupTransport(FolderTransport):
+class GroupTransport(StagedTransport):
     """See `WeightTransport`. The copy of the weights is in a file, which is in memory where there is room: it is sent
     from there, and sent again after a break or to a server that returns."""
 
-    buckets = True
     _store: TCPStore | None = None
     _outside = ""  # this machine's address for servers on other machines
     _group: "SenderGroup | None" = None

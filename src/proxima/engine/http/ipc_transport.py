@@ -14,16 +14,14 @@ import torch
 from torch import Tensor
 
 from proxima.engine.http.dialect import WeightHandover
-from proxima.engine.http.folder_transport import FolderTransport, staged_buckets
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.staged_files import StagedTransport, staged_buckets
 from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
 
 
-class IpcTransport(FolderTransport):
+class IpcTransport(StagedTransport):
     """See `WeightTransport`. Servers must be on this machine, and load weights with proxima's worker."""
-
-    buckets = True
 
     async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`. Each server is pushed by itself."""

@@ -1,8 +1,9 @@
 """Ways to send weights to servers: `WeightTransport`, and the table of its kinds.
 
-To write another one: (1) a file with a class that has `prepare`, `push` and `close`; (2) a line in `TRANSPORTS`;
-(3) if the server has other calls for it, they go into its dialect (`vllm.py`, `sglang.py`), (4) and what runs inside
-a vLLM server into `in_server/proxima_vllm_worker.py`. `folder_transport.py` is an example.
+To write another one: (1) a file with a class that has `prepare`, `push` and `close`, of which `StagedTransport` of
+`staged_files.py` has the first and the last; (2) a line in `TRANSPORTS`; (3) if the server has other calls for it, they
+go into its dialect (`vllm.py`, `sglang.py`), (4) and what runs inside a vLLM server into
+`in_server/proxima_vllm_worker.py`. `folder_transport.py` is an example.
 
 A transport moves bytes and proves nothing. `weight_sync.py` does the rest around it: it pauses and resumes the server,
 empties its caches, and compares its log-probs with the trainer's. It relies on this:

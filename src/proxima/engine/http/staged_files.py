@@ -1,0 +1,251 @@
+"""Copies of the weights in files, from which transports push: `StagedTransport`.
+
+A copy is a Hugging Face folder, which servers read by themselves, or a file of `weight_buckets`, whose bytes are sent.
+It does not outlive its process for long: the next process removes what a killed one has left.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from proxima.data import UserError
+from proxima.data.json_reader import load_json
+from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weight_buckets import Buckets, write_buckets, written_dtype
+from proxima.engine.process.shared_weights import model_as_files, unique_weights
+from proxima.engine.protocol import EngineSetup, ServerError
+from proxima.system.atomic_files import ordinary_modes
+
+INDEX = "model.safetensors.index.json"
+SHARD = 1 << 28  # bytes of weights per file: a server is given one after the other, and a copy is made of one at a time
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHARED_MEMORY = Path("/dev/shm")
+KEPT = 2  # the folder that servers have loaded, and the one that they are loading
+ROOM = 1.2  # factor of free memory required for each folder
+PREFIX = "proxima-weights-"
+LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique to each boot of a Linux kernel
+
+
+class WeightFolders:
+    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. The two newest are kept,
+    so that a server that is still reading one finds it.
+
+    Args:
+        root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
+            else among the temporary files. `close` removes everything written; leftovers of killed processes are
+            removed before the first write.
+        buckets: write the weights as `weight_buckets` instead, without config and tokenizer.
+    """
+
+    def __init__(self, root: Path | None = None, *, buckets: bool = False) -> None:
+        self._buckets = buckets
+        self._root = None if root is None else root.resolve()
+        self._locked: LockedFolder | None = None
+        self.kept = list[Path]()  # the existing folders, newest last
+        self._closed = False
+
+    def write(self, model: nn.Module, tokenizer: Any, name: str, dtype: str | None = None) -> Path:
+        """Write the model's weights, with adapters merged and tied ones once.
+
+        Args:
+            name: name of the folder, which no other version has had.
+            dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
+
+        Returns: the absolute path of the folder.
+
+        Raises:
+            UserError: it can't be written, for example for lack of space, or for a dtype that is not supported.
+        """
+        if dtype is not None and dtype not in DTYPES:
+            raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
+        written_as = None if dtype is None else DTYPES[dtype]
+        size = sum(weight.numel() * written_dtype(weight, written_as).itemsize for weight in model.parameters())
+        folder: Path | None = None
+        try:
+            folder = self._place(size) / name
+            folder.mkdir()
+            if self._buckets:
+                write_buckets(model, folder, written_as)
+            else:
+                for file, content in model_as_files(model, tokenizer).items():
+                    (folder / file).write_bytes(content)
+                _write_weights(model, folder, written_as)
+            ordinary_modes(folder)  # the server may run as another user
+        except (OSError, SafetensorError) as error:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            destination = self._root if folder is None else folder.parent
+            where = "" if destination is None else f" to {destination}"
+            reason = error.strerror or error if isinstance(error, OSError) else error
+            remedy = "set engine.weight_folder to a folder with more room that the server can read"
+            raise UserError(f"weights could not be written{where}: {reason}", remedy=remedy) from error
+        finally:
+            if self._closed:  # by another thread, meanwhile
+                self.close()
+        self.kept.append(folder)
+        while len(self.kept) > KEPT:
+            shutil.rmtree(self.kept.pop(0), ignore_errors=True)
+        return folder
+
+    def close(self) -> None:
+        """Remove everything written, including what a write in progress has left when it ends."""
+        self._closed = True
+        self.kept.clear()
+        if self._locked is not None:
+            self._locked.remove()
+
+    def _place(self, size: int) -> Path:
+        if self._locked is None and self._root is not None:
+            self._root.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self._root, shared=True)
+            self._locked = LockedFolder(self._root, shared=True)
+        elif self._locked is None:
+            disk = Path(tempfile.gettempdir())
+            for parent in (SHARED_MEMORY, disk):
+                remove_leftovers(parent)
+            memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > ROOM * (KEPT + 1) * size
+            self._locked = LockedFolder(SHARED_MEMORY if memory else disk)
+        return self._locked.path
+
+
+class StagedTransport:
+    """The part that transports share, see `WeightTransport`: `prepare` writes a copy of the weights, and `close`
+    removes all copies. The newest two are kept, and those that are to be kept until the end are apart from them. A
+    subclass adds `push`."""
+
+    buckets = True  # write `weight_buckets`; False: a Hugging Face folder
+
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
+        self.spec, self.setup = spec, setup
+        root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
+        self._folders, self._kept_folders = (WeightFolders(root, buckets=self.buckets) for _ in range(2))
+
+    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
+        """See `WeightTransport`.
+
+        Raises:
+            UserError: the copy can't be written, see `WeightFolders.write`.
+        """
+        folders = self._kept_folders if kept else self._folders
+        folder = folders.write(model, self.setup.tokenizer, label, dtype)
+        size = Buckets(folder).weight_bytes if self.buckets else folder_bytes(folder)
+        seconds = self.spec.weight_seconds
+        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
+
+    async def close(self) -> None:
+        """Remove the copies."""
+        self._folders.close()
+        self._kept_folders.close()
+
+
+def staged_buckets(url: str, folder: Path) -> Buckets:
+    """The buckets in a folder, for that server. ServerError: they are gone."""
+    try:
+        return Buckets(folder)
+    except OSError as error:
+        raise ServerError(url, "", f"no weights are left in {folder}") from error
+
+
+def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
+    total, weight_map = 0, dict[str, str]()
+    for number, shard in enumerate(_shards(model, dtype), 1):
+        file = f"model-{number:05}.safetensors"  # servers read them in this order
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        total += sum(weight.nbytes for weight in shard.values())
+        weight_map |= dict.fromkeys(shard, file)
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+
+
+def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+    """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
+    shard, filled = dict[str, Tensor](), 0
+    for (name, *_), weight in unique_weights(model):
+        copy = weight.detach().to("cpu", written_dtype(weight, dtype)).contiguous()
+        if shard and filled + copy.nbytes > SHARD:
+            yield shard
+            shard.clear()
+            filled = 0
+        shard[name] = copy
+        filled += copy.nbytes
+    yield shard
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the weights in a folder."""
+    return int(load_json((folder / INDEX).read_text())["metadata"]["total_size"])
+
+
+class LockedFolder:
+    """A temporary folder, created at once. The operating system releases its lock when the process ends, however it
+    ends; an unlocked folder is a leftover.
+
+    Args:
+        parent: the folder in which it is created.
+        shared: the parent is shared with other users and machines: its permissions decide who may read the folder, and
+            the lock is valid only among processes of this kernel, whose id is in the lock file.
+    """
+
+    def __init__(self, parent: Path, *, shared: bool = False) -> None:
+        self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
+        self.path.mkdir(0o777 if shared else 0o700)
+        self._file = _lock(self.path, may_fail=shared)
+        self._file.write(_kernel())
+        self._file.flush()
+
+    def remove(self) -> None:
+        """Remove the folder and its contents. May be called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._file.close()
+
+
+def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
+    """Create the lock file of a folder. It is locked before it has its name, lest another process take it for a
+    leftover.
+
+    Args:
+        may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
+    """
+    file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
+    with suppress(OSError) if may_fail else nullcontext():
+        fcntl.flock(file, fcntl.LOCK_EX)
+    os.rename(file.name, folder / LOCK_FILE)
+    return file
+
+
+def _kernel() -> bytes:
+    """The boot id of the running kernel; empty if unavailable."""
+    with suppress(OSError):
+        return BOOT.read_bytes().strip()
+    return b""
+
+
+def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
+    """Remove the folders of processes that have ended.
+
+    Args:
+        shared: the parent is shared with other machines, whose locks may be invisible here: remove only folders created
+            under this kernel.
+    """
+    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
+        try:
+            with file.open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if shared and (not _kernel() or lock.read() != _kernel()):
+                    continue
+                shutil.rmtree(file.parent, ignore_errors=True)
+        except OSError:  # it is locked, owned by another user, or gone
+            continue
