@@ -1,5 +1,6 @@
-"""Weights that are broadcast to two real vLLM servers, one of which fails: the other has every version, and the one
-that failed returns with the perturbed copy and the newest.
+"""Weights that are broadcast to two real vLLM servers while both generate, and one of them fails. Every completion
+arrives once, each of its tokens with the log-prob of the version that it names; the other server gets every version,
+and the one that failed returns.
 
 PROXIMA_VLLM names the executable; PROXIMA_ROUNDS is the number of failures of each kind, 10 by default."""
 
@@ -7,89 +8,166 @@ import asyncio
 import os
 import random
 import signal
+import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from proxima.engine.http import group_transport
-from proxima.engine.http.client import Address
-from proxima.engine.http.dialect import is_incomplete
+from proxima.data.flow import Completion, Prompt
+from proxima.engine.http import weight_buckets
+from proxima.engine.http.group_transport import SenderGroup
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_sync import Report, WeightSync
-from proxima.engine.http.weight_transport import PushRound
-from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
+from proxima.engine.http.vllm import Vllm, VllmDialect
+from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.local.local_engine import collect
+from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.engine.serve.launch import Serve
-from proxima.engine.serve.servers import start_servers
-from proxima.model.load import load
-from tests.engine.http.live_vllm import EXECUTABLE, MODEL, needs_vllm
+from proxima.model.pretrained import LoadedModel
+from tests.engine.http.live_vllm import EXECUTABLE
+from tests.tiny import tiny_tokenizer
 
 SIBLING = "tests/engine/http/test_weight_groups.py::test_faults_at_random_buckets[cut]"
-pytestmark = [pytest.mark.campaign(SIBLING), needs_vllm]
+pytestmark = [
+    pytest.mark.campaign(SIBLING),
+    pytest.mark.skipif(EXECUTABLE is None, reason="PROXIMA_VLLM names no vLLM"),
+]
 ROUNDS = int(os.environ.get("PROXIMA_ROUNDS", "10"))
-SECONDS = 20.0  # the deadline of a call
+BUCKET = 1 << 18  # bytes
+WEIGHT_SECONDS, CALL_SECONDS = 20.0, 60.0  # of the calls, the first ones take long on a busy machine
+LONGEST = 2 * CALL_SECONDS + 4 * WEIGHT_SECONDS  # a publish: pause, an attempt, what it takes to end it, another one
+RETURN = 400.0  # a restart takes a minute, or several on a busy machine
+LENGTH = 256  # tokens
 
 
-class Pair:
-    """Two servers and the trainer's side of them."""
+def random_llama(folder: Path) -> LoadedModel:
+    """About 10 MB in float32, with a tied head."""
+    sizes = {"vocab_size": 259, "hidden_size": 192, "head_dim": 64, "num_attention_heads": 3, "num_key_value_heads": 1}
+    sizes |= {"num_hidden_layers": 6, "intermediate_size": 512, "max_position_embeddings": LENGTH}
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, initializer_range=0.1, eos_token_id=0, bos_token_id=0, tie_word_embeddings=True)
+    loaded = LoadedModel(model=LlamaForCausalLM(config).eval(), tokenizer=tiny_tokenizer(), path=str(folder))
+    for part in (loaded.model, loaded.tokenizer):
+        part.save_pretrained(folder)
+    return loaded
 
-    def __init__(self, servers: Any) -> None:
+
+class Run:
+    """A trainer whose weights move at each version, and completions that are requested all the time."""
+
+    def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
-        self.loaded = load(str(MODEL), dtype=torch.float32, device="cpu")
-        limits: dict[str, Any] = {"weight_seconds": SECONDS, "call_seconds": 90.0}
-        spec = Vllm(url=tuple(servers.urls), transfer="group", probe_tokens=64, **limits)
-        self.sync, self.version = WeightSync(spec, EngineSetup.of(self.loaded, max_length=512)), 0
-        addresses = [Address(url, token=servers.token) for url in servers.urls]
-        self.replicas = [Replica(address, spec.dialect(), spec, "live") for address in addresses]
+        self.loaded = random_llama(folder / "model")
+        serve = Serve(executable=EXECUTABLE, dtype="float32", eager=True, threads=1, replicas=2, restarts=1000)
+        limits: dict[str, Any] = {"weight_seconds": WEIGHT_SECONDS, "call_seconds": CALL_SECONDS}
+        limits |= {"health_seconds": 2.0, "idle_seconds": 60.0, "retries": 20, "max_running": 4}
+        spec = Vllm(serve=serve, transfer="group", probe_tokens=64, **limits)
+        setup = replace(EngineSetup.of(self.loaded, max_length=LENGTH), log=folder / "server.log")
+        self.engine = spec.build(setup)
+        self.version, self.weights = 0, {0: self._copy()}
+        self.asked, self.answers = list[Request](), list[Completion]()
+        self.draws = torch.Generator().manual_seed(1)
+        self._ends = False
 
-    async def prepare(self) -> None:
+    def _copy(self) -> dict[str, torch.Tensor]:
+        return {name: weight.clone() for name, weight in self.loaded.model.state_dict().items()}
+
+    @property
+    def replicas(self) -> list[Replica]:
+        return self.engine._pool.replicas
+
+    @property
+    def counts(self) -> Counter[str]:
+        return self.engine._pool.counts
+
+    async def publish(self) -> float:
+        """Returns the seconds that it took."""
         self.version += 1
         with torch.no_grad():
             for weight in self.loaded.model.parameters():
-                weight.mul_(1.001)
-        update = WeightUpdate(version=self.version, module=self.loaded.model)
-        await self.sync.prepare(update, f"live.{self.version}", "bfloat16")
+                weight.mul_(1 + 0.03 * torch.randn(weight.shape, generator=self.draws))
+        self.weights[self.version] = self._copy()
+        start = time.monotonic()
+        await self.engine.pause()
+        async with asyncio.timeout(LONGEST):
+            await self.engine.publish(WeightUpdate(version=self.version, module=self.loaded.model))
+        await self.engine.resume()
+        return time.monotonic() - start
 
-    async def push(self, *replicas: Replica, alone: bool = False) -> list[Report | BaseException]:
-        push_round = None if alone else PushRound(replicas)
-        for replica in replicas:
-            with suppress(ServerError):
-                await replica.dialect.pause(replica.client, replica.facts, "keep")
+    async def generate(self) -> None:
+        """Request completions, until `finish`."""
+        draws = np.random.default_rng(0)
 
-        async def push(replica: Replica) -> Report:
-            try:
-                return await self.sync.push(replica, push_round)
-            finally:
-                if push_round is not None:
-                    push_round.leave(replica)
+        async def one_after_another(worker: int) -> None:
+            number = 0
+            while not self._ends:
+                uid, tokens = 1000 * worker + number, draws.integers(1, 259, 5).astype(np.int32)
+                sampling = Sampling(max_tokens=int(draws.integers(50, 240)))
+                request = Request(
+                    prompt=Prompt(uid=uid, messages=(), tokens=tokens), sample=0, sampling=sampling, seed=uid
+                )
+                self.asked.append(request)
+                self.answers += await collect(self.engine, [request])
+                number += 1
 
-        return await asyncio.gather(*map(push, replicas), return_exceptions=True)
+        await asyncio.gather(*map(one_after_another, range(6)))
+
+    def finish(self) -> None:
+        self._ends = True
+
+    async def both_serve(self) -> None:
+        async with asyncio.timeout(RETURN):
+            while not all(replica.in_service for replica in self.replicas):
+                await asyncio.sleep(0.25)
+
+    def check(self) -> tuple[int, int]:
+        """Every request has one answer, and every token has the log-prob of the version that it names, and not that of
+        the next one. Returns the numbers of completions, and of those of several versions."""
+        assert Counter(answer.key for answer in self.answers) == Counter(
+            (r.prompt.uid, r.sample, 0) for r in self.asked
+        )
+        prompts, mixed = {r.prompt.uid: r.prompt.tokens for r in self.asked}, 0
+        model, distances, others = self.loaded.model, list[float](), list[float]()
+        for version, weights in self.weights.items():
+            model.load_state_dict(weights)
+            for answer in self.answers:
+                at = answer.policy_version == version
+                if not (at | (answer.policy_version == version - 1)).any():
+                    continue
+                prompt = prompts[answer.key[0]]
+                ids = torch.tensor([[*prompt.tolist(), *answer.tokens.tolist()]])
+                with torch.inference_mode():
+                    rows = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+                off = np.abs(rows.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy() - answer.sampled_log_prob)
+                distances += off[at].tolist()
+                others += off[answer.policy_version == version - 1].tolist()
+                mixed += at.any() and not at.all()
+        assert max(distances) < 5e-3, max(distances)
+        assert np.median(others) > 0.02
+        return len(self.answers), mixed
 
 
 @asynccontextmanager
-async def pair(folder: Path) -> AsyncIterator[Pair]:
-    serve = Serve(executable=EXECUTABLE, dtype="bfloat16", eager=True, threads=1, replicas=2, restarts=100)
-    log = folder / "server.log"
-    with closing(start_servers("vllm", serve, model=str(MODEL), max_length=512, log=log)) as servers:
-        made = Pair(servers)
-        try:
-            for replica in made.replicas:
-                replica.facts = await replica.dialect.probe(replica.client)
-            made.sync.choose([replica.facts for replica in made.replicas])
-            await made.prepare()
-            assert all(isinstance(report, dict) for report in await made.push(*made.replicas))
-            yield made
-        finally:
-            await made.sync.close()
-            for replica in made.replicas:
-                await replica.client.close()
+async def training(folder: Path) -> AsyncIterator[Run]:
+    run = await asyncio.to_thread(Run, folder)
+    try:
+        await run.publish()
+        generating = asyncio.create_task(run.generate())
+        yield run
+        run.finish()
+        async with asyncio.timeout(LONGEST):
+            await generating
+    finally:
+        await asyncio.to_thread(run.engine.close)
 
 
 def processes(replica: Replica) -> list[psutil.Process]:
@@ -104,82 +182,86 @@ def processes(replica: Replica) -> list[psutil.Process]:
     return [*server.children(recursive=True), server]
 
 
-async def answers(replica: Replica) -> None:
-    for _ in range(600):
-        with suppress(ServerError):
-            await replica.dialect.probe(replica.client)
-            return
-        await asyncio.sleep(0.5)
-    raise AssertionError("the server does not return")
+def send_signal(found: list[psutil.Process], number: int) -> None:
+    for process in found:
+        process.send_signal(number)
 
 
-async def fail(made: Pair, fault: Callable[[Replica], Awaitable[None]], broken: int) -> float:
-    """Push while one fails. Returns the seconds until the other one has the weights."""
-    await made.prepare()
-    start, bad, good = time.monotonic(), made.replicas[broken], made.replicas[1 - broken]
-    outcomes, _ = await asyncio.gather(made.push(good, bad), fault(bad))
-    assert isinstance(outcomes[0], dict) and isinstance(outcomes[1], ServerError), outcomes
-    assert outcomes[0]["probe_mean"] < 0.15
-    assert (await good.health()).weight_version == f"live.{made.version}"
-    return time.monotonic() - start
+class Faults:
+    """Breaks a push: at a bucket that the trainer sends, or by a name that the server does not know."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, draws: random.Random) -> None:
+        self.bucket, self.strike, self.cut = -1, (lambda: None), ""
+        broadcast, load = SenderGroup._broadcast, VllmDialect.load_weights
+
+        def broadcasts(group: Any, content: Any, options: Any) -> Any:
+            self.bucket -= 1
+            if self.bucket == 0:
+                self.strike()
+            return broadcast(group, content, options)
+
+        async def loads(dialect: Any, client: Any, facts: Any, weights: Any) -> None:
+            async def updates() -> Any:
+                async for update in weights.updates():
+                    tensors = [list(bucket) for bucket in update["tensors"]]
+                    bucket = draws.choice(tensors)
+                    place = draws.randrange(len(bucket))
+                    bucket[place] = ["no.such.weight", *bucket[place][1:]]
+                    yield update | {"tensors": tensors}
+
+            cut, self.cut = self.cut == client.url, "" if self.cut == client.url else self.cut
+            await load(dialect, client, facts, replace(weights, updates=updates) if cut else weights)
+
+        monkeypatch.setattr(SenderGroup, "_broadcast", broadcasts)
+        monkeypatch.setattr(VllmDialect, "load_weights", loads)
 
 
-async def returns(made: Pair, broken: int, *, perturbed: bool) -> None:
-    (report,) = await made.push(made.replicas[broken], alone=True)
-    assert isinstance(report, dict) and ("perturbed_mean" in report) == perturbed, report
-    reports = (await made.prepare(), await made.push(*made.replicas))[1]
-    assert all(isinstance(report, dict) for report in reports), reports
-
-
-@pytest.mark.parametrize("fault", ["cut", "stopped", "killed"])
+@pytest.mark.parametrize("fault", ["cut", "stopped", "killed", "returned"])
 async def test_one_of_two_servers_fails(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    draws, took = random.Random(fault), list[float]()
-    monkeypatch.setattr(group_transport, "ABORT_SECONDS", 12.0)
-    async with pair(tmp_path) as made:
-        whole = group_transport._Sending._load
-
-        async def cut(self: Any, replica: Replica) -> None:
-            if replica is not made.replicas[broken]:
-                return await whole(self, replica)
-            load = replica.dialect.load_weights
-
-            async def load_weights(client: Any, facts: Any, weights: Any) -> None:
-                async def updates() -> Any:
-                    async for update in weights.updates():
-                        tensors = [list(bucket) for bucket in update["tensors"]]
-                        bucket = draws.choice(tensors)
-                        place = draws.randrange(len(bucket))
-                        bucket[place] = ["no.such.weight", *bucket[place][1:]]
-                        yield update | {"tensors": tensors}
-
-                await load(client, facts, replace(weights, updates=updates))
-
-            replica.dialect.load_weights = load_weights  # type: ignore[method-assign]
-            try:
-                await whole(self, replica)
-            finally:
-                del replica.dialect.load_weights  # type: ignore[attr-defined]
-            return None
-
-        async def send_signal(replica: Replica) -> None:
-            await asyncio.sleep(draws.uniform(0.0, 1.2))
-            for process in found:
-                process.send_signal(signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
-
-        for _ in range(ROUNDS):
-            broken = draws.randrange(2)
-            found = [] if fault == "cut" else processes(made.replicas[broken])
+    """`stopped`: for the time of the push; `killed`: in the middle of it; `returned`: before it, so that the server
+    returns while newer weights are pushed to the other one."""
+    monkeypatch.setattr(weight_buckets, "BUCKET", BUCKET)
+    draws = random.Random(fault)
+    faults, healthy, failing = Faults(monkeypatch, draws), list[float](), list[float]()
+    async with training(tmp_path) as run:
+        buckets = _buckets_of(run.engine._sync)
+        for number in range(ROUNDS):
+            broken, bucket = draws.choice(run.replicas), draws.randrange(1, buckets + 1)
+            good, ejected = run.replicas[1 - run.replicas.index(broken)], run.counts["ejected"]
+            while len(broken.running) < 2:
+                await asyncio.sleep(0.05)
+            found = processes(broken)
             if fault == "cut":
-                monkeypatch.setattr(group_transport._Sending, "_load", cut)
-            took.append(await fail(made, send_signal, broken))
-            monkeypatch.setattr(group_transport._Sending, "_load", whole)
-            if fault == "stopped":
-                for process in found:
-                    process.send_signal(signal.SIGCONT)
-            if fault == "killed":
-                await answers(made.replicas[broken])
+                faults.cut = broken.url
+            elif fault == "returned":
+                send_signal(found, signal.SIGKILL)
+                await asyncio.sleep(draws.uniform(0, 3))
             else:
-                await asyncio.sleep(2.0)
-            label = (await made.replicas[broken].health()).weight_version  # a server may be stopped after its update
-            await returns(made, broken, perturbed=fault == "killed" or is_incomplete(label))
-    print(f"\n{fault}: {ROUNDS} rounds, the other server had the weights after {max(took):.1f} s at most")
+                faults.bucket, faults.strike = bucket, _striking(found, fault)
+            failing.append(await run.publish())
+            assert run.counts["ejected"] > ejected, f"bucket {bucket}"
+            assert (await run.engine._loop.run(good.health())).weight_version == good.proof.label
+            if fault == "stopped":
+                send_signal(found, signal.SIGCONT)
+            while fault == "returned" and not broken.in_service:
+                await asyncio.sleep(draws.uniform(0, 20))
+                await run.publish()
+            await run.both_serve()
+            healthy.append(await run.publish())
+            assert len(run.engine._keeper.reports) == 2 and all(replica.in_service for replica in run.replicas)
+            seconds = f"{failing[-1]:.1f} s, {healthy[-1]:.1f} s after it"
+            print(f"{fault} {number + 1}/{ROUNDS}, bucket {bucket}/{buckets}: {seconds}", flush=True)
+    completions, mixed = run.check()
+    lost = [seconds - statistics.median(healthy) for seconds in failing]
+    print(f"{fault}: {ROUNDS} rounds; a push {statistics.median(healthy):.1f} s, with the fault + ", end="")
+    print(f"{statistics.median(lost):.1f} s, {max(lost):.1f} s at most; {completions} completions, {mixed} of two or")
+    print(f"more versions; {dict(run.counts)}", flush=True)
+
+
+def _striking(found: list[psutil.Process], fault: str) -> Callable[[], None]:
+    return lambda: send_signal(found, signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
+
+
+def _buckets_of(sync: WeightSync) -> int:
+    assert sync._staged is not None
+    return len(weight_buckets.Buckets(sync._staged.handover.folder).buckets)

@@ -19,6 +19,8 @@ LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the 
 LogProbMode = Literal["processed", "untruncated", "raw"]
 # begins a server's label of its weights while an update changes them, or has been broken off
 INCOMPLETE = "incomplete "
+# in the error of a server under which its process group broke: the server may be sound, and another member have failed
+GROUP_BROKE = "proxima-group-broke"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +184,7 @@ class GroupMember:
         seconds: deadline of each collective.
         form_seconds: deadline to form the group.
         reused: the server is in the group already.
+        broke: what an error of a worker begins with if the group broke under it.
     """
 
     name: str
@@ -193,6 +196,7 @@ class GroupMember:
     seconds: float
     form_seconds: float
     reused: bool
+    broke: str = GROUP_BROKE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ over a group of its own.
 """
 
 import asyncio
+import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from itertools import count
@@ -25,7 +26,8 @@ from torch import Tensor
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
 from proxima.data import UserError
-from proxima.engine.http.dialect import GroupMember, WeightHandover
+from proxima.engine.http.answer_values import one_line
+from proxima.engine.http.dialect import GROUP_BROKE, GroupMember, WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.staged_files import StagedTransport, staged_buckets
 from proxima.engine.http.weight_buckets import Buckets
@@ -36,8 +38,8 @@ from proxima.system.web_requests import is_loopback
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
-GROUP_BROKE = "the weight group broke"  # in the error of a worker that is perhaps sound; see `proxima_vllm_worker`
 Errors = dict[Replica, Exception]
+Addresses = Mapping[str, str | ServerError]  # this machine's as each server sees it, by the server's URL
 
 
 class GroupTransport(StagedTransport):
@@ -45,7 +47,7 @@ class GroupTransport(StagedTransport):
     from there, and sent again after a break or to a server that returns."""
 
     _store: TCPStore | None = None
-    _outside = ""  # this machine's address for servers on other machines
+    _listens = ""  # at this address only; empty: at all
     _group: "SenderGroup | None" = None
     _numbers = count(1)
 
@@ -94,15 +96,16 @@ class GroupTransport(StagedTransport):
             reuse: use the group of the last sync if it has the same members, and keep it for the next one.
         """
         urls = tuple(replica.url for replica in replicas)
+        addresses = await asyncio.to_thread(own_addresses, {*self.spec.urls, *urls})
         group = self._group if reuse else None
         if group is None or group.urls != urls or group.broken:
             if self._group is not None and (reuse or not set(urls).isdisjoint(self._group.urls)):
                 self._drop_group()  # a worker is in one group at a time
-            group = SenderGroup(self._store_for(), replicas, next(self._numbers), weights.seconds / 2)
+            group = SenderGroup(self._store_for(addresses), replicas, next(self._numbers), weights.seconds / 2)
             if reuse:
                 self._group = group
         try:
-            return await _Sending(weights, group, replicas, self._address_for).run()
+            return await _Sending(weights, group, replicas, addresses).run()
         finally:
             if group is not self._group or group.broken:
                 group.abort()
@@ -112,19 +115,15 @@ class GroupTransport(StagedTransport):
             self._group.abort()
         self._group = None
 
-    def _store_for(self) -> TCPStore:
-        """The store of the trainer, which listens only where all servers of the recipe reach it."""
-        if self._store is None:
-            try:
-                hosts = {own_address(url) for url in self.spec.urls}
-            except ServerError:  # it may return, by any way
-                hosts = set()
-            self._outside = next((host for host in sorted(hosts) if not is_loopback(host)), "")
-            host = hosts.pop() if len(hosts) == 1 else ""
-            listener = socket.create_server((host, 0))
+    def _store_for(self, addresses: Addresses) -> TCPStore:
+        """The trainer's store. It listens only at the address at which all servers reach it, if that is one."""
+        hosts = {host for host in addresses.values() if isinstance(host, str)}
+        if self._store is None or not (self._listens == "" or hosts <= {self._listens}):
+            self._listens = hosts.pop() if len(hosts) == 1 else ""
+            listener = socket.create_server((self._listens, 0))
             port, seconds = listener.getsockname()[1], timedelta(seconds=self.spec.weight_seconds)
             self._store = TCPStore(
-                host or "127.0.0.1",
+                self._listens or "127.0.0.1",
                 port,
                 is_master=True,
                 wait_for_workers=False,
@@ -132,11 +131,6 @@ class GroupTransport(StagedTransport):
                 master_listen_fd=listener.detach(),
             )
         return self._store
-
-    def _address_for(self, url: str) -> str:
-        """This machine's address for that server and for the others of its group, which have no way to a loopback."""
-        own = own_address(url)
-        return self._outside or own if is_loopback(own) else own
 
 
 class SenderGroup:
@@ -186,7 +180,7 @@ class SenderGroup:
 
     def _broadcast(self, content: Tensor, options: BroadcastOptions) -> Any:
         if self._group is None:
-            raise RuntimeError(GROUP_BROKE)
+            raise RuntimeError("the group was closed")
         return self._group.broadcast([content], options)
 
     def abort(self) -> None:
@@ -203,19 +197,35 @@ class SenderGroup:
 
             nccl_options = ProcessGroupNCCL.Options()
             nccl_options._timeout = timedelta(seconds=self.seconds)
-            return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
+            with _without_watchdog():
+                return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout, options._devices = deadline, [ProcessGroupGloo.create_device(hostname=host)]
         return ProcessGroupGloo(prefix, 0, self.size, options)
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """For a new NCCL group: its waits raise after the deadline, for which `send` is prepared. By default
+    (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), torch starts a thread for each group that ends the process, here the training
+    run, when a collective exceeds its deadline or another member has gone; with blocking waits it starts none."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"  # is read when a group is made
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ |= {} if before is None else {name: before}
 
 
 class _Sending:
     """One send to several replicas: a call to each, and the trainer's broadcasts in a thread."""
 
     def __init__(
-        self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], address: Callable[[str], str]
+        self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], addresses: Addresses
     ) -> None:
-        self.weights, self.group, self.replicas, self.address = weights, group, replicas, address
+        self.weights, self.group, self.replicas, self.addresses = weights, group, replicas, addresses
         self.buckets = staged_buckets(replicas[0].url, weights.folder)
         self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
         self._failed = False
@@ -243,8 +253,7 @@ class _Sending:
                     task.cancel()
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait(tasks, timeout=ABORT_SECONDS)
-        if sending.done() and not sending.cancelled():
-            sending.exception()  # each of the calls says more
+        own = sending.exception() if sending.done() and not sending.cancelled() else None
         errors = Errors()
         for call, replica in calls.items():
             if not call.done() or call.cancelled():
@@ -253,17 +262,30 @@ class _Sending:
                 errors[replica] = error
             elif error is not None:
                 raise error
+        if own is not None and all(GROUP_BROKE in str(error) for error in errors.values()):  # nobody else says why
+            for replica, error in errors.items():
+                reason = f"{error.reason}; at the trainer: {one_line(str(own))}"  # type: ignore[attr-defined]
+                errors[replica] = ServerError(replica.url, "/update_weights", reason)
         return errors
 
     async def _broadcast(self) -> None:
         await self._begin.wait()
         if not self._failed:
-            await asyncio.to_thread(self.group.send, self.buckets, self.address(self.replicas[0].url))
+            await asyncio.to_thread(self.group.send, self.buckets, self._host(self.replicas[0].url))
+
+    def _host(self, url: str) -> str:
+        """This machine's address for that server and for the others of its group, which have no way to a loopback.
+        ServerError: the server has no way to it."""
+        own = self.addresses[url]
+        if isinstance(own, ServerError):
+            raise own
+        outside = sorted(host for host in self.addresses.values() if isinstance(host, str) and not is_loopback(host))
+        return next(iter(outside), own) if is_loopback(own) else own
 
     async def _load(self, replica: Replica) -> None:
         member = GroupMember(
             name=self.group.name,
-            host=self.address(replica.url),
+            host=self._host(replica.url),
             port=self.group.store.port,
             rank=self.group.ranks[replica.url],
             size=self.group.size,
@@ -285,6 +307,17 @@ class _Sending:
 
         weights = replace(self.weights, updates=update, group=member)
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
+
+
+def own_addresses(urls: Iterable[str]) -> Addresses:
+    """`own_address` of each, or its error. Blocks while names are looked up."""
+    addresses = dict[str, str | ServerError]()
+    for url in urls:
+        try:
+            addresses[url] = own_address(url)
+        except ServerError as error:
+            addresses[url] = error
+    return addresses
 
 
 def own_address(url: str) -> str:

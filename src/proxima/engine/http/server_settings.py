@@ -26,7 +26,8 @@ class ServerSettings(EngineSpec):
             `recompute` sends a completion again with its tokens so far.
         idle_seconds: time without a token after which a completion counts as hung and is retried.
         call_seconds: deadline of any other call.
-        weight_seconds: deadline of each call that loads new weights; vLLM gets 256 MiB with each.
+        weight_seconds: deadline of each call that loads new weights; over a group, one call loads all of them, and a
+            server that hangs is noticed after half of it.
         away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
         health_seconds: time between two health checks of a server.
         retries: how often a failed completion is retried, at another replica if there is one.
@@ -40,9 +41,10 @@ class ServerSettings(EngineSpec):
             an update over the same set of tokens.
         routed_experts: for a mixture of experts, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
-        transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL. `ipc`: from memory of this
-            machine that trainer and server share. `folder`: files that each server reads. `auto`: `group`
-            where servers without GPUs are on other machines and all have proxima's worker, else `folder`.
+        transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL, unencrypted: for a
+            network where everybody is trusted. `ipc`: from memory of this machine that trainer and server share.
+            `folder`: files that each server reads. `auto`: `group` where servers without GPUs are on other machines and
+            all have proxima's worker, else `folder`.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the

@@ -10,6 +10,7 @@ nothing else, is on the server's PYTHONPATH, and the server is started with
 
 import base64
 import math
+import os
 import socket
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -24,7 +25,6 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 BACKEND = "proxima"
-GROUP_BROKE = "the weight group broke"  # begins the error of a worker that may be sound: another member has failed
 
 
 class ProximaWorker:
@@ -210,7 +210,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
                         del work  # see `_leave`
                     yield _views(buffer, received)
         except RuntimeError as error:
-            raise RuntimeError(f"{GROUP_BROKE}: {error}") from error
+            raise RuntimeError(f"{member['broke']}: {error}") from error  # this worker may be sound
         finally:
             coming.clear()
 
@@ -231,7 +231,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if member["backend"] == "nccl":
             options = distributed.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=member["seconds"])
-            group = distributed.ProcessGroupNCCL(prefix, rank, member["size"], options)
+            with _without_watchdog():
+                group = distributed.ProcessGroupNCCL(prefix, rank, member["size"], options)
         else:
             own = _own_address(member["host"], member["port"])
             gloo = distributed.ProcessGroupGloo
@@ -246,6 +247,20 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         group, self.group = self.group, None
         if group is not None:
             group[1].abort()
+
+
+@contextmanager
+def _without_watchdog() -> Iterator[None]:
+    """For a new NCCL group: its waits raise after the deadline. By default, torch starts a thread for each group that
+    ends the process then, or when another member has gone."""
+    name = "TORCH_NCCL_BLOCKING_WAIT"  # is read when a group is made
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        os.environ |= {} if before is None else {name: before}
 
 
 def _own_address(host: str, port: int) -> str:
