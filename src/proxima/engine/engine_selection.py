@@ -1,14 +1,14 @@
 """An engine of a recipe: the settings at a place of the config, and what the run asks of it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, close_engine
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.pretrained import LoadedModel
+from proxima.model.pretrained import LoadedModel, UnloadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,28 @@ class EngineSelection:
             return []
         with within(self.path):
             return [f"{self.path}: {note}" for note in checked.check(self.needs)]
+
+
+def within_servers(model: UnloadedModel, specs: Mapping[str, Any]) -> tuple[UnloadedModel, list[str]]:
+    """The model with a context that the running servers take, and a line for each engine whose servers take less than
+    the model.
+
+    Args:
+        specs: of engines, by their paths in the config. Of several, the shortest bounds the context.
+    """
+    notes, context = list[str](), model.context
+    for path, spec in specs.items():
+        if not hasattr(spec, "longest_sequence"):
+            continue
+        with within(path):
+            longest = spec.longest_sequence()
+        if longest is not None and longest < model.context:
+            context = min(context, longest)
+            notes.append(
+                f"{path}: the server takes sequences of {longest} tokens, and the model {model.context}: prompt and "
+                f"completion have at most {longest} together"
+            )
+    return replace(model, context=context), notes
 
 
 def computes_here(spec: Any) -> bool:

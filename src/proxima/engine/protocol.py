@@ -322,6 +322,11 @@ class EngineSpec(Protocol):
         """
         return []
 
+    def longest_sequence(self) -> int | None:
+        """The most tokens of prompt and completion together that servers which already run take; None: unknown, or
+        there is no such server. It bounds the context of a run without `model.max_length`."""
+        return None
+
     def build(self, setup: EngineSetup) -> "Engine":
         """Build and start the engine."""
         ...

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from proxima.data import FieldError, UserError
-from proxima.engine.engine_selection import EngineSelection
+from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluation.group_metrics import check_ks
 from proxima.evaluation.held_out import HeldOutSet
@@ -142,6 +142,9 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with without_progress_bars():
         model = config.model.unloaded([*(suite.task for suite in suites), config.episode])
+    if config.model.max_length is None:
+        model, shorter = within_servers(model, {"engine": config.engine})
+        data[0][2].extend(shorter)
     samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
     needs = EngineRequirements(
         model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True

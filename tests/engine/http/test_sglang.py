@@ -18,6 +18,7 @@ from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
+from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling, ServerError
 from proxima.laws import engine_case
@@ -345,3 +346,11 @@ async def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremen
     async with fake(tiny) as talk:
         assert talk.facts.latest_routes and not talk.facts.routed_experts
         assert (await talk.whole(replace(asked, routes=shape)))[-1].routes is None
+
+
+def test_a_longer_server_is_asked_for_by_its_own_option():
+    """Of a run whose `model.max_length` is set: its context has the tokens that no prompt may reach into."""
+    spec = Sglang(url="http://127.0.0.1:1")
+    facts = ServerFacts(server="sglang 1", model="m", max_length=64, log_probs="untruncated", takes_weights=True)
+    with pytest.raises(UserError, match=r"of 64 tokens, and the run has 100; set model.max_length=64, .*-length 106$"):
+        check_facts(spec, facts, NEEDS, "http://127.0.0.1:1")

@@ -257,7 +257,8 @@ class Dialect(Protocol):
     """
 
     kind: ClassVar[str]
-    length_option: ClassVar[str] = "maximum length"  # the server's option for it
+    length_option: ClassVar[str] = "a maximum length of"  # the server's option for it
+    spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""

@@ -15,7 +15,13 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
-from proxima.engine.http.server_checks import capabilities_of, check_facts, check_servers_of, introduce
+from proxima.engine.http.server_checks import (
+    capabilities_of,
+    check_facts,
+    check_servers_of,
+    introduce,
+    longest_sequence,
+)
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.protocol import (
@@ -247,6 +253,10 @@ class ServerSpec(ServerSettings):
         with within("serve"):
             check_serve(self.dialect().kind, self.serve, model=needs.model.path)
         return []
+
+    def longest_sequence(self) -> int | None:
+        """See `EngineSpec.longest_sequence`."""
+        return None if self.serve is not None else longest_sequence(self)
 
     def build(self, setup: EngineSetup) -> HttpEngine:
         """Build the engine, once the servers answer.

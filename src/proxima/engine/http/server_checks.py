@@ -33,6 +33,26 @@ def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[st
         loop.close()
 
 
+def longest_sequence(spec: ServerSettings) -> int | None:
+    """The most tokens of prompt and completion together that each running server takes; None: no server reports it. A
+    server that fails is left out: `check_servers_of` says why."""
+
+    async def ask() -> int | None:
+        replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
+        try:
+            errors = await asyncio.gather(*map(_ask_facts, replicas))
+        finally:
+            await asyncio.gather(*(replica.client.close() for replica in replicas))
+        answered = [replica.facts for replica, error in zip(replicas, errors, strict=True) if error is None]
+        return min((facts.max_length for facts in answered if facts.max_length is not None), default=None)
+
+    loop = EventLoopThread("proxima-preflight")
+    try:
+        return loop.call(ask())
+    finally:
+        loop.close()
+
+
 async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
     replicas = [Replica(address, spec.dialect(), spec, "preflight") for address in spec.addresses]
     try:
@@ -155,10 +175,11 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if facts.log_probs is None:
         raise UserError(f"{name} gives no log-probs of completions", remedy="nothing can be trained or measured on it")
     if facts.max_length is not None and facts.max_length < needs.model.context:
-        option = spec.dialect().length_option
+        dialect, context = spec.dialect(), needs.model.context
+        longer = f"{dialect.length_option} {context + dialect.spare_tokens}"
         raise UserError(
-            f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.model.context}",
-            remedy=f"set model.max_length={facts.max_length}, or start the server with a larger {option}",
+            f"{name} takes sequences of {facts.max_length} tokens, and the run has {context}",
+            remedy=f"set model.max_length={facts.max_length}, or start the server with {longer}",
         )
     if spec.quantization != facts.quantization:
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"

@@ -63,6 +63,7 @@ class SglangDialect(Dialect):
 
     kind: ClassVar[str] = "sglang"
     length_option: ClassVar[str] = "--context-length"
+    spare_tokens: ClassVar[int] = SPARE
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):

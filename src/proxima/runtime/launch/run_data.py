@@ -15,9 +15,9 @@ from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
-from proxima.data import require, within
+from proxima.data import UserError, require, within
 from proxima.data.flow import Prompt
-from proxima.engine.engine_selection import EngineSelection
+from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.images.image_store import ImageStore
@@ -66,9 +66,10 @@ def load_run_data(config: RunConfig) -> RunData:
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     run = config.replayed or (Path(config.folder) if config.folder else None)
     model = config.model.unloaded([*tasks_of(config).values(), config.episode], run)
+    model, notes = _within_servers(config, model)
     teacher = _checked_teacher(config, model)
     engines = engine_choices(config, model, teacher)
-    notes = _engine_notes(engines, later=starts_later(config.placement)) if is_first() else []
+    notes += _engine_notes(engines, later=starts_later(config.placement)) if is_first() else []
     held_out, scored = list[HeldOutSet](), list[ScoredRows]()
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
@@ -193,6 +194,30 @@ def unloaded_teacher(distillation: DistillationConfig, student: UnloadedModel) -
         top_k, size = distillation.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
         require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
     return replace(teacher, context=student.context)
+
+
+def _within_servers(config: RunConfig, model: UnloadedModel) -> tuple[UnloadedModel, list[str]]:
+    """The policy with a context that the running servers take, where `model.max_length` is unset; and warnings. Only
+    the first rank asks: it alone makes prompts and completions.
+
+    Raises:
+        UserError: the servers leave no room for a prompt.
+    """
+    if config.model.max_length is not None or not is_first():
+        return model, []
+    algorithm, needs = config.algorithm, rollout_needs(config, model)
+    distillation = algorithm.distillation
+    specs: dict[str, Any] = {
+        "engine": placed_engine(config.engine) if needs.samplings and not starts_later(config.placement) else None,
+        REFERENCE: algorithm.reference_engine if algorithm.needs_reference else None,
+        TEACHER: None if distillation is None else distillation.engine,
+    }
+    bounded, notes = within_servers(model, specs)
+    longest = max((sampling.max_tokens for sampling in needs.samplings), default=0)
+    if notes and longest >= bounded.context:
+        reason = f"max_tokens={longest} leaves no room for a prompt: {notes[0]}"
+        raise UserError(reason, remedy="lower sampling.max_tokens, or start a longer server")
+    return bounded, notes
 
 
 def engine_choices(
