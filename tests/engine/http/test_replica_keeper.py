@@ -93,6 +93,7 @@ def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produce
     keeper._idle_since, keeper._produced, keeper.servers = None, 0, None
     keeper.pool = SimpleNamespace(
         replicas=[replica],
+        known=[replica],
         serving=[replica],
         jobs=[object()],
         scores=0,

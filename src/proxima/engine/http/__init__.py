@@ -9,8 +9,8 @@ service, new weights), `generation_job.py` (a partial completion), `engine.py` (
 `weight_sync.py` (new weights for a server, and the proof that they arrived) with `weight_probe.py` (the log-probs that
 prove it), `weight_transport.py` (ways to send weights: `folder_transport.py`, and by `weight_buckets.py`
 `group_transport.py` and `ipc_transport.py`; `staged_files.py` has the copies that they push). `server_settings.py` has
-the fields that specs share, `server_checks.py` the checks before a run, `answer_values.py` and `answer_checks.py` those
-of each answer.
+the fields that specs share, `server_file.py` the file by which servers join and leave, `server_checks.py` the checks
+before a run, `answer_values.py` and `answer_checks.py` those of each answer.
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `laws`, `cli`.
 To add a server: a file with a class that has the methods of `Dialect`, and a spec next to it that derives from

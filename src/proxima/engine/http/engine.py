@@ -39,7 +39,7 @@ from proxima.engine.serve.servers import Servers, check_serve, start_servers
 from proxima.system.atomic_files import check_writable
 
 # counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
-COUNTED = ("ejected", "returned", "retried", "completed", "lost", "tokens_lost")
+COUNTED = ("ejected", "returned", "joined", "left", "retried", "completed", "lost", "tokens_lost")
 
 
 class HttpEngine:
@@ -96,6 +96,7 @@ class HttpEngine:
             latest_routes=first.latest_routes,
         )
         self._pool = ReplicaPool(replicas, spec)
+        self._replicas = self._pool.known
         self._pool.events += [f"engine: {replica.url} is out of service: {replica.status.reason}" for replica in away]
         if first.takes_weights:
             line = self._sync.choose([replica.facts for replica in replicas if replica.in_service])
@@ -204,9 +205,9 @@ class HttpEngine:
             return Health(
                 ok=bool(pool.serving),
                 version=self._keeper.version,
-                running=sum(len(replica.running) for replica in replicas),
+                running=sum(len(replica.running) for replica in pool.known),
                 waiting=len(pool.router),
-                tokens=sum(replica.received for replica in replicas),
+                tokens=sum(replica.received for replica in pool.known),
                 detail={
                     "replicas": counts,
                     "events": list(pool.events),

@@ -1,19 +1,20 @@
 """Keeps replicas healthy and on the newest weights."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from itertools import count
 from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http.client import RefusedError
+from proxima.engine.http.client import Address, RefusedError
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
+from proxima.engine.http.server_file import ServerFile
 from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.http.weight_sync import Report, WeightSync, sync_figures
 from proxima.engine.http.weight_transport import PushRound
@@ -26,7 +27,7 @@ class ReplicaKeeper:
 
     A replica is ejected when it neither answers nor produces tokens, when it has the wrong weights or the wrong model,
     and when it was restarted. It returns when it answers all the initial questions as before, and was found to compute
-    with the newest weights.
+    with the newest weights. So does one that joins during the run: it begins as one that is away.
 
     Args:
         facts: of the servers; one that returns is compared with them.
@@ -51,7 +52,20 @@ class ReplicaKeeper:
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
         self._closed = False
-        self._tasks = [asyncio.create_task(self._keep(replica)) for replica in pool.replicas]
+        self._late = set[Replica]()  # those that came during the run
+        self._keeping = dict[Replica, asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[None]]()
+        for replica in pool.replicas:
+            self._keeping[replica] = self._start(self._keep(replica))
+        if servers is None and pool.spec.url_file is not None:
+            spec = pool.spec
+            self._start(self._follow(ServerFile(str(spec.url), spec.token_env, spec.allow_remote)))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -121,8 +135,9 @@ class ReplicaKeeper:
 
         errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
         away = [r for r in self.pool.replicas if errors.get(r) is None and r.status.state is State.AWAY]
-        for error in errors.values():
-            others_have_them = isinstance(error, UserError) and not first and len(self.reports) + len(away) > 0
+        for replica, error in errors.items():
+            decides = first and replica not in self._late
+            others_have_them = isinstance(error, UserError) and not decides and len(self.reports) + len(away) > 0
             if isinstance(error, BaseException) and not others_have_them:
                 raise error
 
@@ -132,11 +147,48 @@ class ReplicaKeeper:
         with replica.proof.proving(self.version, self._newest):
             return await self.sync.push(replica, push_round)
 
+    # ---- servers that join and leave ---------------------------------------------------------------------------------
+
+    async def _follow(self, file: ServerFile) -> None:
+        """Read the file with the addresses again and again. If it has an error, the run goes on as it is."""
+        try:
+            while not self._closed:
+                news = await file.news()
+                if isinstance(news, str):
+                    self.pool.events.append(f"{news}; until then the run goes on with the servers that it has")
+                elif news is not None:
+                    self._change(news, file.url)
+                await asyncio.sleep(self.pool.spec.health_seconds)
+        except Exception as error:  # a bug, as in `_keep`
+            self.pool.give_up(error)
+            raise
+
+    def _change(self, addresses: Sequence[Address], place: str) -> None:
+        """Let servers join that are new, and those leave that are not listed any more."""
+        pool = self.pool
+        known, listed = {replica.url: replica for replica in pool.replicas}, {address.url for address in addresses}
+        for address in addresses:
+            if address.url not in known:
+                like = pool.known[0]
+                replica = Replica(address, like.dialect, pool.spec, self.tag)
+                replica.facts = self.facts
+                replica.proof.set_version(0, like.proof.label if self._newest is None else None)
+                replica.status.check_soon.set()
+                self._late.add(replica)
+                pool.add(replica)
+                self._keeping[replica] = self._start(self._keep(replica))
+        for url, replica in known.items():
+            if url not in listed:
+                self._keeping.pop(replica).cancel()
+                self._interrupted.discard(replica)
+                pool.remove(replica, f"{place} does not list it any more")
+
     # ---- health ------------------------------------------------------------------------------------------------------
 
     async def _keep(self, replica: Replica) -> None:
         try:
-            while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
+            # a call that fails while it is cancelled may hide the cancellation
+            while not self._closed and replica in self._keeping:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(replica.status.check_seconds(self.pool.spec.health_seconds)):
                         await replica.status.check_soon.wait()
@@ -178,7 +230,12 @@ class ReplicaKeeper:
         except (ServerError, UserError) as error:
             reason = error.reason
             status = replica.status
-            if isinstance(error, UserError) and status.ejections <= 2 and reason not in status.reason:  # said once
+            if replica not in self._keeping:
+                return
+            if replica in self.pool.joining:
+                if reason != status.reason:
+                    self.pool.events.append(f"engine: {replica.url} can't join yet: {reason}")
+            elif isinstance(error, UserError) and status.ejections <= 2 and reason not in status.reason:  # said once
                 self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
             status.failed_to_return(reason, refused=isinstance(error, RefusedError))
 
@@ -193,6 +250,8 @@ class ReplicaKeeper:
         await replica.resume()  # a paused server answers no completion
         facts = await replica.dialect.probe(replica.client)
         problem = await server_difference(replica, facts, self.facts, self.tokenizer)
+        if problem is None and self.pool.repeatable and not facts.batch_invariant:
+            problem = "its completions depend on the batch, and those of the others do not"
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
@@ -219,6 +278,8 @@ class ReplicaKeeper:
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
                 await replica.sleep()
                 raise ServerError(replica.url, "", "the trainer has its devices")
+            if replica not in self._keeping:  # it has left meanwhile
+                return
             self.pool.welcome(replica)
             self._interrupted.discard(replica)
 
@@ -227,7 +288,7 @@ class ReplicaKeeper:
         without a fault."""
         pool, now = self.pool, asyncio.get_running_loop().time()
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
-        produced = sum(replica.received + replica.successes for replica in pool.replicas)
+        produced = sum(replica.received + replica.successes for replica in pool.known)
         works = produced != self._produced or any(replica.status.works for replica in pool.replicas)
         self._produced = produced
         if works or pool.asleep or not awaited:
@@ -245,6 +306,7 @@ class ReplicaKeeper:
     async def close(self) -> None:
         """Stop watching."""
         self._closed = True
-        for task in self._tasks:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,12 +32,13 @@ class ReplicaPool:
     More than `retries` consecutive attempts without tokens end the run. A server that is too busy (status 429, 503)
     gets a break; this does not count as a failure of the completion.
 
-    `changed` is set when a completion or a replica comes or goes.
+    `changed` is set when a completion or a replica comes or goes. `known`: all replicas, those included that have left;
+    `joining`: those that are not in service yet.
     """
 
     def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
-        self.replicas, self.spec = replicas, spec
-        self.router = Router(replicas)
+        self.spec, self.router, self.known = spec, Router(replicas), list(replicas)
+        self.joining = set[Replica]()
         self.paused = False  # by `pause`
         self.loading = False  # new weights
         self.draining = 0  # calls of `drain` that have not returned
@@ -49,6 +50,11 @@ class ReplicaPool:
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}
         self.scores = 0  # calls of `score` that have not returned
         self.failure: Exception | None = None  # no completion will come any more
+
+    @property
+    def replicas(self) -> Sequence[Replica]:
+        """The replicas, including those out of service."""
+        return self.router.replicas
 
     @property
     def serving(self) -> list[Replica]:
@@ -303,10 +309,29 @@ class ReplicaPool:
         self.dispatch()
 
     def welcome(self, replica: Replica) -> None:
-        """Put a replica back into service; it has the newest weights."""
+        """Put a replica into service, or back into service; it has the newest weights."""
         replica.status.joined()
-        self.counts["returned"] += 1
-        self.events.append(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
+        joins = replica in self.joining
+        self.joining.discard(replica)
+        self.counts["joined" if joins else "returned"] += 1
+        done = "has joined" if joins else "is back"
+        self.events.append(f"engine: {replica.url} {done}, with weights of version {replica.proof.version}")
+        self.dispatch()
+
+    def add(self, replica: Replica) -> None:
+        """Add a replica, which is out of service until it is welcome."""
+        self.known.append(replica)
+        self.joining.add(replica)
+        self.router.join(replica)
+
+    def remove(self, replica: Replica, reason: str) -> None:
+        """Remove a replica for good: what it runs is requested elsewhere, with the tokens that it has."""
+        replica.status.removed(reason)
+        self.router.remove(replica)
+        replica.interrupt()
+        self.joining.discard(replica)
+        self.counts["left"] += 1
+        self.events.append(f"engine: {replica.url} has left: {reason}")
         self.dispatch()
 
     def give_up(self, error: Exception) -> None:

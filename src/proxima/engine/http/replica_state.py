@@ -32,7 +32,7 @@ class State(Enum):
     BUSY = "asked for a break; gets no work until it is over"
     AWAY = "out of service, as at first; retried occasionally"
     LOCKED = "out of service: authentication failed twice; retried occasionally"
-    BARRED = "out of service for good: ejected repeatedly without a completion between"
+    BARRED = "out of service for good: ejected repeatedly without a completion between, or taken out of the run"
 
 
 IN_SERVICE = frozenset({State.READY, State.SUSPECT, State.BUSY})
@@ -40,8 +40,8 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.READY: frozenset({State.SUSPECT, State.BUSY, State.AWAY, State.BARRED}),
     State.SUSPECT: frozenset({State.READY, State.BUSY, State.AWAY, State.BARRED}),
     State.BUSY: frozenset({State.READY, State.SUSPECT, State.AWAY, State.BARRED}),
-    State.AWAY: frozenset({State.READY, State.LOCKED}),
-    State.LOCKED: frozenset({State.READY, State.AWAY}),
+    State.AWAY: frozenset({State.READY, State.LOCKED, State.BARRED}),
+    State.LOCKED: frozenset({State.READY, State.AWAY, State.BARRED}),
     State.BARRED: frozenset(),
 }
 
@@ -166,11 +166,20 @@ class ReplicaState:
         times = f" ({self.ejections} times in a row, without a completion between)"
         self.reason = reason + times if barred else reason
         self._enter(State.BARRED if barred else State.AWAY)
+        self._cancel_break()
+        if refused:
+            self.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
+
+    def removed(self, reason: str) -> None:
+        """It is no longer a server of the run, whatever its state was."""
+        self.reason = reason
+        self._enter(State.BARRED)
+        self._cancel_break()
+
+    def _cancel_break(self) -> None:
         if self._break is not None:
             self._break.cancel()
             self._break = None
-        if refused:
-            self.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
 
     def failed_to_load(self) -> None:
         """New weights did not arrive while it was returning."""

@@ -14,11 +14,11 @@ class Router:
     completions share the prefix cache there; a replica with room and an empty queue takes whole prompts from others.
 
     Args:
-        replicas: all replicas, including those out of service.
+        replicas: all replicas, including those out of service; changed by `join` and `remove`.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        self.replicas = replicas
+        self.replicas = list(replicas)
         self._queues: dict[Replica, deque[GenerationJob]] = {replica: deque() for replica in replicas}
         self._homes: dict[int, Replica] = {}
 
@@ -103,6 +103,17 @@ class Router:
             for replica, queue in self._queues.items():
                 self._queues[replica] = deque(job for job in queue if not which(job))
         return taken
+
+    def join(self, replica: Replica) -> None:
+        """Add a replica."""
+        self.replicas.append(replica)
+        self._queues[replica] = deque()
+
+    def remove(self, replica: Replica) -> None:
+        """Remove a replica that is out of service."""
+        self.replicas.remove(replica)
+        self.leave(replica)
+        del self._queues[replica]
 
     def leave(self, replica: Replica) -> None:
         """Move the waiting completions of a replica that leaves service to other queues."""

@@ -144,9 +144,23 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
         return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
     if expected.takes_weights and not facts.takes_weights:
         return "it takes no new weights"
+    for name, words in used_facts(replica.spec).items():
+        if getattr(expected, name) and not getattr(facts, name):
+            return f"{words}, and the others do"
     theirs = await replica.dialect.tokenize(replica.client, facts, SAMPLE_TEXT)
     ours = list(tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
     return None if theirs == ours else "it has another tokenizer"
+
+
+def used_facts(spec: ServerSettings) -> dict[str, str]:
+    """The abilities of servers that the settings ask for, with what is said of a server without one."""
+    keeps = {"keeps_kv": "it does not keep what it runs when new weights come"}
+    named = {"version_spans": "it does not report which weights sampled a token"}
+    return (
+        ({"sampling_mask": "it does not report which tokens could be sampled"} if spec.sampling_mask else {})
+        | ({"routed_experts": "it does not report which experts it chose"} if spec.routed_experts else {})
+        | (keeps | named if spec.interrupt == "keep" else {})
+    )
 
 
 def _all_away(replicas: Sequence[Replica], errors: Sequence[ServerError]) -> UserError:

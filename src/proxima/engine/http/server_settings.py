@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from proxima.data import require
 from proxima.data.field_checks import check_choices
 from proxima.engine.http.client import Address
 from proxima.engine.http.dialect import Dialect
+from proxima.engine.http.server_file import file_of, read_addresses
 from proxima.engine.protocol import EngineSpec, Interrupt
 from proxima.engine.serve.launch import Serve
+from proxima.system.web_requests import is_loopback
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +21,8 @@ class ServerSettings(EngineSpec):
     """An engine that consists of one or more servers with the same model, called over HTTP.
 
     Args:
-        url: addresses of the servers, `http://HOST:PORT` each; several servers are replicas.
+        url: addresses of the servers, `http://HOST:PORT` each; several servers are replicas. Or a file with one address
+            per line, which is read again during the run: a server joins with a new line, and leaves when its line goes.
         token_env: environment variable with a bearer token; null: no `Authorization`. The token itself is never written
             anywhere.
         allow_remote: the servers may be on other machines: prompts, completions and weights are sent there.
@@ -29,7 +34,7 @@ class ServerSettings(EngineSpec):
         weight_seconds: deadline of each call that loads new weights; over a group, one call loads all of them, and a
             server that hangs is noticed after half of it.
         away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
-        health_seconds: time between two health checks of a server.
+        health_seconds: time between two health checks of a server, and two reads of the file that `url` names.
         retries: how often a failed completion is retried, at another replica if there is one.
         max_running: concurrent completions per replica; 0: as many as the server runs without queueing.
         chunk_tokens: tokens per message of a server; a larger number means fewer and later messages.
@@ -78,13 +83,17 @@ class ServerSettings(EngineSpec):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        named = bool(self.urls) and all(self.urls)
-        require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")
-        require(len(set(self.urls)) == len(self.urls), "url", self.url, "must name each server once")
+        if self.url_file is None:
+            named = bool(self.urls) and all(self.urls)
+            require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")
+            require(len(set(self.urls)) == len(self.urls), "url", self.url, "must name each server once")
         used = self.serve is None or self.url == type(self).__dataclass_fields__["url"].default
         remedy = "leave one of the two out; serve.port sets the port"
         require(used, "url", self.url, "is not used where `serve` starts the servers", remedy=remedy)
-        self.addresses  # noqa: B018  checks each
+        if self.url_file is None:
+            self.addresses  # noqa: B018  checks each
+        else:  # it is read when the run starts, perhaps on another machine
+            Address("http://127.0.0.1", self.token_env)
         for name in ("idle_seconds", "call_seconds", "weight_seconds", "away_seconds", "health_seconds"):
             seconds = getattr(self, name)
             require(0 < seconds < math.inf, name, seconds, "must be > 0 seconds and finite")
@@ -101,14 +110,38 @@ class ServerSettings(EngineSpec):
         return {name: getattr(self, name) for name in ("quantization", "sampling_mask", "routed_experts")}
 
     @property
+    def url_file(self) -> Path | None:
+        """The file with the addresses, which servers join and leave by; None: `url` has the addresses themselves."""
+        return file_of(self.url)
+
+    @property
     def urls(self) -> tuple[str, ...]:
-        """The URLs of all replicas, without a trailing slash."""
+        """The URLs of all replicas, without a trailing slash.
+
+        Raises:
+            FieldError: `url` names a file, which can't be read or has a line that is not an address.
+        """
+        if self.url_file is not None:
+            return tuple(address.url for address in self.addresses)
         return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The addresses of the replicas, validated."""
+        """The addresses of the replicas, validated.
+
+        Raises:
+            FieldError: as for `urls`.
+        """
+        if self.url_file is not None:
+            return read_addresses(str(self.url), self.token_env, self.allow_remote)
         return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
+
+    @property
+    def on_this_machine(self) -> bool:
+        """True if all servers are on this machine, those that may join during the run included."""
+        if self.url_file is not None:
+            return not self.allow_remote
+        return all(is_loopback(urlsplit(url).hostname or "") for url in self.urls)
 
     def dialect(self) -> Dialect:
         """The dialect of the servers."""

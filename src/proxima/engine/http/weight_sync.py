@@ -61,7 +61,8 @@ class WeightSync:
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
-        self.transport: WeightTransport = TRANSPORTS["folder"](spec, setup)  # until `choose`
+        self.kind = "folder"  # until `choose`
+        self.transport: WeightTransport = TRANSPORTS[self.kind](spec, setup)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
@@ -76,10 +77,10 @@ class WeightSync:
         Raises:
             FieldError: not all servers have the one that the recipe names.
         """
-        kind, reason = choose_transport(self.spec, facts)
-        if kind != "folder":
-            self.transport = TRANSPORTS[kind](self.spec, self.setup)
-        return f"engine: new weights go by {kind}: {reason}"
+        self.kind, reason = choose_transport(self.spec, facts)
+        if self.kind != "folder":
+            self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
+        return f"engine: new weights go by {self.kind}: {reason}"
 
     async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
         """Copy the weights for the transport, and compute the log-probs that the probe expects.
@@ -105,6 +106,9 @@ class WeightSync:
         """
         staged, start = self._staged, monotonic()
         assert staged is not None
+        if self.kind not in replica.facts.transfers:  # it was not there when this was chosen
+            reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are"
+            raise UserError(reason, remedy="start it like them")
         metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
         try:

@@ -22,7 +22,6 @@ empties its caches, and compares its log-probs with the trainer's. It relies on 
 import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from torch import nn
 
@@ -31,7 +30,6 @@ from proxima.data.kinds import Kinds
 from proxima.engine.http.dialect import ServerFacts, WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.system.web_requests import is_loopback
 
 TRANSPORTS = Kinds(
     {
@@ -49,7 +47,7 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tupl
         FieldError: not all servers have the one that the recipe names.
     """
     offered = set(TRANSPORTS).intersection(*(server.transfers for server in facts))
-    local = all(is_loopback(urlsplit(url).hostname or "") for url in spec.urls)
+    local = spec.on_this_machine
     if spec.transfer != "auto":
         if spec.transfer not in offered:
             reason = "is not offered by every server"
@@ -65,7 +63,8 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tupl
     if any(server.device == "cuda" for server in facts):
         return "folder", "a group of GPUs has not been tried: engine.transfer=group asks for it"
     if "group" in offered:
-        return "group", "the servers are on other machines, and all of them run proxima's worker"
+        where = "may be" if spec.url_file is not None else "are"
+        return "group", f"the servers {where} on other machines, and all of them run proxima's worker"
     return "folder", "not every server can join a group"
 
 
