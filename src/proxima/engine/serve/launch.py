@@ -233,6 +233,7 @@ def sglang_launch(
         arguments += ["--disable-cuda-graph"] if serve.eager else []
     else:
         arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
+        arguments += ["--sleep-on-idle"]  # else its scheduler takes a core from the trainer, whatever it does
         arguments += ["--max-total-tokens", str(TOKENS_PER_GIB * serve.cache_gib)]
         variables |= {
             "SGLANG_USE_CPU_ENGINE": "1",
