@@ -378,6 +378,9 @@ class PlainSync:
     def choose(self, facts):
         """There is one way."""
 
+    async def check(self, replicas):
+        """It is open."""
+
     async def prepare(self, update, label, dtype):
         self.update, self.label = update, label
 

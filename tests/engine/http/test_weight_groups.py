@@ -16,14 +16,16 @@ import pytest
 import torch
 from torch import nn
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.engine.http import group_transport, weight_buckets
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, WeightHandover, is_incomplete
-from proxima.engine.http.group_transport import GroupTransport, own_addresses
+from proxima.engine.http.folder_transport import FolderTransport
+from proxima.engine.http.group_transport import GroupTransport, host_for, own_addresses
 from proxima.engine.http.ipc_transport import IpcTransport
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weight_buckets import Buckets, plan_buckets, write_buckets
+from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.http.weight_transport import PushRound, choose_transport
 from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm, unread
@@ -321,9 +323,7 @@ async def test_servers_here_and_elsewhere_get_one_address(monkeypatch: pytest.Mo
     transport = GroupTransport(spec, SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
     addresses = own_addresses(urls)
     store = transport._store_for(addresses)
-    sending = group_transport._Sending.__new__(group_transport._Sending)
-    sending.addresses = addresses
-    assert listening == [""] and {sending._host(url) for url in urls} == {"192.0.2.7"}
+    assert listening == [""] and {host_for(url, addresses) for url in urls} == {"192.0.2.7"}
     assert transport._store_for(own_addresses(urls[:1])) is store
     await transport.close()
 
@@ -336,6 +336,69 @@ async def test_a_server_that_joins_from_elsewhere_reaches_the_store(monkeypatch:
     assert transport._store_for({"http://127.0.0.1:1": "127.0.0.1", "http://192.0.2.1:1": "192.0.2.7"}) is not store
     assert transport._listens == ""
     await transport.close()
+
+
+async def test_a_group_is_tried_before_the_first_weights(servers: list[FakeServer]) -> None:
+    """The servers' workers join it; each version then has a group as ever."""
+    pusher = Pusher(GroupTransport)
+    await pusher.transport.check(servers)
+    assert all(server.worker.engine.group is not None for server in servers)
+    assert await pusher.push(pusher.prepare(), servers) == {} and servers[2].values() == {1.0}
+    await pusher.transport.close()
+
+
+@pytest.mark.parametrize("host, transfer, outcome", [("127.0.0.1", "auto", "folder"), ("192.0.2.1", "auto", "error")])
+async def test_auto_takes_files_only_where_servers_can_read_them(
+    host: str, transfer: str, outcome: str, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One server can't connect to the trainer."""
+
+    def join(member: dict[str, Any]) -> None:
+        raise ConnectionRefusedError(f"no way to {member['host']}")
+
+    monkeypatch.setenv("T", "key")
+    servers[0].worker.engine._join = join  # type: ignore[method-assign]
+    sync = object.__new__(WeightSync)
+    sync.spec = Vllm(url=f"http://{host}:1", transfer=transfer, allow_remote=True, token_env="T")  # type: ignore[arg-type]
+    sync.setup = SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    sync.transport = GroupTransport(sync.spec, sync.setup)
+    if outcome == "error":
+        with pytest.raises(UserError, match=r"no process group .*no way to .*let the servers connect"):
+            await sync.check(servers[:2])
+    else:
+        line = await sync.check(servers[:2])
+        assert line is not None and "go by folder: no process group can be formed with http://127.0.0.1:9001" in line
+        assert "no way to 127.0.0.1" in line and isinstance(sync.transport, FolderTransport)
+    await sync.transport.close()
+
+
+async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(servers: list[FakeServer]) -> None:
+    sync = object.__new__(WeightSync)
+    sync.spec, sync.setup = Vllm(transfer="group"), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    sync.transport = GroupTransport(sync.spec, sync.setup)
+    servers[0].life = "killed"
+    with pytest.raises(UserError, match=r"engine.transfer='group' is not possible: .*can't be reached"):
+        await sync.check(servers[:2])
+    await sync.transport.close()
+
+
+async def test_gpu_memory_is_shared_on_one_gpu_only(servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
+    pusher, gpus = Pusher(IpcTransport), {0: "GPU-a", torch.device("cpu"): "GPU-a"}
+    await pusher.transport.check(servers)  # on CPUs there is nothing to compare
+    for server in servers:
+        server.facts = replace(FACTS, device="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        UserError, match="9001 computes on a GPU, and the trainer sees none; use engine.transfer=folder"
+    ):
+        await pusher.transport.check(servers)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=gpus[device]))
+    await pusher.transport.check(servers)
+    gpus[torch.device("cpu")] = "GPU-b"
+    with pytest.raises(UserError, match="does not share the trainer's GPU, GPU-a: .*a worker is on GPU GPU-b"):
+        await pusher.transport.check(servers)
+    await pusher.transport.close()
 
 
 @pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])

@@ -259,6 +259,7 @@ class Dialect(Protocol):
     kind: ClassVar[str]
     length_option: ClassVar[str] = "a maximum length of"  # the server's option for it
     spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
+    checks_transfers: ClassVar[bool] = False  # see `check_transfer`
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
@@ -292,6 +293,18 @@ class Dialect(Protocol):
         """Load new weights into a paused server and tell it their version. Not transactional: if this fails, a server
         that keeps a part of them has a label that `is_incomplete`. See also `weight_probe`."""
         ...
+
+    async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
+        """Ask the workers whether a way to send weights is open. Only a dialect with `checks_transfers` is asked.
+
+        Args:
+            question: the fields of `Question` in `proxima_vllm_worker`.
+            seconds: deadline.
+
+        Raises:
+            ServerError: it is not; the message says why.
+        """
+        raise NotImplementedError
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused

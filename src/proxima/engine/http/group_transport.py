@@ -38,6 +38,10 @@ from proxima.system.web_requests import is_loopback
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
+REMEDY = (
+    "let the servers connect to this machine, and to one another, at any port, or set engine.transfer=folder "
+    "engine.weight_folder=FOLDER, a folder that all of them see"
+)
 Errors = dict[Replica, Exception]
 Addresses = Mapping[str, str | ServerError]  # this machine's as each server sees it, by the server's URL
 
@@ -50,6 +54,29 @@ class GroupTransport(StagedTransport):
     _listens = ""  # at this address only; empty: at all
     _group: "SenderGroup | None" = None
     _numbers = count(1)
+
+    async def check(self, replicas: Sequence[Replica]) -> None:
+        """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it."""
+        if not all(replica.dialect.checks_transfers for replica in replicas):
+            return
+        addresses = await asyncio.to_thread(own_addresses, {*self.spec.urls, *(replica.url for replica in replicas)})
+        group = SenderGroup(self._store_for(addresses), replicas, next(self._numbers), FORM_SECONDS)
+
+        async def join(replica: Replica) -> None:
+            question = {"group": asdict(group.member(replica.url, host_for(replica.url, addresses)))}
+            await replica.dialect.check_transfer(replica.client, question, 3 * FORM_SECONDS)
+
+        async def form() -> None:
+            await asyncio.to_thread(group.form, host_for(replicas[0].url, addresses))
+
+        outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
+        await asyncio.to_thread(group.abort)
+        for error in outcomes:
+            if isinstance(error, ServerError | UserError | RuntimeError | OSError):
+                reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
+                raise UserError(f"{reason}: {one_line(str(error))}", remedy=REMEDY) from error
+            if error is not None:
+                raise error
 
     async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`."""
@@ -159,10 +186,7 @@ class SenderGroup:
         Raises:
             RuntimeError: the group broke.
         """
-        if not self.formed:
-            self._group, self.formed = self._form(host), True
-        if self.broken:  # while it was formed
-            self.abort()
+        self.form(host)
         options, sent = BroadcastOptions(), deque[tuple[Any, Any]]()
         options.timeout = timedelta(seconds=self.seconds)
         memory = weights.memory()
@@ -189,6 +213,27 @@ class SenderGroup:
         self.broken, group, self._group = True, self._group, None
         if group is not None:
             group.abort()
+
+    def member(self, url: str, host: str) -> GroupMember:
+        """What a server is told of its place in the group."""
+        return GroupMember(
+            name=self.name,
+            host=host,
+            port=self.store.port,
+            rank=self.ranks[url],
+            size=self.size,
+            backend=self.backend,
+            seconds=self.seconds,
+            form_seconds=FORM_SECONDS,
+            reused=self.formed,
+        )
+
+    def form(self, host: str) -> None:
+        """Form the group, if it is not formed. Blocks until all members have joined."""
+        if not self.formed:
+            self._group, self.formed = self._form(host), True
+        if self.broken:  # while it was formed
+            self.abort()
 
     def _form(self, host: str) -> Any:
         prefix, deadline = PrefixStore(self.name, self.store), timedelta(seconds=FORM_SECONDS)
@@ -271,29 +316,10 @@ class _Sending:
     async def _broadcast(self) -> None:
         await self._begin.wait()
         if not self._failed:
-            await asyncio.to_thread(self.group.send, self.buckets, self._host(self.replicas[0].url))
-
-    def _host(self, url: str) -> str:
-        """This machine's address for that server and for the others of its group, which have no way to a loopback.
-        ServerError: the server has no way to it."""
-        own = self.addresses[url]
-        if isinstance(own, ServerError):
-            raise own
-        outside = sorted(host for host in self.addresses.values() if isinstance(host, str) and not is_loopback(host))
-        return next(iter(outside), own) if is_loopback(own) else own
+            await asyncio.to_thread(self.group.send, self.buckets, host_for(self.replicas[0].url, self.addresses))
 
     async def _load(self, replica: Replica) -> None:
-        member = GroupMember(
-            name=self.group.name,
-            host=self._host(replica.url),
-            port=self.group.store.port,
-            rank=self.group.ranks[replica.url],
-            size=self.group.size,
-            backend=self.group.backend,
-            seconds=self.group.seconds,
-            form_seconds=FORM_SECONDS,
-            reused=self.group.formed,
-        )
+        member = self.group.member(replica.url, host_for(replica.url, self.addresses))
 
         async def update() -> AsyncIterator[Mapping[str, Any]]:
             self._awaited.discard(replica)
@@ -307,6 +333,16 @@ class _Sending:
 
         weights = replace(self.weights, updates=update, group=member)
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
+
+
+def host_for(url: str, addresses: Addresses) -> str:
+    """This machine's address for that server and for the others of its group, which have no way to a loopback.
+    ServerError: the server has no way to it."""
+    own = addresses[url]
+    if isinstance(own, ServerError):
+        raise own
+    outside = sorted(host for host in addresses.values() if isinstance(host, str) and not is_loopback(host))
+    return next(iter(outside), own) if is_loopback(own) else own
 
 
 def own_addresses(urls: Iterable[str]) -> Addresses:

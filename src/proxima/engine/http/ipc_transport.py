@@ -6,22 +6,39 @@ a file, which is in memory where there is room.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.data import UserError
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.staged_files import StagedTransport, staged_buckets
 from proxima.engine.http.weight_buckets import Buckets
 from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.protocol import ServerError
+
+REMEDY = "use engine.transfer=folder, or start both on one GPU"
 
 
 class IpcTransport(StagedTransport):
     """See `WeightTransport`. Servers must be on this machine, and load weights with proxima's worker."""
+
+    async def check(self, replicas: Sequence[Replica]) -> None:
+        """See `WeightTransport`. A handle of GPU memory is valid on that GPU only."""
+        on_gpus = [replica for replica in replicas if replica.facts.device == "cuda"]
+        if on_gpus and not torch.cuda.is_available():
+            raise UserError(f"{on_gpus[0].url} computes on a GPU, and the trainer sees none", remedy=REMEDY)
+        for replica in on_gpus:
+            gpu = str(torch.cuda.get_device_properties(0).uuid)
+            try:
+                await replica.dialect.check_transfer(replica.client, {"gpu": gpu}, self.spec.call_seconds)
+            except ServerError as error:
+                reason = f"{replica.url} does not share the trainer's GPU, {gpu}: {error.reason}"
+                raise UserError(reason, remedy=REMEDY) from error
 
     async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`. Each server is pushed by itself."""

@@ -93,6 +93,8 @@ class ReplicaKeeper:
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
+            if self._newest is None and (line := await self.sync.check(pool.serving)) is not None:
+                pool.events.append(line)
             await self.sync.prepare(update, label, self.facts.dtype)
             self._prepare_seconds = monotonic() - started_at
             pool.loading = True

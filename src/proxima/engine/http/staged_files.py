@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_buckets import Buckets, write_buckets, written_dtype
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
@@ -145,6 +146,9 @@ class StagedTransport:
         size = Buckets(folder).weight_bytes if self.buckets else folder_bytes(folder)
         seconds = self.spec.weight_seconds
         return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
+
+    async def check(self, replicas: Sequence[Replica]) -> None:
+        """See `WeightTransport`. Nothing is known against it."""
 
     async def close(self) -> None:
         """Remove the copies."""

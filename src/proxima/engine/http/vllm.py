@@ -62,6 +62,7 @@ class VllmDialect(Dialect):
 
     kind: ClassVar[str] = "vllm"
     length_option: ClassVar[str] = "--max-model-len"
+    checks_transfers: ClassVar[bool] = True
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -137,6 +138,11 @@ class VllmDialect(Dialect):
             await client.post("/update_weights", {"update_info": update}, seconds=weights.seconds, alone=True)
         finish = {"weight_version": weights.label}
         await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
+
+    async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
+        """See `Dialect.check_transfer`."""
+        path = "/init_weight_transfer_engine"
+        await client.post(path, {"init_info": dict(question)}, seconds=seconds, alone=True)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.

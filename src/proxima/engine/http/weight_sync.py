@@ -27,7 +27,13 @@ from proxima.engine.http.weight_probe import (
     rounding,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_transport import TRANSPORTS, PushRound, WeightTransport, choose_transport
+from proxima.engine.http.weight_transport import (
+    TRANSPORTS,
+    PushRound,
+    WeightTransport,
+    choose_transport,
+    is_this_machine,
+)
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.images.image_store import image_store
 
@@ -81,6 +87,28 @@ class WeightSync:
         if self.kind != "folder":
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
         return f"engine: new weights go by {self.kind}: {reason}"
+
+    async def check(self, replicas: Sequence[Replica]) -> str | None:
+        """Before the first weights, check that they can be sent as chosen to these servers. If `auto` chose another way
+        than files, and servers can read those, choose files. Returns a line for the user if that has changed.
+
+        Raises:
+            UserError: there is no way.
+        """
+        try:
+            await self.transport.check(replicas)
+        except UserError as error:
+            if self.spec.transfer != "auto":
+                message = f"engine.transfer={self.spec.transfer!r} is not possible: {error.reason}"
+                raise UserError(message, remedy=error.remedy) from error
+            here = await asyncio.to_thread(lambda: all(map(is_this_machine, self.spec.urls)))
+            if not here:
+                message = f"engine: weights can't be sent: {error.reason}"
+                raise UserError(message, remedy=error.remedy) from error
+            await self.transport.close()
+            self.transport = TRANSPORTS["folder"](self.spec, self.setup)
+            return f"engine: new weights go by folder: {error.reason}"
+        return None
 
     async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
         """Copy the weights for the transport, and compute the log-probs that the probe expects.

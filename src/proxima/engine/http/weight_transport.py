@@ -20,7 +20,9 @@ empties its caches, and compares its log-probs with the trainer's. It relies on 
 """
 
 import asyncio
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from torch import nn
@@ -66,6 +68,15 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tupl
         where = "may be" if spec.url_file is not None else "are"
         return "group", f"the servers {where} on other machines, and all of them run proxima's worker"
     return "folder", "not every server can join a group"
+
+
+def is_this_machine(url: str) -> bool:
+    """True if the server's address is one of this machine's. Blocks while a name is looked up."""
+    parts = urlsplit(url)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((parts.hostname, parts.port or 80))
+        return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    return False
 
 
 class PushRound:
@@ -116,6 +127,14 @@ class WeightTransport(Protocol):
 
         Raises:
             ServerError: a call failed, or the deadline has passed.
+        """
+        ...
+
+    async def check(self, replicas: Sequence[Replica]) -> None:
+        """Called before the first `prepare`, with the servers that will get these weights.
+
+        Raises:
+            UserError: weights can't be sent to them in this way.
         """
         ...
 

@@ -64,8 +64,14 @@ def _pack_tied_heads(model: Any) -> None:
 
 
 @dataclass
-class Init:
-    """Empty: the backend needs no initialisation."""
+class Question:
+    """Asks whether a way to send weights is open; an error is the answer no. Empty, it begins an update.
+
+    group: can this worker join it? gpu: is this worker on that GPU, by its UUID?
+    """
+
+    group: dict[str, Any] | None = None
+    gpu: str = ""
 
 
 @dataclass
@@ -89,7 +95,7 @@ class UpdateInfo:
 class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
     """Loads buckets of weights. Each worker receives whole tensors, and takes what it needs."""
 
-    init_info_cls = Init
+    init_info_cls = Question
     update_info_cls = UpdateInfo
     wanted: set[str] | None = None
     # of an update that is open: the kernels of experts that it has to create anew; None: no update is open
@@ -97,10 +103,19 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     whole = False  # the update that is open has received its last bucket
     group: Any = None  # that of the last update, with its name
 
-    def init_transfer_engine(self, init_info: Init) -> None:
-        """Record the parameters of a complete update: all of them, tied ones once. There is no connection."""
+    def init_transfer_engine(self, init_info: Question) -> None:
+        """Record the parameters of a complete update: all of them, tied ones once. There is no connection, unless one
+        is asked for.
+
+        Raises:
+            RuntimeError: the answer to the question is no.
+        """
         if self.wanted is None:  # later the model may be in the middle of a failed update
             self.wanted = {name for name, _ in self.model.named_parameters()}
+        if init_info.group is not None:
+            self._join(init_info.group)
+        if init_info.gpu and (gpu := str(torch.cuda.get_device_properties(self.device).uuid)) != init_info.gpu:
+            raise RuntimeError(f"a worker is on GPU {gpu}")
 
     def start_weight_update(self) -> None:
         """Start an update. One that was broken off and could not be closed is closed first: vLLM forgets it, and would
