@@ -217,10 +217,15 @@ class Faults:
 
 
 @pytest.mark.parametrize("fault", ["cut", "stopped", "killed", "returned"])
-async def test_one_of_two_servers_fails(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`stopped`: for the time of the push; `killed`: in the middle of it; `returned`: before it, so that the server
+def test_one_of_two_servers_fails(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stopped`: for the time of the push; `killed`: in the middle of it; `returned`: killed before it. A killed server
     returns while newer weights are pushed to the other one."""
     monkeypatch.setattr(weight_buckets, "BUCKET", BUCKET)
+    monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 1.0)
+    asyncio.run(asyncio.wait_for(rounds(fault, tmp_path, monkeypatch), ROUNDS * RETURN))
+
+
+async def rounds(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draws = random.Random(fault)
     faults, healthy, failing = Faults(monkeypatch, draws), list[float](), list[float]()
     async with training(tmp_path) as run:
@@ -243,7 +248,7 @@ async def test_one_of_two_servers_fails(fault: str, tmp_path: Path, monkeypatch:
             assert (await run.engine._loop.run(good.health())).weight_version == good.proof.label
             if fault == "stopped":
                 send_signal(found, signal.SIGCONT)
-            while fault == "returned" and not broken.in_service:
+            while fault in ("killed", "returned") and not broken.in_service:
                 await asyncio.sleep(draws.uniform(0, 20))
                 await run.publish()
             await run.both_serve()

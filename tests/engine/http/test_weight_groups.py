@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http import group_transport, weight_buckets
+from proxima.engine.http import group_transport, weight_buckets, weight_transport
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, WeightHandover, is_incomplete
 from proxima.engine.http.folder_transport import FolderTransport
@@ -347,22 +347,24 @@ async def test_a_group_is_tried_before_the_first_weights(servers: list[FakeServe
     await pusher.transport.close()
 
 
-@pytest.mark.parametrize("host, transfer, outcome", [("127.0.0.1", "auto", "folder"), ("192.0.2.1", "auto", "error")])
+@pytest.mark.parametrize("here", [True, False])
 async def test_auto_takes_files_only_where_servers_can_read_them(
-    host: str, transfer: str, outcome: str, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+    here: bool, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server can't connect to the trainer."""
 
     def join(member: dict[str, Any]) -> None:
         raise ConnectionRefusedError(f"no way to {member['host']}")
 
-    monkeypatch.setenv("T", "key")
+    assert weight_transport.is_this_machine("http://127.0.0.1:1") and not weight_transport.is_this_machine(
+        "http://192.0.2.1:1"
+    )
+    monkeypatch.setattr("proxima.engine.http.weight_sync.is_this_machine", lambda url: here)
     servers[0].worker.engine._join = join  # type: ignore[method-assign]
     sync = object.__new__(WeightSync)
-    sync.spec = Vllm(url=f"http://{host}:1", transfer=transfer, allow_remote=True, token_env="T")  # type: ignore[arg-type]
-    sync.setup = SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    sync.spec, sync.setup = Vllm(), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
     sync.transport = GroupTransport(sync.spec, sync.setup)
-    if outcome == "error":
+    if not here:
         with pytest.raises(UserError, match=r"no process group .*no way to .*let the servers connect"):
             await sync.check(servers[:2])
     else:
@@ -373,11 +375,18 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
 
 
 async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(servers: list[FakeServer]) -> None:
+    """A server that does not answer has another fault."""
+
+    def join(member: dict[str, Any]) -> None:
+        raise ConnectionRefusedError(f"no way to {member['host']}")
+
     sync = object.__new__(WeightSync)
     sync.spec, sync.setup = Vllm(transfer="group"), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
     sync.transport = GroupTransport(sync.spec, sync.setup)
     servers[0].life = "killed"
-    with pytest.raises(UserError, match=r"engine.transfer='group' is not possible: .*can't be reached"):
+    assert await sync.check(servers[:2]) is None
+    servers[1].worker.engine._join = join  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"engine.transfer='group' is not possible: .*9002: .*no way to 127.0.0.1"):
         await sync.check(servers[:2])
     await sync.transport.close()
 

@@ -304,7 +304,7 @@ class Dialect(Protocol):
         Raises:
             ServerError: it is not; the message says why.
         """
-        raise NotImplementedError
+        raise RuntimeError(f"{self.kind} can't be asked")
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused

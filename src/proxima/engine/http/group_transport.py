@@ -56,10 +56,11 @@ class GroupTransport(StagedTransport):
     _numbers = count(1)
 
     async def check(self, replicas: Sequence[Replica]) -> None:
-        """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it."""
-        if not all(replica.dialect.checks_transfers for replica in replicas):
+        """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it. A server that does
+        not answer is left out: the push ejects it."""
+        if not replicas or not all(replica.dialect.checks_transfers for replica in replicas):
             return
-        addresses = await asyncio.to_thread(own_addresses, {*self.spec.urls, *(replica.url for replica in replicas)})
+        addresses = await self._addresses(replica.url for replica in replicas)
         group = SenderGroup(self._store_for(addresses), replicas, next(self._numbers), FORM_SECONDS)
 
         async def join(replica: Replica) -> None:
@@ -71,12 +72,16 @@ class GroupTransport(StagedTransport):
 
         outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
         await asyncio.to_thread(group.abort)
-        for error in outcomes:
-            if isinstance(error, ServerError | UserError | RuntimeError | OSError):
-                reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
-                raise UserError(f"{reason}: {one_line(str(error))}", remedy=REMEDY) from error
-            if error is not None:
-                raise error
+        errors = [error for error in outcomes if error is not None]
+        if not errors:
+            return
+        answer = await asyncio.gather(*map(_answers, replicas))
+        if not all(answer):
+            return await self.check([replica for replica, answers in zip(replicas, answer, strict=True) if answers])
+        if not isinstance(errors[0], ServerError | UserError | RuntimeError | OSError):
+            raise errors[0]
+        reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
+        raise UserError(f"{reason}: {one_line(str(errors[0]))}", remedy=REMEDY) from errors[0]
 
     async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`."""
@@ -123,7 +128,7 @@ class GroupTransport(StagedTransport):
             reuse: use the group of the last sync if it has the same members, and keep it for the next one.
         """
         urls = tuple(replica.url for replica in replicas)
-        addresses = await asyncio.to_thread(own_addresses, {*self.spec.urls, *urls})
+        addresses = await self._addresses(urls)
         group = self._group if reuse else None
         if group is None or group.urls != urls or group.broken:
             if self._group is not None and (reuse or not set(urls).isdisjoint(self._group.urls)):
@@ -141,6 +146,11 @@ class GroupTransport(StagedTransport):
         if self._group is not None:
             self._group.abort()
         self._group = None
+
+    async def _addresses(self, urls: Iterable[str]) -> Addresses:
+        """Those for these servers, and for all that the recipe lists."""
+        listed = self.spec.urls if self.spec.url_file is None else ()  # a file may be unreadable at this moment
+        return await asyncio.to_thread(own_addresses, {*listed, *urls})
 
     def _store_for(self, addresses: Addresses) -> TCPStore:
         """The trainer's store. It listens only at the address at which all servers reach it, if that is one."""
@@ -369,8 +379,10 @@ def own_address(url: str) -> str:
 
 async def _is_sound(replica: Replica, error: Exception) -> bool:
     """True if the failure may be another member's: the group broke under it, and it answers."""
-    if GROUP_BROKE not in str(error):
-        return False
+    return GROUP_BROKE in str(error) and await _answers(replica)
+
+
+async def _answers(replica: Replica) -> bool:
     try:
         async with asyncio.timeout(HEALTH_SECONDS):
             await replica.health()

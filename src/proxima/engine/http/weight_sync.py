@@ -101,12 +101,13 @@ class WeightSync:
             if self.spec.transfer != "auto":
                 message = f"engine.transfer={self.spec.transfer!r} is not possible: {error.reason}"
                 raise UserError(message, remedy=error.remedy) from error
-            here = await asyncio.to_thread(lambda: all(map(is_this_machine, self.spec.urls)))
+            here = await asyncio.to_thread(lambda: all(is_this_machine(replica.url) for replica in replicas))
             if not here:
                 message = f"engine: weights can't be sent: {error.reason}"
                 raise UserError(message, remedy=error.remedy) from error
             await self.transport.close()
-            self.transport = TRANSPORTS["folder"](self.spec, self.setup)
+            self.kind = "folder"
+            self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
             return f"engine: new weights go by folder: {error.reason}"
         return None
 

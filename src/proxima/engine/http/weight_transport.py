@@ -24,6 +24,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from torch import nn
 
