@@ -31,15 +31,13 @@ from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
 
-WIDTH, LAYERS, LENGTH = 8, 14, 10.0
+WIDTH, LAYERS, LENGTH = 8, 14, 60.0
 FACTS = ServerFacts(server="fake", model="fake", transfers=("folder", "group", "ipc"), device="cpu")
 
 
 @pytest.fixture(autouse=True)
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(weight_buckets, "BUCKET", 70)  # bytes: 22 buckets, which end in the middle of layers
-    monkeypatch.setattr(group_transport, "FORM_SECONDS", 2.0)
-    monkeypatch.setattr(group_transport, "ABORT_SECONDS", 6.0)
     monkeypatch.setattr(group_transport, "HEALTH_SECONDS", 2.0)
     return worker_module(monkeypatch)
 
@@ -95,7 +93,7 @@ class FakeServer:
             raise SystemExit
         self.life = "stopped"
         self.released = threading.Event()
-        self.released.wait(4 * LENGTH)
+        self.released.wait(LENGTH)
         raise SystemExit
 
     async def _answer(self, request: httpx.Request) -> httpx.Response:
@@ -226,8 +224,8 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
     """The others get every version, within the deadlines; the server that failed returns, alone, with the newest. One
     that was restarted unnoticed, `returned`, gets it with the others. PROXIMA_ROUNDS: the number of failures."""
     # A stopped member costs a round its deadline, which must be longer than a busy machine needs for the others.
-    draws, rounds = random.Random(fault), int(os.environ.get("PROXIMA_ROUNDS", 4 if fault == "stopped" else 30))
-    pusher = Pusher(GroupTransport, seconds=8.0 if fault == "stopped" else LENGTH)
+    draws, rounds = random.Random(fault), int(os.environ.get("PROXIMA_ROUNDS", 2 if fault == "stopped" else 30))
+    pusher = Pusher(GroupTransport, seconds=16.0 if fault == "stopped" else LENGTH)
     for _ in range(rounds):
         broken = draws.choice(servers)
         if fault == "returned":
@@ -235,7 +233,7 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
             broken.start()
         else:
             broken.at, broken.fault = draws.randrange(22), fault
-        errors = await asyncio.wait_for(pusher.push(weights := pusher.prepare(), servers), 60)
+        errors = await asyncio.wait_for(pusher.push(weights := pusher.prepare(), servers), 3 * LENGTH)
         assert list(errors) == ([] if fault == "returned" else [broken])
         assert all(server.values() == {float(pusher.version)} for server in servers if server not in errors)
         if broken.life == "stopped":
@@ -352,6 +350,7 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
     here: bool, servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server can't connect to the trainer."""
+    monkeypatch.setattr(group_transport, "FORM_SECONDS", 1.0)
 
     def join(member: dict[str, Any]) -> None:
         raise ConnectionRefusedError(f"no way to {member['host']}")
@@ -374,8 +373,11 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
     await sync.transport.close()
 
 
-async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(servers: list[FakeServer]) -> None:
+async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that does not answer has another fault."""
+    monkeypatch.setattr(group_transport, "FORM_SECONDS", 1.0)
 
     def join(member: dict[str, Any]) -> None:
         raise ConnectionRefusedError(f"no way to {member['host']}")
