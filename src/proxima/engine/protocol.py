@@ -162,7 +162,8 @@ class InFlight(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdate:
-    """New weights for an engine: those of a module in this process."""
+    """New weights for an engine: those of a module in this process, which `publish` reads within `lent(module)` if the
+    engine's capabilities say so."""
 
     version: int
     module: nn.Module
@@ -184,6 +185,8 @@ class Capabilities:
             always present; `processed`, the distribution actually sampled from; `untruncated`, that before truncation;
             `raw`, softmax(logits), without temperature and truncation.
         sleeps: it is a `SleepingEngine`.
+        reads_lent: `publish` reads the module's weights within `lent(module)` alone. On several ranks there is then no
+            whole copy of them.
         max_length: most tokens of prompt and completion together; None: as in its setup.
     """
 
@@ -195,6 +198,7 @@ class Capabilities:
     deterministic: bool = False
     log_probs: Literal["both", "processed", "untruncated", "raw"] = "both"
     sleeps: bool = False
+    reads_lent: bool = False
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:

@@ -34,7 +34,7 @@ class ProcessRanks(Ranks):
             return
         self.in_call = True
         self.status.begin(str(message))
-        self._broadcast(message)
+        self.share_value(message)
         try:
             yield
         except SharedProblem:
@@ -48,12 +48,12 @@ class ProcessRanks(Ranks):
 
     def end(self, outcome: Any) -> None:
         if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
-            self._broadcast(End(outcome))
+            self.share_value(End(outcome))
 
     def receive(self) -> Message:
         """Receive the next message, on the other ranks."""
         self.status.begin("")
-        message = self._broadcast(None)
+        message: Message | None = self.share_value(None)
         assert message is not None
         self.status.begin(str(message))
         return message
@@ -61,8 +61,8 @@ class ProcessRanks(Ranks):
     def at(self, part: str) -> None:
         self.status.at(part)
 
-    def _broadcast(self, message: Message | None) -> Message | None:
-        box = [message]
+    def share_value(self, value: T) -> T:
+        box = [value]
         with self.status.within("broadcast"):
             dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]

@@ -164,6 +164,10 @@ class Ranks:
         if problem is not None:
             raise problem
 
+    def share_value(self, value: T) -> T:
+        """Rank 0's value, on every rank; collective."""
+        return value
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
         return [value]
@@ -263,6 +267,10 @@ class Update(OfStack):
 
 class Gather(OfStack):
     """Send rank 0 the weights, see `TrainStack.gathered`."""
+
+
+class Lend(OfStack):
+    """Gather weights as rank 0 reads them, see `TrainStack.lent_model`."""
 
 
 class Release(OfStack):

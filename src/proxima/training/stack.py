@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -17,12 +18,13 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import vision_parameters
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import gather_into, plain_copy
+from proxima.model.parallel.layer_lender import LayerGathering, LayerLender
 from proxima.model.parallel.sharding import own_slice
 from proxima.model.pretrained import LoadedModel
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.training.optimizer import AdamW, OnePassAdamW, Schedule, one_pass, restore_state
-from proxima.training.ranks import ALONE, Fill, Gather, Message, Ranks, Release, SharedProblem, Stages, Update
+from proxima.training.ranks import ALONE, Fill, Gather, Lend, Message, Ranks, Release, SharedProblem, Stages, Update
 from proxima.training.shared_update import SharedUpdate
 
 POLICY = "policy"  # the name of a run's first stack
@@ -102,6 +104,7 @@ class TrainStack:
         self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
         self._plain: LoadedModel | None = None  # on rank 0 of several
         self._gathers = False
+        self._lender: LayerLender | None = None  # on rank 0 of several
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
@@ -140,6 +143,21 @@ class TrainStack:
             else:
                 self._plain, self._gathers = plain_copy(self.model.loaded, device), True
         return self._plain or self.model.loaded
+
+    def lent_model(self) -> LoadedModel:
+        """The trained model for an engine that reads it only within `lent(model)`: the model itself, or on rank 0 of
+        several one whose weights are gathered a layer at a time, always the current ones."""
+        if self.ranks.size == 1:
+            return self.model.loaded
+
+        if self._lender is None:
+            gathering = LayerGathering(self.model.model, self.ranks.share_value)
+            self._lender = LayerLender(gathering, partial(self._call, Lend))
+        return replace(self.model.loaded, model=self._lender.module, sharding=None, device=None)
+
+    def follow_lender(self) -> None:
+        """On the other ranks: take part while rank 0 lends the model."""
+        LayerGathering(self.model.model, self.ranks.share_value).follow()
 
     def release(self) -> None:
         """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has

@@ -106,7 +106,9 @@ class HttpEngine:
     @property
     def capabilities(self) -> Capabilities:
         capabilities = capabilities_of(self.spec, self.facts, plain=True)
-        return replace(capabilities, max_length=self.rules.max_length, deterministic=self._pool.repeatable)
+        return replace(
+            capabilities, max_length=self.rules.max_length, deterministic=self._pool.repeatable, reads_lent=True
+        )
 
     def check(self, needs: EngineRequirements) -> list[str]:
         """Like `ServerSpec.check`, for servers that the engine has started."""

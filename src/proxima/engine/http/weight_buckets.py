@@ -1,8 +1,7 @@
 """A copy of a model's weights as one file of buckets, for transports that send bytes.
 
 `plan_buckets` decides which tensor lies where, from names, dtypes and shapes alone; `write_buckets` fills a file by the
-plan. Another source of weights, such as shards that are gathered, needs the plan and `Buckets.views`, and copies each
-tensor into its view.
+plan. The weights of a sharded model are gathered straight into it, a layer at a time: see `LayerLender`.
 """
 
 import json
@@ -104,7 +103,8 @@ def write_buckets(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> 
     Args:
         dtype: of the written floating-point weights; None: unchanged.
     """
-    tensors = [(names[0], written_dtype(weight, dtype), weight.shape) for names, weight in unique_weights(model)]
+    shapes = unique_weights(model, shapes=True)
+    tensors = [(names[0], written_dtype(weight, dtype), weight.shape) for names, weight in shapes]
     buckets = Buckets.create(folder, plan_buckets(tensors))
     views = buckets.views(buckets.memory())
     for (name, *_), weight in unique_weights(model):

@@ -12,7 +12,6 @@ so a part is detected if it moves the log-probs by more than 0.13. Computed from
 server: 67 of 74 single tensors do (median 0.22, least 0.10); the embedding, at 0.130, is at the edge.
 """
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from proxima.data.image_tokens import PROBE
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
-from proxima.model.architecture import base_layer, parts, vision_parameters, weight_of
+from proxima.model.architecture import parts, vision_parameters, weight_of
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.images.image_store import image_store
 from proxima.model.log_prob import token_log_prob
+from proxima.model.parallel.lending import in_dtype, lender_of, perturbing
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
 # and all kinds of contexts are involved.
@@ -46,7 +46,6 @@ herself what people did with so much light. One night she went to see. Therefore
 CONTEXT = 8  # tokens of it at the start that only condition the others
 MOVED = 2.0  # nats, root mean square: between the log-probs of the perturbed copy and the original
 SMALLEST, LARGEST = 1e-3, 1.0  # perturbation of a tensor, in units of its root mean square
-ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: moves log-probs by more than rounding
 PERTURBED = 2.0  # factor of the bounds for the perturbed copy
 ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # factors of `rounding`: the allowed distance of a server that rounds
 
@@ -104,6 +103,8 @@ def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None) -> Flo
 
 def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
     (backbone, head), first = parts(module), first_compared(tokens)
+    if (lender := lender_of(module)) is not None:
+        lender.load()  # what is read outside of the layers
     weight = weight_of(head)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
     attention = "sdpa" if images is None else hugging_face_name("packed")
@@ -138,29 +139,8 @@ def _plain(model: Any, attends: str) -> Iterator[None]:
 def perturbed(module: nn.Module, tokens: Ints, images: Any = None) -> Iterator[None]:
     """Inside this context every weight tensor is perturbed at random, so that each alone would move the log-probs of
     the tokens about as much as any other (`strengths`); afterwards all are restored exactly."""
-    amounts = strengths(module, tokens, images)
-    saved = [parameter.detach().to("cpu", copy=True) for parameter in module.parameters()]
-    try:
-        with torch.no_grad():
-            for number, (parameter, amount) in enumerate(zip(module.parameters(), amounts, strict=True)):
-                draws = torch.Generator().manual_seed(number)
-                parameter.add_(torch.randn(parameter.shape, generator=draws).mul_(amount).to(parameter))
-            for number, rows in enumerate(_token_rows(module)):
-                draws = torch.Generator().manual_seed(-1 - number)
-                gains = 1 + ROW_GAIN * (2 * torch.randint(0, 2, (len(rows), 1), generator=draws) - 1)
-                rows.mul_(gains.to(rows))
+    with perturbing(module, strengths(module, tokens, images)):
         yield
-    finally:
-        with torch.no_grad():
-            for parameter, values in zip(module.parameters(), saved, strict=True):
-                parameter.copy_(values)
-
-
-def _token_rows(module: nn.Module) -> list[nn.Parameter]:
-    """The weights with one row per token: the input embedding, and the output head if it is not tied to it."""
-    embedding = module.get_input_embeddings().weight  # type: ignore[operator]
-    head = base_layer(parts(module)[1]).weight
-    return [weight for weight in {id(w): w for w in (embedding, head)}.values() if isinstance(weight, nn.Parameter)]
 
 
 def strengths(module: nn.Module, tokens: Ints, images: Any = None) -> list[float]:
@@ -171,34 +151,56 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None) -> list[float
     by a |grad f| / sqrt(T) in the root mean square, to first order. 0 for the vision tower of a model that is shown no
     images.
     """
-    parameters = list(module.parameters())
-    needed = [parameter.requires_grad for parameter in parameters]
-    try:
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        values = _log_prob(module, tokens, images)
-        signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        gradients = torch.autograd.grad((values * signs.to(values)).sum(), parameters, allow_unused=True)
-    finally:
-        for parameter, need in zip(parameters, needed, strict=True):
-            parameter.requires_grad_(need)
+    count, steepness, sizes = _gradients(module, tokens, images)
     unread = {id(parameter) for parameter in vision_parameters(module).values()} if images is None else set[int]()
-    movement, amounts = MOVED * (len(values) / len(parameters)) ** 0.5, list[float]()
-    for parameter, gradient in zip(parameters, gradients, strict=True):
+    movement, amounts = MOVED * (count / len(sizes)) ** 0.5, list[float]()
+    for parameter, steep, size in zip(module.parameters(), steepness, sizes, strict=True):
         if id(parameter) in unread:
             amounts.append(0.0)
-            continue
-        size = float(parameter.detach().float().square().mean().sqrt()) or 1.0
-        steep = 0.0 if gradient is None else float(gradient.float().norm())
-        amounts.append(size * min(max(movement / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
+        else:
+            amounts.append(size * min(max(movement / (steep * size) if steep else LARGEST, SMALLEST), LARGEST))
     return amounts
+
+
+def _gradients(module: nn.Module, tokens: Ints, images: Any) -> tuple[int, list[float], list[float]]:
+    """The number of compared tokens, and for each parameter |grad f| (see `strengths`) and the root mean square of its
+    values. No more than one gradient is kept at a time."""
+    lender, parameters = lender_of(module), dict(module.named_parameters())
+    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters.values()]
+    steepness, sizes = dict[int, float](), dict[int, float]()
+
+    def measure(parameter: Tensor) -> None:
+        gradient, parameter.grad = parameter.grad, None
+        steepness[id(parameter)] = 0.0 if gradient is None else float(gradient.float().norm())
+        sizes[id(parameter)] = float(parameter.detach().float().square().mean().sqrt()) or 1.0
+
+    for parameter in parameters.values():
+        parameter.grad = None
+        parameter.requires_grad_(True)
+    hooks = [parameter.register_post_accumulate_grad_hook(measure) for parameter in parameters.values()]
+    try:
+        values = _log_prob(module, tokens, images)
+        signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        (values * signs.to(values)).sum().backward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter, needed, gradient in before:
+            parameter.requires_grad_(needed)
+            parameter.grad = gradient
+    for name, parameter in parameters.items():
+        if id(parameter) not in sizes:
+            if lender is not None:
+                lender.load_parameter(name)
+            measure(parameter)
+    return len(values), [steepness[id(p)] for p in parameters.values()], [sizes[id(p)] for p in parameters.values()]
 
 
 def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = None) -> Bound:
     """How far bfloat16 moves the log-probs of a module, nats: the expected distance of a server that computes in
     bfloat16."""
     exact = next(module.parameters()).dtype != torch.bfloat16
-    other = copy.deepcopy(module).to(torch.bfloat16 if exact else torch.float32)
+    other = in_dtype(module, torch.bfloat16 if exact else torch.float32)
     away = np.abs(trainer_log_prob(other, tokens, images=images).astype(np.float64) - expected)
     both = 1.0 if exact else 2**0.5  # the trainer rounds too, but differently
     return Bound(both * float(away.mean()), both * float(away.max()))

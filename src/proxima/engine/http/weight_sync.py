@@ -36,6 +36,7 @@ from proxima.engine.http.weight_transport import (
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.images.image_store import image_store
+from proxima.model.parallel.lending import lent
 
 T = TypeVar("T")
 Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
@@ -217,11 +218,12 @@ class WeightSync:
         return await asyncio.to_thread(work, *arguments)
 
     def _stage(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
-        handover = self.transport.prepare(module, version, label, dtype, kept=False)
-        return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
+        with lent(module):
+            handover = self.transport.prepare(module, version, label, dtype, kept=False)
+            return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
 
     def _stage_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        with perturbed(module, self._tokens, self._images):
+        with lent(module), perturbed(module, self._tokens, self._images):
             handover = self.transport.prepare(module, version, label, None, kept=True)
             expected = trainer_log_prob(module, self._tokens, images=self._images)
             bound = rounding(module, self._tokens, expected, self._images)

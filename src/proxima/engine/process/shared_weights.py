@@ -110,12 +110,12 @@ class SharedWeights:
         return total
 
 
-def unique_weights(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
-    """Yield each of `plain_weights` once: the names that share it, and the weight."""
+def unique_weights(model: nn.Module, *, shapes: bool = False) -> Iterator[tuple[list[str], Tensor]]:
+    """Yield each of `plain_weights` once: the names that share it, and the weight; `shapes` as there."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name.replace(".base_layer.", "."))
-    for name, weight in plain_weights(model):
+    for name, weight in plain_weights(model, shapes=shapes):
         same = names.get(id(weight), [name])
         if same[0] == name:
             yield same, weight

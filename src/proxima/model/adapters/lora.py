@@ -31,6 +31,7 @@ from proxima.model.architecture import (
     vision_parameters,
     weight_of,
 )
+from proxima.model.parallel.lending import lender_of
 
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
@@ -176,11 +177,18 @@ def missing_peft() -> str | None:
 
 
 @torch.no_grad()
-def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def plain_weights(model: nn.Module, *, shapes: bool = False) -> Iterator[tuple[str, Tensor]]:
     """The parameters under the names that they have without adapters, tied ones under each name. Merged weights are
-    computed lazily, so that only one at a time is in memory."""
+    computed lazily, so that only one at a time is in memory; a sharded model's (`lent`) are gathered by layers.
+
+    Args:
+        shapes: only names, dtypes and shapes are read: a sharded model's weights are not gathered.
+    """
     adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
+    lender = None if shapes else lender_of(model)
     for name, parameter in model.named_parameters(remove_duplicate=False):
+        if lender is not None:
+            lender.load_parameter(name)
         owner, _, suffix = name.partition(".base_layer.")
         if owner in adapted and suffix:
             yield f"{owner}.{suffix}", weight_of(adapted[owner]) if suffix == "weight" else parameter

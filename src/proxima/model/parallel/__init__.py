@@ -12,6 +12,8 @@ sees the same modules; importing this package does not import torch.distributed.
     context   `ContextGroup`: ranks that split the tokens of a batch
     gather    `whole_tensor`, `gather_into`, `plain_copy`: whole again, for engines and files; `total_norm`,
               `clip_gradients`
+    layer_lender  `LayerLender`: whole again for servers, a layer at a time
+    lending   `lent(module)`, for readers of weights, which need not know whether a lender gathers them
 
 A trainer on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
 order):
@@ -23,6 +25,7 @@ order):
        model.sync_gradients(on)                   off for all but the last micro-batch of an update
     C  total_norm(tensors), then clip_gradients(parameters, bound, norm)
     C  gather_into(loaded.model, plain or None), plain_copy(loaded)
+    C  on rank 0 `with lent(LayerLender(...).module)`, on the others LayerGathering(...).follow()
     C  proxima.training.sharded_checkpoint.ShardedWriter(), its write(...) and finish()
        proxima.training.checkpoint.restore(checkpoint, stack, others)   on every rank, whoever wrote it
 

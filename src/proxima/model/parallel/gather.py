@@ -55,15 +55,19 @@ def gather_into(model: nn.Module, plain: nn.Module | None) -> None:
 def plain_copy(loaded: LoadedModel, device: str | torch.device = "cpu") -> LoadedModel | None:
     """A plain model with the weights and adapters of a sharded one on rank 0, None on every other. Collective."""
     model: Any = loaded.model
-    plain = _empty_like(model, torch.device(device)) if dist.get_rank() == 0 else None
+    plain = empty_like(model, torch.device(device)) if dist.get_rank() == 0 else None
     gather_into(model, plain)
     if plain is None:
         return None
     return replace(loaded, model=plain.eval(), sharding=None, device=None)
 
 
-def _empty_like(model: Any, device: torch.device) -> Any:
-    """A model of the same architecture and adapters, whose weights are yet to be filled in."""
+def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any:
+    """A plain model of the same architecture and adapters as a sharded one, whose weights are yet to be filled in.
+
+    Args:
+        weights: allocate memory for them; False: they have a shape and can't be filled.
+    """
     kind, config = plain_type(model), copy.deepcopy(model.config)
     config._attn_implementation = "sdpa" if model._supports_sdpa else None
     plain: Any = unloaded_model(lambda: kind(config))
@@ -74,7 +78,9 @@ def _empty_like(model: Any, device: torch.device) -> Any:
     parameters = dict[int, nn.Parameter]()  # by the sharded one: tied ones stay so
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) not in parameters:
-            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+            shape = parameter.shape if weights else ()
+            empty = torch.empty(shape, dtype=parameter.dtype, device=device)
+            empty = empty if weights else empty.expand(parameter.shape)
             parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])

@@ -1,7 +1,7 @@
 """The workload of `proxima train`, RL, built from a config: the engine, the rewards, the collector of a step's groups,
 the held-out sets, and the loop that uses them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,8 @@ class RlWorkload:
         recorder = RolloutRecorder(store, data.source, services.observer)
         computes = computes_here(config.engine)  # in this process, alongside the training
         device = learner.stack.model.device if computes else "cpu"
-        generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
+        load_weights = partial(services.compute.call, learner.stack.gathered, device)  # a server never calls it
+        generator = make_generator(config, load_weights, data, services)
         evaluations = make_evaluations(config, data, generator, services)
         collector: Collector
         if not isinstance(data.source, PromptSource):
@@ -149,7 +150,7 @@ class RlWorkload:
 
 
 def make_generator(
-    config: RunConfig, policy: LoadedModel, data: RunData, services: RunServices
+    config: RunConfig, load_weights: Callable[[], LoadedModel], data: RunData, services: RunServices
 ) -> GroupGenerator | None:
     """Build the generator on an engine with its hooks and rewards; None for a replay without held-out questions."""
     if (choice := data.engines.get("engine")) is None:
@@ -158,7 +159,7 @@ def make_generator(
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
     store = services.store
     log = store.folder.engine_log
-    engine, notes = choice.build(lambda: policy, compute=services.compute, log=log, seed=config.seed)
+    engine, notes = choice.build(load_weights, compute=services.compute, log=log, seed=config.seed)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     services.opened.callback(executor.close)
     for note in notes:

@@ -9,6 +9,7 @@ from proxima.data import UserError
 from proxima.engine.executor import Executor, HookError
 from proxima.engine.protocol import Engine, Health, ServerError, SleepingEngine, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded, RunServices
 from proxima.training.learner import Learner
@@ -20,6 +21,8 @@ RESUME = "repair the engine and resume (--resume)"
 class DeviceTurns:
     """Turns of engine and trainer on the devices. Here they have separate devices: every method is a no-op.
     `SharedDevices` is the other case."""
+
+    shared = False
 
     async def release_devices(self) -> None:
         """Pause the engine and leave the devices to the trainer.
@@ -68,7 +71,7 @@ class Publisher:
         try:
             with engine_errors():
                 await engine.pause()
-                weights = await self.learner.compute.run(self.learner.stack.gathered)
+                weights = await self.learner.compute.run(self._weights)
                 await self.turns.wake()
                 await engine.publish(WeightUpdate(version=version, module=weights.model))
                 await engine.resume()
@@ -86,6 +89,12 @@ class Publisher:
             self.activity.published(version)
             if figures := await self.reports.published(engine, version):
                 self.observer.synced(figures)
+
+    def _weights(self) -> LoadedModel:
+        """The weights in the form that the engine reads. On shared devices they are gathered before it wakes."""
+        assert self.generator is not None
+        lends = self.generator.engine.capabilities.reads_lent and not self.turns.shared
+        return self.learner.stack.lent_model() if lends else self.learner.stack.gathered()
 
     def _fail(self, reason: str, cause: Exception) -> None:
         self.failure = RunEnded(reason)
@@ -116,6 +125,8 @@ class SharedDevices(DeviceTurns):
         stack: with the trained weights.
         compute: the thread of the tensor work.
     """
+
+    shared = True
 
     def __init__(self, engine: Engine, stack: TrainStack, compute: ComputeThread) -> None:
         self.engine, self.stack, self.compute = engine, stack, compute

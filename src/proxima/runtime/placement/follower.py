@@ -17,6 +17,7 @@ from proxima.training.ranks import (
     Fill,
     Finish,
     Gather,
+    Lend,
     Message,
     OfStack,
     Ranks,
@@ -65,6 +66,8 @@ class RankModels:
                 stack.columns(self.stage(message.stack, message.column), message.trajectories)
             case Gather():
                 stack.gathered()
+            case Lend():
+                stack.follow_lender()
             case Release():
                 stack.release()
             case Stages():
