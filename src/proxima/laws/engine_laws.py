@@ -247,7 +247,9 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
     if holds or model is None:
         setup = EngineSetup.of(loaded())
     else:
-        setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
+        longest = spec.longest_sequence() if isinstance(spec, ServerSettings) else None
+        tokenizer = load_tokenizer(model)
+        setup = EngineSetup(model_path=model, tokenizer=tokenizer, load_weights=loaded, max_length=longest)
     if isinstance(spec, ServerSettings) and spec.serve is None:
         close_engine(spec.build(setup))  # what prevents this is about the server, and about no law
     # An engine that holds no weights here and was given no model may return anything, so it is not compared.

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from proxima.data.flow import Completion
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.laws.engine_case import (
     LIMIT,
@@ -29,6 +30,7 @@ from proxima.model.pretrained import LoadedModel
 
 FALSE_ALARM = 1e-6  # chance below which frequencies are wrong; low, because counts are not exactly normal
 EXPECTED = 20.0  # minimum expected count of a bin
+WIDEST = 4096  # a top_k that servers allow with sampling masks
 TAIL_RANK = 20  # servers' default top_k are of this size
 HOT = 1.5  # second temperature at which frequencies are compared
 
@@ -63,8 +65,10 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
     """Tokens that top-k, top-p or min-p leave out are never drawn, and `sampled_log_prob` is the log-prob after
     truncation."""
     cuts: tuple[tuple[str, Any], ...] = (("top_k", 2), ("top_p", 0.3), ("min_p", 0.7))
+    # servers refuse sampling masks without a top_k: this one leaves out next to nothing
+    wide = min(WIDEST, len(case.setup.tokenizer)) if _asks_masks_of_server(case, engine) else 0
     for name, value in cuts:
-        wanted = requests(samples=4, max_tokens=16, **{name: value})
+        wanted = requests(samples=4, max_tokens=16, **({"top_k": wide} | {name: value}))
         there = engine.capabilities.log_probs_for(wanted[0].sampling)
         for c, logits in await _with_logits(case, engine, wanted):
             full = log_softmax(logits)
@@ -76,6 +80,10 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
                 _compare(case, c, "untruncated", full, where)
             if "sampled" in there:
                 _compare(case, c, "sampled", _renormalised(full, wanted[0].sampling), where, scale=2.0)
+
+
+def _asks_masks_of_server(case: EngineUnderTest, engine: Engine) -> bool:
+    return isinstance(case.spec, ServerSettings) and engine.capabilities.sampling_mask
 
 
 async def most_probable(case: EngineUnderTest, engine: Engine) -> None:
@@ -164,13 +172,12 @@ async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
     for request in requests(prompts=4, samples=1):
         (free,) = await ask(engine, request.prompt.tokens.tolist(), temperature=0.0, max_tokens=24)
         text = decode(free.tokens)
-        at = next(
-            (i for i in range(1, len(text) - 3) if text.find(text[i : i + 3]) == i and text[i : i + 3].strip()), None
-        )
-        if at is None:
+        parts = {at: text[at : at + 3] for at in range(1, len(text) - 3)}
+        # a part of a character, which no recipe's stop string has, is decoded differently token by token
+        first = (part for at, part in parts.items() if text.find(part) == at and part.strip() and "\ufffd" not in part)
+        if (stop := next(first, None)) is None:
             continue
         tried += 1
-        stop = text[at : at + 3]
         (c,) = await ask(engine, request.prompt.tokens.tolist(), temperature=0.0, max_tokens=24, stop=(stop,))
         where = f"stop {stop!r}"
         require_that(c.finish_reason == "stop", f"{where}: finish_reason {c.finish_reason!r}, {len(c.tokens)} tokens")

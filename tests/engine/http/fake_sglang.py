@@ -33,6 +33,7 @@ class FakeSglangOptions:
     preferred_sampling_params: dict = field(default_factory=dict)
     context_length: int = 512
     allow_auto_truncate: bool = False
+    sampling_mask_max_tokens: int = 4096
     enable_return_routed_experts: bool = False  # of a mixture in layers 0 and 2 of 3
     spans: bool = True  # meta_info.weight_versions, of newer servers
     api_key: str | None = None
@@ -115,6 +116,7 @@ class FakeSglang(SmallHttpServer):
 
     def server_info(self):
         same = ("context_length", "enable_deterministic_inference", "enable_return_routed_experts")
+        same += ("sampling_mask_max_tokens",)
         facts = {"version": "0.0.fake", "dtype": "float32", "quantization": None, "weight_version": self.version}
         facts |= {"incremental_streaming_output": self.options.incremental}
         return facts | {name: getattr(self.options, name) for name in same}
@@ -153,7 +155,7 @@ class FakeSglang(SmallHttpServer):
         if not held:
             self.prefixes.clear()
         text = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
-        return httpx.Response(400 if held else 200, text=text)
+        return httpx.Response(400, text="Flush cache failed.\n") if held else httpx.Response(200, text=text)
 
     def update_weights_from_disk(self, body):
         from transformers import AutoModelForCausalLM
@@ -175,23 +177,34 @@ class FakeSglang(SmallHttpServer):
         if sampling.get("top_k", -1) != -1 and sampling["top_k"] < 1:
             message = f"top_k must be -1 (disable) or at least 1, got {sampling['top_k']}."
             return httpx.Response(400, json={"error": {"message": message}})
-        ids = body["input_ids"]
-        if sampling.get("top_k", -1) == -1 and body.get("return_sampling_mask"):
-            message = "return_sampling_mask needs a top_k"
-            return httpx.Response(400, json={"error": {"message": message}})
-        room = self.options.context_length - 6
+        ids, room = body["input_ids"], self.options.context_length - 6
+        top_k, most = sampling.get("top_k", -1), self.options.sampling_mask_max_tokens
+        top_k = 1 if not sampling.get("temperature", 1.0) else 1 << 30 if top_k == -1 else top_k
+        if body.get("return_sampling_mask") and top_k > most:
+            message = f"return_sampling_mask requires top_k=1 for greedy sampling or finite 1 < top_k <= {most}; got "
+            return self.refusal(body, f"{message}top_k={top_k}. Lower top_k or increase --sampling-mask-max-tokens.")
         if self.options.allow_auto_truncate:
             ids = ids[:room]
         elif len(ids) > room:
-            message = f"The input ({len(ids)} tokens) is longer than the context length"
-            return httpx.Response(400, json={"error": {"message": message}})
+            lengths = f"Input length ({len(ids)} tokens) exceeds the maximum allowed length ({room} tokens)."
+            return self.refusal(body, f"{lengths} Use a shorter input or enable --allow-auto-truncate.")
         body = body | {"input_ids": ids}
         sampling["max_new_tokens"] = min(
             sampling.get("max_new_tokens") or 128, max(self.options.context_length - 2 - len(ids), 0)
         )
         if body.get("stream"):
-            return httpx.Response(200, content=self.stream(body, sampling))
+            events = {"content-type": "text/event-stream"}
+            return httpx.Response(200, content=self.stream(body, sampling), headers=events)
         return [completion async for completion in self.outputs(body, sampling)][-1]
+
+    def refusal(self, body, message):
+        """Of a request that the scheduler refuses: a status, or in a stream an abort with it."""
+        if not body.get("stream"):
+            return httpx.Response(400, json={"error": {"message": message}})
+        ending = {"type": "abort", "message": message, "status_code": 400, "err_type": None}
+        running = Running(body, {}, [], self.weights, self.random, self.controls)
+        text = f"data: {json.dumps(self.output('refused', running, ending))}\n\ndata: [DONE]\n\n"
+        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
 
     async def stream(self, body, sampling):
         seen = 0

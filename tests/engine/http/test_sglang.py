@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from httpx import Response
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import SamplingMask
@@ -18,9 +19,10 @@ from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.server_checks import check_facts
+from proxima.engine.http.server_checks import check_facts, check_masks
 from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling, ServerError
+from proxima.engine.serve.launch import Serve
 from proxima.laws import engine_case
 from proxima.laws.engine_case import chosen_of, log_softmax
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
@@ -227,10 +229,10 @@ async def test_a_flush_that_fails_is_an_error(tiny):
     """As it does while requests run, or are frozen in place."""
     async with fake(tiny, **HELD) as talk:
         task = await talk.begun(max_tokens=300)
-        with pytest.raises(ServerError, match="/flush_cache: status 400: .*running or waiting requests"):
+        with pytest.raises(ServerError, match="/flush_cache.*: status 400: Flush cache failed."):
             await talk.reset_prefix_cache(running=False)
         await talk.client.post("/pause_generation", {"mode": "in_place"})
-        with pytest.raises(ServerError, match="/flush_cache: status 400"):
+        with pytest.raises(ServerError, match="/flush_cache.*: status 400"):
             await talk.reset_prefix_cache(running=True)
         await talk.resume()
         await talk.pause("abort")
@@ -250,7 +252,7 @@ async def test_a_prompt_that_the_server_cuts_is_refused(tiny):
     async with fake(tiny, allow_auto_truncate=True) as cuts, fake(tiny) as refuses:
         with pytest.raises(UserError, match="read 506 tokens of a prompt of 600"):
             await cuts.whole(long)
-        with pytest.raises(ServerError, match="longer than the context length"):
+        with pytest.raises(ServerError, match=r"status 400: Input length \(600 tokens\) exceeds"):
             await refuses.whole(long)
 
 
@@ -354,3 +356,43 @@ def test_a_longer_server_is_asked_for_by_its_own_option():
     facts = ServerFacts(server="sglang 1", model="m", max_length=64, log_probs="untruncated", takes_weights=True)
     with pytest.raises(UserError, match=r"of 64 tokens, and the run has 100; set model.max_length=64, .*-length 106$"):
         check_facts(spec, facts, NEEDS, "http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--sampling-mask-max-tokens=5000",)])
+def test_masks_of_a_large_top_k_are_refused_before_a_server_starts(arguments, monkeypatch):
+    spec = Sglang(sampling_mask=True, serve=Serve(arguments=arguments))
+    monkeypatch.setattr("proxima.engine.http.engine.check_serve", lambda *_, **__: None)
+    needs = replace(NEEDS, samplings=(Sampling(top_k=5000),))
+    if arguments:
+        assert spec.check(needs) == []  # the server is asked once it runs
+        return
+    with pytest.raises(
+        FieldError, match="top_k of 5000, more than 4096; set .*=4096.* --sampling-mask-max-tokens 5000"
+    ):
+        spec.check(needs)
+
+
+async def test_masks_of_a_larger_top_k_than_the_server_allows_are_refused(tiny):
+    async with fake(tiny, sampling_mask_max_tokens=16) as talk:
+        assert talk.facts.largest_mask == 16
+        check_masks(Sglang(sampling_mask=True), talk.facts, replace(NEEDS, samplings=(Sampling(top_k=16),)), "it")
+        with pytest.raises(ServerError, match="status 400: return_sampling_mask requires .* <= 16; got top_k=17"):
+            await talk.whole(replace(request(top_k=17), sampling_mask=True))
+    with pytest.raises(FieldError, match="is refused by it with a top_k of 17, more than 16"):
+        check_masks(Sglang(sampling_mask=True), talk.facts, replace(NEEDS, samplings=(Sampling(top_k=17),)), "it")
+
+
+def test_a_final_answer_without_masks_is_named():
+    reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), replace(request(), sampling_mask=True))
+    with pytest.raises(ServerError, match="0 sampling masks where 2 tokens are counted"):
+        reader.chunk(event(finish_reason={"type": "length", "length": 2}))
+
+
+async def test_a_server_without_the_call_for_its_queue_is_too_old(tiny):
+    with FakeSglang(tiny) as server:
+        table = server.table
+        server.table = lambda: table() | {("GET", "/v1/loads"): lambda _: Response(404, json={"detail": "Not Found"})}
+        client = ServerClient(Address(server.url), seconds=LONG)
+        with pytest.raises(UserError, match="sglang 0.0.fake has no /v1/loads.*; start SGLang 0.5.22 or later"):
+            await SglangDialect().probe(client)
+        await client.close()

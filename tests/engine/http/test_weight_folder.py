@@ -143,3 +143,16 @@ def test_room_is_made_of_what_killed_runs_have_left(llama: LoadedModel) -> None:
     end(gone)
     again = written(WeightFolders(), llama)
     assert not left.parent.exists() and kept.exists() and again.exists()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_experts_have_the_names_of_the_models_files(
+    dtype: str | None, tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Which SGLang reads; it ignores the stacks that transformers makes of them."""
+    source = tiny_model("qwen3_moe")
+    loaded, expected = load(str(source)), load_file(source / "model.safetensors")
+    folder = WeightFolders(tmp_path, file_names=True).write(loaded.model, loaded.tokenizer, "v1", dtype)
+    weights = load_file(folder / "model-00001.safetensors")
+    assert weights.keys() == expected.keys() and "model.layers.0.mlp.experts.7.down_proj.weight" in weights
+    assert all(torch.equal(weights[name], expected[name].to(weights[name].dtype)) for name in expected)

@@ -44,6 +44,7 @@ class ServerFacts:
         keeps_kv: completions that it holds while new weights arrive can keep their KV; else it computes the KV again.
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
+        largest_mask: the largest top-k with which it does, which its option `mask_option` sets; None: any.
         routed_experts: it returns the experts of each token.
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
@@ -66,6 +67,8 @@ class ServerFacts:
     keeps_kv: bool = False
     seeds: bool = False
     sampling_mask: bool = False
+    largest_mask: int | None = None
+    mask_option: str = ""
     routed_experts: bool = False
     latest_routes: bool = False
     batch_invariant: bool = False
@@ -260,6 +263,7 @@ class Dialect(Protocol):
     length_option: ClassVar[str] = "a maximum length of"  # the server's option for it
     spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
     checks_transfers: ClassVar[bool] = False  # see `check_transfer`
+    file_names: ClassVar[bool] = False  # it reads folders of weights by itself, under the names of the model's files
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""

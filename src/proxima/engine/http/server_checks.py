@@ -215,12 +215,24 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
             "needs with top-k, top-p or min-p",
             remedy="start it so that it does (vLLM: --return-sampling-mask), or switch the truncation off",
         )
+    check_masks(spec, facts, needs, name)
     if spec.routed_experts and not facts.routed_experts:
         remedy = "start it so that it does (vLLM: --enable-return-routed-experts), or leave this out"
         raise FieldError("routed_experts", True, f"{name} does not report which experts it chose", remedy=remedy)
     notes = check_log_probs(needs, capabilities_of(spec, facts), name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
+
+
+def check_masks(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
+    """Raise FieldError if a completion would ask for a sampling mask with a larger top-k than the server allows."""
+    drawn = [sampling.top_k for sampling in needs.samplings if sampling.truncates and sampling.temperature]
+    if spec.sampling_mask and facts.largest_mask is not None and (top_k := max(drawn, default=0)) > facts.largest_mask:
+        reason = f"is refused by {name} with a top_k of {top_k}, more than {facts.largest_mask}"
+        remedy = (
+            f"set sampling.top_k={facts.largest_mask} or less, or start the server with {facts.mask_option} {top_k}"
+        )
+        raise FieldError("sampling_mask", True, reason, remedy=remedy)
 
 
 def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = False) -> Capabilities:

@@ -48,12 +48,15 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
+from proxima.engine.http.server_checks import check_masks
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
 
 GENERATE = "/generate"
 LOAD = "/update_weights_from_disk"
 LOADS = "/v1/loads"
+IDLE_SECONDS = 5.0  # that a call to flush the cache waits until no request holds on to it
+MASK_OPTION, LARGEST_MASK = "--sampling-mask-max-tokens", 4096  # the largest top-k of a mask: option and default
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
 
@@ -64,6 +67,7 @@ class SglangDialect(Dialect):
     kind: ClassVar[str] = "sglang"
     length_option: ClassVar[str] = "--context-length"
     spare_tokens: ClassVar[int] = SPARE
+    file_names: ClassVar[bool] = True
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -132,12 +136,12 @@ class SglangDialect(Dialect):
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache. Requests that were paused with `keep` have nothing in it, so `running` makes no
-        difference.
+        difference. A health check of the server, or a result that it has yet to process, may keep it busy for a moment.
 
         Raises:
             ServerError: it was not emptied, because requests still use it: status 400.
         """
-        await client.post_text("/flush_cache")
+        await client.post_text(f"/flush_cache?timeout={IDLE_SECONDS:g}")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The weight version and the queue. The server names its model after the folder of the last weights: the result
@@ -145,14 +149,7 @@ class SglangDialect(Dialect):
         model = await client.get("/model_info")
         with as_expected(client, "/model_info", model):
             label = short_text(model["weight_version"], "weight_version")
-        return ServerHealth(waiting=await self._waiting(client), weight_version=label)
-
-    async def _waiting(self, client: ServerClient) -> int:
-        """The number of requests in the queues of the server's data-parallel ranks."""
-        answer = await client.get(LOADS)
-        with as_expected(client, LOADS, answer):
-            loads = items(answer["loads"], "loads")
-            return sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
+        return ServerHealth(waiting=await count_waiting(client), weight_version=label)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,11 +164,15 @@ class Sglang(ServerSpec):
     url: str | tuple[str, ...] = "http://127.0.0.1:30000"
 
     def check(self, needs: EngineRequirements) -> list[str]:
-        """See `ServerSpec.check`. SGLang answers a request for a mask without top-k with status 400."""
+        """See `ServerSpec.check`. SGLang answers a request for a mask without top-k, or with a large one, with status
+        400."""
         samplings = [sampling for sampling in needs.samplings if sampling.truncates and sampling.temperature]
         if self.sampling_mask and any(sampling.top_k == 0 for sampling in samplings):
             reason = "is refused by SGLang without a top_k, in training and evaluation"
             raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
+        if self.serve is not None and not any(word.startswith(MASK_OPTION) for word in self.serve.arguments):
+            facts = ServerFacts(server="sglang", model="", largest_mask=LARGEST_MASK, mask_option=MASK_OPTION)
+            check_masks(self, facts, needs, "SGLang")  # the facts of a server that starts with these arguments
         return super().check(needs)
 
     def dialect(self) -> SglangDialect:
@@ -245,11 +246,10 @@ class _StreamReader:
                 self._check_abort(ending)
             total = whole(meta["completion_tokens"], "completion_tokens")
             pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
-            new = self._new(pairs, total, aborted=aborted)
-            rows = (meta.get("output_token_sampling_mask") or []) if self.request.sampling_mask else None
-            mask = None
-            if rows is not None:
-                mask = mask_of_sets(self._new(items(rows, "sampling masks"), total, aborted=aborted))
+            new, mask = self._new(pairs, total, "log-probs", aborted=aborted), None
+            if self.request.sampling_mask:
+                rows = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
+                mask = mask_of_sets(self._new(rows, total, "sampling masks", aborted=aborted))
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             # an aborted answer may count a token that it lacks: its spans and routes would cover it too
@@ -271,14 +271,15 @@ class _StreamReader:
             routes=routes,
         )
 
-    def _new(self, pairs: list[Any], total: int, *, aborted: bool) -> list[Any]:
-        if len(pairs) >= total:  # the whole answer so far, perhaps a token ahead of its count
-            return pairs[self.seen :]
-        if self.seen + len(pairs) == total:
-            return pairs
-        if aborted and not pairs:  # its last message counts a token without sending it
+    def _new(self, values: list[Any], total: int, name: str, *, aborted: bool) -> list[Any]:
+        """Those of `values`, one for each token, that earlier messages did not have."""
+        if len(values) >= total:  # the whole answer so far, perhaps a token ahead of its count
+            return values[self.seen :]
+        if self.seen + len(values) == total:
+            return values
+        if aborted and not values:  # its last message counts a token without sending it
             return []
-        raise ValueError(f"{len(pairs)} log-probs where {total} tokens are counted and {self.seen} were sent before")
+        raise ValueError(f"{len(values)} {name} where {total} tokens are counted and {self.seen} were sent before")
 
     def _check_abort(self, ending: Mapping[str, Any]) -> None:
         status = ending.get("status_code")
@@ -315,6 +316,14 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     """
     model = await client.get("/model_info")
     settings = await client.get("/server_info")
+    version = one_line(settings.get("version", ""), 40)
+    try:
+        await count_waiting(client)
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        reason = f"{client.url}: sglang {version} has no {LOADS}, which a run asks for the server's queue"
+        raise UserError(reason, remedy="start SGLang 0.5.22 or later") from None
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
         fields = {"input_ids": list(prompt), "top_logprobs_num": 2}
@@ -326,7 +335,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     masks = meta.get("output_token_sampling_mask")
     deterministic = settings.get("enable_deterministic_inference") is True
     return ServerFacts(
-        server=f"sglang {one_line(settings.get('version', ''), 40)}".strip(),
+        server=f"sglang {version}".strip(),
         # the path of the model is that of the last weights
         model=short_text(model.get("tokenizer_path") or model["model_path"], "the model's path"),
         max_length=await _max_length(client),
@@ -337,11 +346,21 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         version_spans="weight_versions" in meta,
         seeds=deterministic,
         sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks or ()),
+        largest_mask=settings.get("sampling_mask_max_tokens"),
+        mask_option=MASK_OPTION,
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
         more={"log-probs": why} if why else {},
     )
+
+
+async def count_waiting(client: ServerClient) -> int:
+    """The number of requests in the queues of the server's data-parallel ranks."""
+    answer = await client.get(LOADS)
+    with as_expected(client, LOADS, answer):
+        loads = items(answer["loads"], "loads")
+        return sum(whole(rank["num_waiting_reqs"], "num_waiting_reqs") for rank in loads)
 
 
 async def generate_once(

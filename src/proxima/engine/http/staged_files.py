@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +28,7 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_buckets import Buckets, write_buckets, written_dtype
 from proxima.engine.process.shared_weights import model_as_files, unique_weights
 from proxima.engine.protocol import EngineSetup, ServerError
+from proxima.model.architecture import optional_attribute
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"
@@ -50,10 +51,11 @@ class WeightFolders:
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
         buckets: write the weights as `weight_buckets` instead, without config and tokenizer.
+        file_names: write them under the names of the model's own files, see `file_weights`, not those of its modules.
     """
 
-    def __init__(self, root: Path | None = None, *, buckets: bool = False) -> None:
-        self._buckets = buckets
+    def __init__(self, root: Path | None = None, *, buckets: bool = False, file_names: bool = False) -> None:
+        self._buckets, self._file_names = buckets, file_names
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self.kept = list[Path]()  # the existing folders, newest last
@@ -84,7 +86,7 @@ class WeightFolders:
             else:
                 for file, content in model_as_files(model, tokenizer).items():
                     (folder / file).write_bytes(content)
-                _write_weights(model, folder, written_as)
+                _write_weights(model, folder, written_as, file_names=self._file_names)
             ordinary_modes(folder)  # the server may run as another user
         except (OSError, SafetensorError) as error:
             if folder is not None:
@@ -133,7 +135,10 @@ class StagedTransport:
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
-        self._folders, self._kept_folders = (WeightFolders(root, buckets=self.buckets) for _ in range(2))
+        names = spec.dialect().file_names
+        self._folders, self._kept_folders = (
+            WeightFolders(root, buckets=self.buckets, file_names=names) for _ in range(2)
+        )
 
     def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
         """See `WeightTransport`.
@@ -164,9 +169,10 @@ def staged_buckets(url: str, folder: Path) -> Buckets:
         raise ServerError(url, "", f"no weights are left in {folder}") from error
 
 
-def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
+def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool) -> None:
     total, weight_map = 0, dict[str, str]()
-    for number, shard in enumerate(_shards(model, dtype), 1):
+    named = file_weights(model) if file_names else ((name, weight) for (name, *_), weight in unique_weights(model))
+    for number, shard in enumerate(_shards(named, dtype), 1):
         file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
@@ -174,10 +180,28 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) ->
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 
-def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+def file_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield each weight under its name in the model's files. transformers stacks the matrices of experts when it loads
+    them, and gives the stack another name, which a server that reads files may ignore without a word."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+    named = ((name, weight.detach()) for (name, *_), weight in unique_weights(model))
+    conversions = optional_attribute(model, "_weight_conversions")
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    if any(len(each.target_patterns) > 1 for each in converters):  # several weights make one in the files
+        yield from revert_weight_conversion(model, dict(named)).items()
+        return
+    for name, weight in named:
+        yield from revert_weight_conversion(model, {name: weight}).items() if conversions else [(name, weight)]
+
+
+def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
     """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
     shard, filled = dict[str, Tensor](), 0
-    for (name, *_), weight in unique_weights(model):
+    for name, weight in named:
         copy = weight.detach().to("cpu", written_dtype(weight, dtype)).contiguous()
         if shard and filled + copy.nbytes > SHARD:
             yield shard
