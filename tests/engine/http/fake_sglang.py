@@ -1,4 +1,4 @@
-"""A FAKE of SGLang: its HTTP protocol, from the shapes that its documentation and server show, over a tiny model.
+"""A FAKE of SGLang: its HTTP protocol, in the shapes that were recorded of the real one, over a tiny model.
 
 It is no SGLang. It speaks `/generate` and the control calls, with the traps of the real one: streams that repeat
 themselves, `ignore_eos` that switches stop ids off, flushes that fail while requests hold on to the cache, log-probs
@@ -86,7 +86,7 @@ class FakeSglang(SmallHttpServer):
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return httpx.Response(401, json={"error": "Unauthorized"})
         self.controls += call.url.path == "/pause_generation"
-        made = self.table()[call.method, call.url.path](json.loads(call.content or "{}"))
+        made = self.table()[call.method, call.url.path](json.loads(call.content or "null") or {})
         made = await made if asyncio.iscoroutine(made) else made
         return made if isinstance(made, httpx.Response) else httpx.Response(200, json=made)
 
@@ -123,7 +123,7 @@ class FakeSglang(SmallHttpServer):
 
     def load(self):
         waiting = sum(request.waiting for request in self.running.values())
-        return {"dp_rank": 0, "num_reqs": len(self.running), "num_waiting_reqs": waiting, "num_tokens": 0}
+        return {"dp_rank": 0, "num_running_reqs": len(self.running) - waiting, "num_waiting_reqs": waiting}
 
     def tokenize(self, body):
         tokens = self.tokenizer(body["prompt"], add_special_tokens=body.get("add_special_tokens", True)).input_ids
@@ -204,7 +204,7 @@ class FakeSglang(SmallHttpServer):
         ending = {"type": "abort", "message": message, "status_code": 400, "err_type": None}
         running = Running(body, {}, [], self.weights, self.random, self.controls)
         text = f"data: {json.dumps(self.output('refused', running, ending))}\n\ndata: [DONE]\n\n"
-        return httpx.Response(200, text=text, headers={"content-type": "text/event-stream"})
+        return httpx.Response(200, content=text.encode(), headers={"content-type": "text/event-stream"})
 
     async def stream(self, body, sampling):
         seen = 0
@@ -311,6 +311,13 @@ class FakeSglang(SmallHttpServer):
 
     def output(self, rid, request, ending):
         body = request.body
+        if request.aborted and not request.tokens:  # in the queue
+            ending = {"type": "abort", "message": "Abort in waiting queue"}
+            spans = [{"version": self.version, "start": 0, "end": 0}] if self.options.spans else None
+            meta = {"id": rid, "finish_reason": ending, "completion_tokens": 0, "weight_version": self.version}
+            meta |= {"weight_versions": spans} if spans else {}
+            meta |= {"input_token_logprobs": [], "output_token_logprobs": []} if body.get("return_logprob") else {}
+            return {"text": "", "output_ids": [], "meta_info": meta}
         meta = {
             "id": rid,
             "finish_reason": ending,
@@ -318,7 +325,7 @@ class FakeSglang(SmallHttpServer):
             "completion_tokens": len(request.tokens),
             "weight_version": self.version,
         }
-        if self.options.spans:
+        if self.options.spans and ending is not None:
             spans = spans_of(request.versions)
             meta["weight_versions"] = [{"version": version, "start": a, "end": b} for version, a, b in spans]
         if body.get("return_logprob"):

@@ -52,7 +52,7 @@ CALLS: dict[str, tuple[str, str, Any]] = {
     "too_long": ("POST", "/generate", generate(ids=[5] * 251)),
     "too_long_stream": ("POST", "/generate", generate(ids=[5] * 251, stream=True)),
     "top_k_of_zero": ("POST", "/generate", generate(sampling_params=SHORT | {"top_k": 0})),
-    "flush": ("POST", "/flush_cache", None),
+    "flush": ("POST", "/flush_cache?timeout=5", None),
     "weights_of_no_folder": ("POST", "/update_weights_from_disk", {"model_path": "/no/such/folder"}),
     "weights": ("POST", "/update_weights_from_disk", {"model_path": "MODEL", "weight_version": "v1"}),
 }
@@ -82,15 +82,13 @@ class Recorder:
                     hear(messages[-1])
             return {"status": response.status_code, "messages": messages}
 
-    async def aborted(self, *, paused: bool) -> Any:
-        """A stream that is aborted while it runs, or before its first token."""
-        if paused:
-            await self.call("POST", "/pause_generation", {"mode": "retract"})
-        begun = asyncio.Event()
+    async def aborted(self, *, begun: bool) -> Any:
+        """The end of a stream that is aborted while it runs, or at once; and a flush that is tried before it."""
+        first = asyncio.Event()
         body = generate(stream=True, rid="aborted", sampling_params=ENDLESS | {"ignore_eos": True})
-        stream = asyncio.create_task(self.call("POST", "/generate", body, lambda _: begun.set()))
-        await asyncio.sleep(0.5) if paused else await begun.wait()
-        held = await self.call("POST", "/flush_cache", None)
+        stream = asyncio.create_task(self.call("POST", "/generate", body, lambda _: first.set()))
+        await (first.wait() if begun else asyncio.sleep(0.01))
+        held = await self.call("POST", "/flush_cache", None) if begun else None
         await self.call("POST", "/pause_generation", {"mode": "abort"})
         await self.call("POST", "/continue_generation", {})
         recorded = await stream
@@ -101,8 +99,8 @@ class Recorder:
 async def record(url: str, model: str, mixture: str | None) -> dict[str, Any]:
     recorder = Recorder(url, model)
     recorded = {name: await recorder.call(*call) for name, call in CALLS.items() if "weights" not in name}
-    recorded["aborted"], recorded["flush_while_one_runs"] = await recorder.aborted(paused=False)
-    recorded["aborted_before_a_token"], _ = await recorder.aborted(paused=True)
+    recorded["aborted"], recorded["flush_while_one_runs"] = await recorder.aborted(begun=True)
+    recorded["aborted_before_a_token"], _ = await recorder.aborted(begun=False)
     recorded |= {name: await recorder.call(*call) for name, call in CALLS.items() if "weights" in name}
     if mixture is not None:
         recorded |= {name: await Recorder(mixture).call(*call) for name, call in ROUTES.items()}

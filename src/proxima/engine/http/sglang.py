@@ -292,8 +292,10 @@ class _StreamReader:
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
             reason = "log-probs are of other tokens than those that were sampled"
             raise ServerError(self.client.url, GENERATE, reason)
-        count = len(self.request.tokens)
-        if (tokens_read := whole(meta["prompt_tokens"], "prompt_tokens")) != count:
+        count, waited = len(self.request.tokens), ending is not None and ending["type"] == "abort" and not tokens
+        # a request that is aborted in the queue has not been read
+        tokens_read = whole(meta.get("prompt_tokens", count) if waited else meta["prompt_tokens"], "prompt_tokens")
+        if tokens_read != count:
             raise UserError(
                 f"{self.client.url} read {tokens_read} tokens of a prompt of {count}",
                 remedy="start it without --allow-auto-truncate, or with a longer --context-length",
