@@ -193,8 +193,7 @@ class FakeSglang(SmallHttpServer):
             sampling.get("max_new_tokens") or 128, max(self.options.context_length - 2 - len(ids), 0)
         )
         if body.get("stream"):
-            events = {"content-type": "text/event-stream"}
-            return httpx.Response(200, content=self.stream(body, sampling), headers=events)
+            return httpx.Response(200, content=self.stream(body, sampling))
         return [completion async for completion in self.outputs(body, sampling)][-1]
 
     def refusal(self, body, message):
@@ -203,8 +202,11 @@ class FakeSglang(SmallHttpServer):
             return httpx.Response(400, json={"error": {"message": message}})
         ending = {"type": "abort", "message": message, "status_code": 400, "err_type": None}
         running = Running(body, {}, [], self.weights, self.random, self.controls)
-        text = f"data: {json.dumps(self.output('refused', running, ending))}\n\ndata: [DONE]\n\n"
-        return httpx.Response(200, content=text.encode(), headers={"content-type": "text/event-stream"})
+
+        async def messages():
+            yield f"data: {json.dumps(self.output('refused', running, ending))}\n\ndata: [DONE]\n\n".encode()
+
+        return httpx.Response(200, content=messages())
 
     async def stream(self, body, sampling):
         seen = 0

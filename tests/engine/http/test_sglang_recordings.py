@@ -54,7 +54,7 @@ def check(fake: Any, name: str) -> None:
         assert not differences(fake["answer"], real["answer"])
 
 
-@pytest.mark.parametrize("name", [*CALLS, *ROUTES])
+@pytest.mark.parametrize("name", [*CALLS, *(ROUTES.keys() & RECORDED.keys())])
 async def test_the_fake_answers_like_the_server(name, server):
     check(await Recorder(server.url, server.path).call(*(CALLS | ROUTES)[name]), name)
 
