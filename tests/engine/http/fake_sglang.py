@@ -187,7 +187,7 @@ class FakeSglang(SmallHttpServer):
             ids = ids[:room]
         elif len(ids) > room:
             lengths = f"Input length ({len(ids)} tokens) exceeds the maximum allowed length ({room} tokens)."
-            return self.refusal(body, f"{lengths} Use a shorter input or enable --allow-auto-truncate.")
+            return self.refusal(body, f"{lengths} Use a shorter input or enable --allow-auto-truncate.", fed=[0])
         body = body | {"input_ids": ids}
         sampling["max_new_tokens"] = min(
             sampling.get("max_new_tokens") or 128, max(self.options.context_length - 2 - len(ids), 0)
@@ -196,15 +196,21 @@ class FakeSglang(SmallHttpServer):
             return httpx.Response(200, content=self.stream(body, sampling))
         return [completion async for completion in self.outputs(body, sampling)][-1]
 
-    def refusal(self, body, message):
-        """Of a request that the scheduler refuses: a status, or in a stream an abort with it."""
+    def refusal(self, body, message, *, fed=None):
+        """Of a request that the scheduler refuses: a status, or in a stream an abort with it. In place of a prompt that
+        is too long it feeds one token, and counts what comes after it."""
         if not body.get("stream"):
             return httpx.Response(400, json={"error": {"message": message}})
-        ending = {"type": "abort", "message": message, "status_code": 400, "err_type": None}
-        running = Running(body, {}, [], self.weights, self.random, self.controls)
+        ending = {"type": "abort", "message": message, "status_code": 400, "err_type": fed and "BadRequestError"}
+        tokens = [] if fed is None else [0]
+        running = Running(body | {"input_ids": fed or body["input_ids"]}, {}, [], 0, self.random, 0, tokens=tokens)
+        answer = self.output("refused", running, ending)
+        if self.options.spans:
+            span = {"version": self.version, "start": 0, "end": len(tokens)}
+            answer["meta_info"]["weight_versions"] = [span]
 
         async def messages():
-            yield f"data: {json.dumps(self.output('refused', running, ending))}\n\ndata: [DONE]\n\n".encode()
+            yield f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n".encode()
 
         return httpx.Response(200, content=messages())
 

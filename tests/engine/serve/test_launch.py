@@ -1,8 +1,10 @@
 """The command line of a server has what the engine's fields ask of it."""
 
+from itertools import pairwise
+
 import pytest
 
-from proxima.engine.serve.launch import Serve, vllm_launch
+from proxima.engine.serve.launch import Serve, sglang_launch, vllm_launch
 
 FLAGS = {"sampling_mask": "--return-sampling-mask", "routed_experts": "--enable-return-routed-experts"}
 
@@ -14,3 +16,29 @@ def test_a_field_has_its_flag(field):
         return [flag for flag in FLAGS.values() if flag in command]
 
     assert flags(**{field: True}) == [FLAGS[field]] and flags() == []
+
+
+def options(model="model", **settings):
+    """Those of SGLang on a CPU."""
+    command = sglang_launch(Serve(executable="/bin/true", **settings), str(model), 8000).command
+    return dict(pairwise(command))
+
+
+@pytest.fixture
+def _no_gpu(monkeypatch):
+    monkeypatch.setattr("proxima.engine.serve.launch.has_gpu", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_the_cache_of_sglang_on_a_cpu_has_the_size_that_is_asked_for(tiny_model):
+    llama = tiny_model("llama")  # 2 layers, 2 heads of keys and values, 8 wide, in float32
+    assert options(llama)["--max-total-tokens"] == str(2**30 // (2 * 2 * 2 * 8 * 4))
+    assert options(llama, dtype="bfloat16", cache_gib=3)["--max-total-tokens"] == str(3 * 2**30 // (2 * 2 * 2 * 8 * 2))
+    assert options("a-hub/name", cache_gib=2)["--max-total-tokens"] == "32768"
+
+
+@pytest.mark.usefixtures("_no_gpu")
+def test_sglang_serves_the_whole_length_of_the_model(tiny_model):
+    assert options(tiny_model("llama"))["--context-length"] == "262"  # prompts may have six tokens less
+    assert options(tiny_model("llama"), max_length=100)["--context-length"] == "106"
+    assert "--context-length" not in options("a-hub/name")

@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from proxima.data import FieldError, UserError, require, require_threads
+from proxima.data.json_reader import load_json
 from proxima.system.machine import usable_cores
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
@@ -25,7 +26,7 @@ KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must 
 SGLANG_KEY = "PROXIMA_SERVER_KEY"  # the same for SGLang, read by `in_sglang/key/proxima_sglang.py`
 IN_SGLANG = Path(__file__).resolve().parent / "in_sglang"  # folders for SGLang's PYTHONPATH: `key`, and `cpu` on a CPU
 SPARE = 6  # tokens at the end of SGLang's context length: it refuses prompts that reach into them
-TOKENS_PER_GIB = 16384  # of SGLang's KV cache on a CPU, whose size it takes in tokens
+CACHE_TOKENS = 16384  # of each GiB of SGLang's KV cache on a CPU, whose size it takes in tokens, for unknown sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,16 +198,11 @@ def vllm_launch(
         variables |= {
             "VLLM_CPU_KVCACHE_SPACE": str(serve.cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # bound threads of two processes would share one core
-            "OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1))),
+            **_cpu_threads(serve),
         }
     if serve.eager or (serve.eager is None and not gpu):
         arguments += ["--enforce-eager"]
-    return Launch(
-        command=(str(program), "serve", model, *arguments, *serve.arguments),
-        variables=variables,
-        hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
-        url=f"http://127.0.0.1:{port}",
-    )
+    return _launch(serve, port, (str(program), "serve", model, *arguments), variables)
 
 
 def sglang_launch(
@@ -218,8 +214,8 @@ def sglang_launch(
     program = find_executable(serve, "sglang")
     gpu = has_gpu()
     arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
-    variables = {"PYTHONPATH": str(IN_SGLANG / "key")}
-    if length := serve.max_length or max_length:
+    variables, config = {"PYTHONPATH": str(IN_SGLANG / "key")}, _text_config(model)
+    if length := serve.max_length or max_length or config.get("max_position_embeddings"):
         arguments += ["--context-length", str(length + SPARE)]
         variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # else it takes no more than the model's limit
     if quantization is not None:
@@ -234,21 +230,51 @@ def sglang_launch(
     else:
         arguments += ["--device", "cpu", "--attention-backend", "torch_native"]
         arguments += ["--sleep-on-idle"]  # else its scheduler takes a core from the trainer, whatever it does
-        arguments += ["--max-total-tokens", str(TOKENS_PER_GIB * serve.cache_gib)]
+        # the cache has this size, whatever other processes leave free of the memory now
+        arguments += ["--max-total-tokens", str(cache_tokens(serve, config)), "--mem-fraction-static", "0.95"]
         variables |= {
             "SGLANG_USE_CPU_ENGINE": "1",
-            "OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1))),
+            **_cpu_threads(serve),
             "PYTHONPATH": f"{IN_SGLANG / 'key'}:{IN_SGLANG / 'cpu'}",
         }
     python = str(program.with_name("python"))
+    command = (python, "-P", "-m", "proxima_sglang", "serve", "--model-path", model, *arguments)
+    return _launch(serve, port, command, variables, kind="sglang", key_variable=SGLANG_KEY)
+
+
+def cache_tokens(serve: Serve, config: Mapping[str, Any]) -> int:
+    """The tokens whose keys and values fill `cache_gib` at the sizes of a model's config, which may lack them."""
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    key_heads = config.get("num_key_value_heads") or heads
+    width = config.get("head_dim") or (config.get("hidden_size") or 0) // (heads or 1)
+    if not (layers and key_heads and width) or "kv_lora_rank" in config:  # its cache has other contents
+        return CACHE_TOKENS * serve.cache_gib
+    dtype = config.get("dtype") or config.get("torch_dtype") if serve.dtype == "auto" else serve.dtype
+    return int(serve.cache_gib * 2**30 // (2 * layers * key_heads * width * (4 if dtype == "float32" else 2)))
+
+
+def _text_config(model: str) -> dict[str, Any]:
+    """The config of a model's decoder; empty for a model that is not in a folder."""
+    try:
+        config = load_json((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config.get("text_config") or config if isinstance(config, dict) else {}
+
+
+def _launch(serve: Serve, port: int, command: tuple[str, ...], variables: Mapping[str, str], **facts: str) -> Launch:
+    """The launch of a server, with the user's own arguments and variables; `facts` are of the kind of server."""
     return Launch(
-        command=(python, "-P", "-m", "proxima_sglang", "serve", "--model-path", model, *arguments, *serve.arguments),
+        command=(*command, *serve.arguments),
         variables=variables,
         hidden={name: variable_value(value) or "" for name, value in serve.variables.items()},
         url=f"http://127.0.0.1:{port}",
-        kind="sglang",
-        key_variable=SGLANG_KEY,
+        **facts,
     )
+
+
+def _cpu_threads(serve: Serve) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1)))}
 
 
 # the launch function of each kind of server
