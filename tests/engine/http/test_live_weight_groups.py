@@ -67,7 +67,8 @@ class Run:
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
         self.loaded = random_llama(folder / "model")
-        serve = Serve(executable=EXECUTABLE, dtype="float32", eager=True, threads=1, replicas=2, restarts=1000)
+        small: dict[str, Any] = {"dtype": "float32", "threads": 1, "arguments": ("--num-gpu-blocks-override", "64")}
+        serve = Serve(executable=EXECUTABLE, eager=True, replicas=2, restarts=1000, **small)
         limits: dict[str, Any] = {"weight_seconds": WEIGHT_SECONDS, "call_seconds": CALL_SECONDS}
         limits |= {"health_seconds": 2.0, "idle_seconds": 60.0, "retries": 20, "max_running": 4}
         spec = Vllm(serve=serve, transfer="group", probe_tokens=64, **limits)

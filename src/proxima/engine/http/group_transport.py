@@ -57,7 +57,7 @@ class GroupTransport(StagedTransport):
 
     async def check(self, replicas: Sequence[Replica]) -> None:
         """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it. A server that does
-        not answer is left out: the push ejects it."""
+        not answer is left out: a push ejects it. Over NCCL this only shows that they reach the trainer's store."""
         if not replicas or not all(replica.dialect.checks_transfers for replica in replicas):
             return
         addresses = await self._addresses(replica.url for replica in replicas)
