@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -142,3 +143,38 @@ def test_weights_reach_engines_but_those_in_the_process():
     here = replace(times, layout=DeviceLayout(in_process=True)).publish()
     assert here.seconds == pytest.approx(6 * 30_532_122_624 / (3.35e12 * times.device.rates.decode))
     assert LOAD.lag == 0
+
+
+def published(transfer="auto", adapters_only=False, adapter=None, devices="32xH100-80G", **layout):
+    engine = EngineSettings(transfer=transfer, adapters_only=adapters_only)
+    times = planned(devices=devices, load=replace(LOAD, engine=engine), **layout).times
+    return times, replace(times, adapter=adapter).publish()
+
+
+def test_a_group_copies_to_the_host_and_broadcasts_over_the_slower_link():
+    size, times, stage = 2 * 30_532_122_624, *published("group")
+    rates = times.device.rates
+    waits = math.ceil(size / 2**28) * rates.wait(5)  # rank 0 and 32 devices
+    assert stage.parts[BANDWIDTH] == pytest.approx(size / (rates.host * 1e9))
+    across = times.device.across * rates.network
+    assert stage.parts[NETWORK] == pytest.approx(size / (min(rates.host, across) * 1e9) + waits)
+    assert stage.seconds < published("folder")[1].seconds / 5
+
+
+def test_a_group_over_a_slow_network_takes_as_long_as_the_network():
+    size, times, stage = 2 * 30_532_122_624, *published("group", devices="32xL40S-48G")
+    across = times.device.across * 1e9 * times.device.rates.network
+    assert stage.parts[NETWORK] == pytest.approx(size / across, rel=0.01)
+
+
+def test_ipc_copies_for_each_server_on_the_shared_device():
+    size, times, stage = 2 * 30_532_122_624, *published("ipc", engines=1, each=1)
+    memory = times.device.bandwidth * 1e12 * times.device.rates.decode
+    assert stage.parts == {BANDWIDTH: pytest.approx(2 * size / (times.device.rates.host * 1e9) + 2 * size / memory)}
+
+
+def test_adapters_alone_are_a_small_folder():
+    _, whole = published("auto", adapters_only=True)  # there are none
+    times, stage = published("auto", adapters_only=True, adapter=20_000_000)
+    assert whole == published("folder")[1] == published("auto")[1]
+    assert stage.parts == {NETWORK: pytest.approx(2 * 20_000_000 / (times.device.rates.publish * 1e9))}

@@ -56,7 +56,7 @@ def serve_engine_of(recipe: str, overrides: Sequence[str], log: Path) -> None:
                 key=key_of(config.engine),
                 log=log,
                 report=lambda line: print(line, flush=True),
-                **config.engine.launch_options,
+                **config.engine.launch_options(config.model.adapter_rank),
             )
     with closing(servers):
         try:

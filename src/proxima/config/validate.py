@@ -112,6 +112,7 @@ CHECKS: Sequence[Check] = (
     model_section.models_exist,
     model_section.tokens_have_rows,
     model_section.adapters_are_ready,
+    model_section.adapters_can_be_served,
     model_section.images_can_be_shown,
     placement_section.models_can_be_split,
     preference_section.reward_head_is_new,

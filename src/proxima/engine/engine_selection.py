@@ -54,6 +54,7 @@ class EngineSelection:
             compute=compute,
             log=log,
             seed=seed,
+            adapter_rank=self.needs.adapter_rank,
         )
         if getattr(self.spec, "serve", None) is None:
             return self.spec.build(setup), []

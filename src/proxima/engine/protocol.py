@@ -246,6 +246,7 @@ class EngineSetup:
         log: file for the output of a process that the engine starts; None: only its stderr, which goes to that of this
             process.
         seed: of the run, for draws that an engine makes once.
+        adapter_rank: of the adapters that are trained; 0: the weights are.
     """
 
     model_path: str
@@ -255,6 +256,7 @@ class EngineSetup:
     compute: ComputeThread | None = None
     log: Path | None = None
     seed: int = 0
+    adapter_rank: int = 0
 
     @classmethod
     def of(cls, loaded: LoadedModel, max_length: int | None = None) -> "EngineSetup":
@@ -281,6 +283,7 @@ class EngineRequirements:
         sampling_mask: each training completion must include the tokens that could have been sampled (`SamplingMask`).
         compute_dtype: of the trainer's forward pass.
         corrected: the algorithm weighs or rejects tokens by their mismatch.
+        adapter_rank: of the adapters that are trained; 0: the weights are.
     """
 
     model: UnloadedModel
@@ -296,6 +299,7 @@ class EngineRequirements:
     sampling_mask: bool = False
     compute_dtype: str = "bfloat16"
     corrected: bool = False
+    adapter_rank: int = 0
 
 
 class EngineSpec(Protocol):

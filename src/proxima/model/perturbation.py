@@ -19,23 +19,27 @@ def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[N
     module, its own slices change as the whole weights do on one; no collective.
 
     Args:
-        amounts: of each of `module.parameters()`, in their order.
+        amounts: of each of `module.parameters()`, in their order; one whose amount is 0 is left as it is.
     """
-    saved = [own_slice(parameter).to("cpu", copy=True) for parameter in module.parameters()]
+    changed = [(n, p, amount) for n, (p, amount) in enumerate(zip(module.parameters(), amounts, strict=True)) if amount]
+    moved = {id(parameter) for _, parameter, _ in changed}
+    saved = [own_slice(parameter).to("cpu", copy=True) for _, parameter, _ in changed]
     try:
         with torch.no_grad():
-            for number, (parameter, amount) in enumerate(zip(module.parameters(), amounts, strict=True)):
+            for number, parameter, amount in changed:
                 draws = torch.Generator().manual_seed(number)
                 local, index = _own_part(parameter)
                 local.add_(torch.randn(parameter.shape, generator=draws).mul_(amount)[index].to(local))
             for number, rows in enumerate(_token_rows(module)):
+                if id(rows) not in moved:
+                    continue
                 draws = torch.Generator().manual_seed(-1 - number)
                 gains = 1 + ROW_GAIN * (2 * torch.randint(0, 2, (len(rows), 1), generator=draws) - 1)
                 local, index = _own_part(rows)
                 local.mul_(gains[index[:1]].to(local))
         yield
     finally:
-        for parameter, values in zip(module.parameters(), saved, strict=True):
+        for (_, parameter, _), values in zip(changed, saved, strict=True):
             own_slice(parameter).copy_(values)
 
 

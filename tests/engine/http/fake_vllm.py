@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import AsyncIterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -52,6 +53,7 @@ class FakeVllm:
         backend: of its weight transfer.
         sleeps: it was started with --enable-sleep-mode.
         routes: it was started with --enable-return-routed-experts, and has a mixture in layers 0 and 2 of 3.
+        lora: the rank of its --max-lora-rank; 0: it was started without --enable-lora.
         workers: load what is handed over; without, loads of any files succeed. A request ends the server if one of them
             is in the middle of a load.
     """
@@ -65,12 +67,15 @@ class FakeVllm:
         backend: str | None = "proxima",
         sleeps: bool = False,
         routes: bool = False,
+        lora: int = 0,
         workers: Sequence[FakeWorker] = (),
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
         self.backend = backend
         self.sleeps, self.asleep = sleeps, set[str]()
-        self.routes = routes
+        self.routes, self.lora = routes, lora
+        self.adapters = dict[str, str]()  # path by name, as registered
+        self.adapter: Path | None = None  # the folder that the worker has read last
         self.version, self.paused, self.busy = "default", False, False
         self.updating = False  # a load has begun and not been finished
         self.workers, self.dead = workers, False
@@ -94,7 +99,8 @@ class FakeVllm:
             self.gone_after -= 1
         self.calls.append((path, body if body is not None else query))
         if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "fake", "max_model_len": LENGTH}]})
+            cards = [{"id": name, "root": path} for name, path in self.adapters.items()]
+            return httpx.Response(200, json={"data": [{"id": "fake", "root": "m", "max_model_len": LENGTH}, *cards]})
         if path == "/version":
             return httpx.Response(200, json={"version": "0.0.fake"})
         if path == "/tokenize":
@@ -107,6 +113,8 @@ class FakeVllm:
         if path == "/inference/v1/generate":
             if not self.generate:
                 return httpx.Response(403, json={"detail": "Route not enabled."})
+            if "model" in body and body["model"] not in self.adapters:
+                return httpx.Response(404, json={"error": {"message": "The model does not exist."}})
             return self._complete(body["token_ids"], body["sampling_params"], body)
         if not self.control:
             return httpx.Response(404, json={"detail": "Not Found"})
@@ -114,7 +122,10 @@ class FakeVllm:
 
     def _control(self, path: str, query: dict[str, str], body: Any) -> httpx.Response:
         if path == "/server_info":
-            return httpx.Response(200, json={"vllm_config": self._settings(), "vllm_env": {}})
+            environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": bool(self.lora)}
+            return httpx.Response(200, json={"vllm_config": self._settings(), "vllm_env": environment})
+        if self.lora and (path == "/collective_rpc" or path.endswith("_lora_adapter")):
+            return self._adapt(path, body)
         if path == "/reset_prefix_cache":
             return httpx.Response(200, json={"success": not self.busy or query["reset_running_requests"] == "true"})
         if path == "/is_sleeping":
@@ -140,6 +151,24 @@ class FakeVllm:
             self.version, self.updating = body.get("weight_version", self.version), False
         return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
 
+    def _adapt(self, path: str, body: Any) -> httpx.Response:
+        """A call about adapters, of which the worker holds one."""
+        if path == "/collective_rpc":
+            assert body["method"] == "replace_adapter"
+            folder = Path(body["kwargs"]["folder"])
+            if self.adapter is None or not folder.is_dir():
+                return httpx.Response(500, json={"error": {"message": f"No adapter found for {folder}"}})
+            self.adapter = folder
+            return httpx.Response(200, json={"results": [None]})
+        if path == "/v1/unload_lora_adapter":
+            del self.adapters[body["lora_name"]]
+        elif body["lora_name"] in self.adapters or not Path(body["lora_path"]).is_dir():
+            return httpx.Response(400, json={"error": {"message": "already loaded, or no adapter found"}})
+        else:
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            self.adapter = Path(body["lora_path"]).resolve()
+        return httpx.Response(200, text="Success")
+
     def _failures(self, path: str, body: Any) -> list[Exception]:
         """What the workers raise, each of which is called."""
         failures = []
@@ -155,6 +184,7 @@ class FakeVllm:
             "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False}
             | {"enable_sleep_mode": self.sleeps},
             "cache_config": {"enable_prefix_caching": True},
+            "lora_config": {"max_lora_rank": self.lora} if self.lora else None,
             "weight_transfer_config": None if self.backend is None else {"backend": self.backend},
         }
 

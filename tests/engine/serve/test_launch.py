@@ -42,3 +42,13 @@ def test_sglang_serves_the_whole_length_of_the_model(tiny_model):
     assert options(tiny_model("llama"))["--context-length"] == "262"  # prompts may have six tokens less
     assert options(tiny_model("llama"), max_length=100)["--context-length"] == "106"
     assert "--context-length" not in options("a-hub/name")
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, "8"), (16, "16"), (20, "32"), (512, "512")])
+def test_a_server_has_room_for_the_adapter(rank, room):
+    launch = vllm_launch(Serve(executable="/bin/true"), "model", 8000, adapter_rank=rank)
+    words = launch.command
+    assert "--enable-lora" in words and words[words.index("--max-lora-rank") + 1] == room
+    assert launch.variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    plain = vllm_launch(Serve(executable="/bin/true"), "model", 8000)
+    assert "--enable-lora" not in plain.command and "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in plain.variables

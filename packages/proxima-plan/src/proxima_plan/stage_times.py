@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from proxima_plan.devices import CPU
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.traffic import HALF, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
 
+BUCKET = 2**28  # bytes that a group is sent at once
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
 
 
@@ -126,11 +128,29 @@ class StageTimes(PlacedModel):
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + moved / speed})
 
     def publish(self) -> Stage:
-        """Return the publication of new weights; an engine in the process reads them and writes them in its dtype."""
-        size = self.model.parameters * (self.load.engine.weight_bytes if self.layout.in_process else HALF)
+        """Return the publication of new weights; an engine in the process reads them and writes them in its dtype. To
+        servers they go by `engine.transfer`: the trainer copies them to host memory, and then
+
+        - `folder`, and adapters alone: one node writes them and all read them;
+        - `group`: one rank broadcasts buckets, while the next are on their way from host memory to its device;
+        - `ipc`: each server is given a copy on the shared device, which it copies once more.
+        """
         if self.layout.in_process:
+            size = self.model.parameters * self.load.engine.weight_bytes
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
-        return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})
+        way = self.load.engine.way(cpu=self.device.name == CPU, adapters=self.adapter is not None)
+        size = HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters)
+        if way in ("folder", "adapters"):
+            return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})
+        host = self._bandwidth / 2 if self.device.name == CPU else self.device.rates.host * 1e9
+        if way == "ipc":
+            moved = self.layout.engines * size * (1 / host + 2 / self._bandwidth)
+            return Stage("publish", {BANDWIDTH: size / host + moved})
+        members = 1 + self.layout.engines * self.layout.engine_devices
+        inside = members <= self.device.node and not self.layout.elsewhere
+        link = (self.device.inside if inside else self.device.across) * 1e9 * self.device.rates.network
+        waits = math.ceil(size / BUCKET) * self.device.rates.wait(self.device.nodes(members))
+        return Stage("publish", {BANDWIDTH: size / host, NETWORK: max(size / host, size / link) + waits})
 
     def rest(self) -> Stage:
         """Return what a step takes outside all other stages."""

@@ -17,6 +17,7 @@ from proxima.data.json_reader import load_json
 from proxima.engine import ENGINES
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import supports
+from proxima.engine.serve.launch import ADAPTER_RANKS
 from proxima.model.adapters.adapter_files import check_start
 from proxima.model.adapters.lora import Lora, missing_peft, target_layers
 from proxima.model.demo_model import is_downloadable, missing_reader
@@ -47,6 +48,9 @@ TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initi
 Attention = Literal["auto", "packed", "varlen", "padded"]
 
 
+UNSERVED = {"lm_head", "embed_out"}  # names of output heads
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     path: Annotated[str, "Hugging Face name, folder, .gguf file, or a run: its newest checkpoint"]
@@ -71,6 +75,11 @@ class ModelConfig:
         require(0 <= ratio <= 1, "vision_lr_ratio", ratio, "must be in [0, 1]", remedy="0 does not train it")
         untrained = ratio == 0 or self.lora is None
         require(untrained, "vision_lr_ratio", ratio, "must be 0: adapters (model.lora) are all that is trained")
+
+    @property
+    def adapter_rank(self) -> int:
+        """The rank of the adapters that are trained; 0: the weights are."""
+        return 0 if self.lora is None else self.lora.rank
 
     def unloaded(self, shown: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
         """The model before its weights are loaded, with a store of images if any of what is `shown`, tasks and
@@ -274,6 +283,24 @@ def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
         except FieldError as error:
             if error.field.startswith("model.lora"):
                 yield error.field, error.requirement
+
+
+def adapters_can_be_served(r: Resolved[Any], model: ModelConfig, algorithm: Any) -> Findings:
+    """`engine.adapters_only` needs adapters that vLLM computes with."""
+    if not r.get("engine.adapters_only"):
+        return
+    path, lora, without = "engine.adapters_only", model.lora, "engine.adapters_only=false"
+    if lora is None:
+        yield path, f"sends the adapters alone, and model.lora is null; set model.lora={{}}, or {without}"
+    elif (kind := kind_of(r.get("engine"))) != "vllm":
+        yield path, f"is not possible with {kind}, which replaces no adapter that requests are using; set it to false"
+    elif lora.dora:
+        yield "model.lora.dora", f"can't be combined with engine.adapters_only: vLLM computes no DoRA; set {without}"
+    elif lora.rank > ADAPTER_RANKS[-1]:
+        yield "model.lora.rank", f"is at most {ADAPTER_RANKS[-1]} with engine.adapters_only; lower it, or set {without}"
+    elif not isinstance(lora.targets, str) and (wrong := UNSERVED.intersection(lora.targets)):
+        reason = f"{min(wrong)} can't be combined with engine.adapters_only, which sends no adapter of the output head"
+        yield "model.lora.targets", f"{reason}; leave it out, or set {without}"
 
 
 def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: OptimizationConfig) -> Findings:

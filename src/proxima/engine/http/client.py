@@ -140,9 +140,9 @@ class ServerClient:
         """
         return self._decoded(path, await self._request("POST", path, body, seconds=seconds, size=size, alone=alone))
 
-    async def post_text(self, path: str) -> str:
-        """Send a POST; return the response as text."""
-        return (await self._request("POST", path)).decode(errors="replace")
+    async def post_text(self, path: str, body: Any = None, *, seconds: float | None = None, alone: bool = False) -> str:
+        """Send a POST; return the response as text. Arguments are those of `post`."""
+        return (await self._request("POST", path, body, seconds=seconds, alone=alone)).decode(errors="replace")
 
     async def _request(
         self,

@@ -21,6 +21,7 @@ LogProbMode = Literal["processed", "untruncated", "raw"]
 INCOMPLETE = "incomplete "
 # in the error of a server under which its process group broke: the server may be sound, and another member have failed
 GROUP_BROKE = "proxima-group-broke"
+ADAPTER = "proxima"  # the name of the run's adapter at a server
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,9 @@ class ServerFacts:
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
         batch_invariant: a completion with a seed does not depend on the other running requests.
-        transfers: the ways of `engine.transfer` to send it weights.
+        transfers: the ways to send it weights, of the table `TRANSPORTS`.
+        adapter_rank: the largest rank of an adapter that it loads; 0: it loads none.
+        adapter: its name for the adapter that it was given; requests then name it. None: they are for the model.
         workers: processes that hold its weights, each of which receives them.
         device: of its weights, `cpu` or `cuda`; None: not reported.
         sleeps: it can release its devices and take them again; see `Dialect.sleep`.
@@ -74,6 +77,8 @@ class ServerFacts:
     batch_invariant: bool = False
     sleeps: bool = False
     transfers: tuple[str, ...] = ("folder",)
+    adapter_rank: int = 0
+    adapter: str | None = None
     workers: int = 1
     device: str | None = None
     more: Mapping[str, str] = field(default_factory=dict)
@@ -309,6 +314,16 @@ class Dialect(Protocol):
             ServerError: it is not; the message says why.
         """
         raise RuntimeError(f"{self.kind} can't be asked")
+
+    async def load_adapter(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+        """Load new adapters alone into a paused server and tell it their version. A server with `adapters` among its
+        `ServerFacts.transfers` is asked to, and answers requests that name `ADAPTER`.
+
+        Args:
+            weights: in a folder as peft writes it.
+            link: a path that leads to this folder, and to later ones when they are loaded.
+        """
+        raise RuntimeError(f"{self.kind} loads no adapters")
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused

@@ -278,6 +278,6 @@ class ServerSpec(ServerSettings):
                 model=setup.model_path,
                 max_length=setup.max_length,
                 log=setup.log,
-                **self.launch_options,
+                **self.launch_options(setup.adapter_rank),
             )
         return HttpEngine(self, rules, sync, servers)

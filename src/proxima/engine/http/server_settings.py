@@ -50,6 +50,8 @@ class ServerSettings(EngineSpec):
             network where everybody is trusted. `ipc`: from memory of this machine that trainer and server share.
             `folder`: files that each server reads. `auto`: `group` where servers without GPUs are on other machines and
             all have proxima's worker, else `folder`.
+        adapters_only: with `model.lora`, send only the adapters; the servers keep the base that they were started with,
+            and compute with both. For vLLM.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
@@ -75,6 +77,7 @@ class ServerSettings(EngineSpec):
     sampling_mask: bool = False
     routed_experts: bool = False
     transfer: Literal["auto", "folder", "group", "ipc"] = "auto"
+    adapters_only: bool = False
     weight_folder: str | None = None
     probe_tokens: int = 256
     probe_bound: float | None = None
@@ -94,6 +97,9 @@ class ServerSettings(EngineSpec):
             self.addresses  # noqa: B018  checks each
         else:  # it is read when the run starts, perhaps on another machine
             Address("http://127.0.0.1", self.token_env)
+        unused = "is not used with adapters_only, which goes through a folder"
+        free = not self.adapters_only or self.transfer in ("auto", "folder")
+        require(free, "transfer", self.transfer, unused, remedy="leave it out")
         for name in ("idle_seconds", "call_seconds", "weight_seconds", "away_seconds", "health_seconds"):
             seconds = getattr(self, name)
             require(0 < seconds < math.inf, name, seconds, "must be > 0 seconds and finite")
@@ -104,10 +110,14 @@ class ServerSettings(EngineSpec):
         bound = self.probe_bound
         require(bound is None or 0 < bound < math.inf, "probe_bound", bound, "must be > 0 nats and finite")
 
-    @property
-    def launch_options(self) -> dict[str, Any]:
-        """The options of `start_servers` that depend on these settings."""
-        return {name: getattr(self, name) for name in ("quantization", "sampling_mask", "routed_experts")}
+    def launch_options(self, adapter_rank: int) -> dict[str, Any]:
+        """The options of `start_servers` that depend on these settings.
+
+        Args:
+            adapter_rank: of the run's adapters; 0: none.
+        """
+        options = {name: getattr(self, name) for name in ("quantization", "sampling_mask", "routed_experts")}
+        return options | {"adapter_rank": adapter_rank if self.adapters_only else 0}
 
     @property
     def url_file(self) -> Path | None:

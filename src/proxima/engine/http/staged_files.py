@@ -76,17 +76,12 @@ class WeightFolders:
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
         written_as = None if dtype is None else DTYPES[dtype]
-        size = sum(weight.numel() * written_dtype(weight, written_as).itemsize for weight in model.parameters())
+        size = self._size(model, written_as)
         folder: Path | None = None
         try:
             folder = self._place(size) / name
             folder.mkdir()
-            if self._buckets:
-                write_buckets(model, folder, written_as)
-            else:
-                for file, content in model_as_files(model, tokenizer).items():
-                    (folder / file).write_bytes(content)
-                _write_weights(model, folder, written_as, file_names=self._file_names)
+            self._fill(model, tokenizer, folder, written_as)
             ordinary_modes(folder)  # the server may run as another user
         except (OSError, SafetensorError) as error:
             if folder is not None:
@@ -103,6 +98,18 @@ class WeightFolders:
         while len(self.kept) > KEPT:
             shutil.rmtree(self.kept.pop(0), ignore_errors=True)
         return folder
+
+    def _size(self, model: nn.Module, dtype: torch.dtype | None) -> int:
+        """Bytes of the weights that `_fill` writes."""
+        return sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
+
+    def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
+        if self._buckets:
+            write_buckets(model, folder, dtype)
+            return
+        for file, content in model_as_files(model, tokenizer).items():
+            (folder / file).write_bytes(content)
+        _write_weights(model, folder, dtype, file_names=self._file_names)
 
     def close(self) -> None:
         """Remove everything written, including what a write in progress has left when it ends."""
@@ -131,13 +138,14 @@ class StagedTransport:
     subclass adds `push`."""
 
     buckets = True  # write `weight_buckets`; False: a Hugging Face folder
+    folders: type[WeightFolders] = WeightFolders
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
         names = spec.dialect().file_names
         self._folders, self._kept_folders = (
-            WeightFolders(root, buckets=self.buckets, file_names=names) for _ in range(2)
+            self.folders(root, buckets=self.buckets, file_names=names) for _ in range(2)
         )
 
     def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from proxima.engine.http.answer_values import (
 )
 from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, as_expected
 from proxima.engine.http.dialect import (
+    ADAPTER,
     ENDINGS,
     INCOMPLETE,
     Chunk,
@@ -81,6 +83,8 @@ class VllmDialect(Dialect):
             body["content_parts"] = _image_parts(request.images)
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
+        if facts.adapter is not None:
+            body["model"] = facts.adapter
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
             fields["routed_experts_prompt_start"] = len(request.tokens)
         named = False  # True once the answer has repeated the prompt: another could be that of another request
@@ -107,6 +111,8 @@ class VllmDialect(Dialect):
         body: dict[str, Any] = {"token_ids": tokens.written, "sampling_params": fields | {"detokenize": False}}
         if tokens.images:
             body["content_parts"] = _image_parts(tokens.images)
+        if facts.adapter is not None:
+            body["model"] = facts.adapter
         answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * count)
         with as_expected(client, GENERATE, answer):
             rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs"), tokens.read, strict=True)
@@ -143,6 +149,29 @@ class VllmDialect(Dialect):
         """See `Dialect.check_transfer`."""
         path = "/init_weight_transfer_engine"
         await client.post(path, {"init_info": dict(question)}, seconds=seconds, alone=True)
+
+    async def load_adapter(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+        """Load the adapter; see `Dialect`. The first one is registered under `ADAPTER`, with the link as its path. The
+        worker gives it the later ones, for requests that the server holds too; see `ProximaWorker.replace_adapter`.
+        Meanwhile the label is `INCOMPLETE`: one worker of several may fail.
+
+        Raises:
+            ServerError: a call failed.
+        """
+        await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
+        served = await client.get("/v1/models")
+        with as_expected(client, "/v1/models", served):
+            paths = {card["id"]: card["root"] for card in served["data"]}
+        seconds = weights.seconds
+        if facts.adapter is not None and paths.get(ADAPTER) == str(link):
+            call = {"method": "replace_adapter", "kwargs": {"folder": str(weights.folder)}}
+            await client.post("/collective_rpc", call, seconds=seconds, alone=True)
+        else:
+            if ADAPTER in paths:  # of another run, or lost by the workers
+                await client.post_text("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, alone=True)
+            named = {"lora_name": ADAPTER, "lora_path": str(link)}
+            await client.post_text("/v1/load_lora_adapter", named, seconds=seconds, alone=True)
+        await client.post("/update_weight_version", {"new_version": weights.label})
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.
@@ -298,6 +327,9 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         workers = whole(size, "world_size", 1) * whole(
             _of(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
         )
+    allowed = _of(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
+    largest = whole(_of(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank") if allowed else 0
+    ways = ["folder", *(["group", "ipc"] if workers else []), *(["adapters"] if largest else [])]
     first = await _first_choice(client)
 
     async def pair(prompt: tuple[int, ...], temperature: float) -> Pair | None:
@@ -322,7 +354,8 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         routed_experts=isinstance(first.get("routed_experts"), str),
         batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
         sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
-        transfers=("folder",) if workers is None else ("folder", "group", "ipc"),
+        transfers=tuple(ways),
+        adapter_rank=largest,
         workers=workers or 1,
         device=device,
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},

@@ -35,6 +35,7 @@ from proxima.engine.http.weight_transport import (
     is_this_machine,
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
+from proxima.model.adapters.lora import adapter_names
 from proxima.model.images.image_store import image_store
 from proxima.model.parallel.lending import lent
 
@@ -84,7 +85,7 @@ class WeightSync:
         Raises:
             FieldError: not all servers have the one that the recipe names.
         """
-        self.kind, reason = choose_transport(self.spec, facts)
+        self.kind, reason = choose_transport(self.spec, facts, self.setup.adapter_rank)
         if self.kind != "folder":
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
         return f"engine: new weights go by {self.kind}: {reason}"
@@ -223,7 +224,8 @@ class WeightSync:
             return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
 
     def _stage_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        with lent(module), perturbed(module, self._tokens, self._images):
+        names = adapter_names(module) if self.kind == "adapters" else None
+        with lent(module), perturbed(module, self._tokens, self._images, names):
             handover = self.transport.prepare(module, version, label, None, kept=True)
             expected = trainer_log_prob(module, self._tokens, images=self._images)
             bound = rounding(module, self._tokens, expected, self._images)

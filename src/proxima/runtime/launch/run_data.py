@@ -260,6 +260,7 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
         score_temperatures=(config.sampling.temperature,) if caches_next and algorithm.next_from == "engine" else (),
         sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
         corrected=bool(algorithm.correction),
+        adapter_rank=config.model.adapter_rank,
     )
 
 

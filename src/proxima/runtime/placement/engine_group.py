@@ -78,7 +78,7 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
     if placement.colocate and placement.gpus_per_rank:
         serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
-    settings = engine.launch_options | {
+    settings = engine.launch_options(config.model.adapter_rank) | {
         "kind": kind,
         "serve": serve,
         "model": config.model.path,

@@ -31,6 +31,21 @@ class ProximaWorker:
     """The worker extension for `--worker-extension-cls`. Naming it makes the server import this file, which registers
     the backend."""
 
+    def replace_adapter(self, folder: str) -> None:
+        """Give the one adapter of this worker the weights in a folder, whole or not at all. The requests that it holds
+        go on with them. vLLM's own `load_inplace` does not suit: each request that comes after it has the worker read
+        the folder again at every token, and each that came before it, the former folder.
+
+        Raises:
+            ValueError: the server has no adapter, or several.
+            Exception: vLLM does not load it; the former weights are in place.
+        """
+        from vllm.lora.request import LoRARequest
+
+        worker: Any = self
+        (number,) = worker.list_loras()
+        worker.add_lora(LoRARequest("proxima", number, folder, load_inplace=True))
+
 
 def _forget_packed_experts(model: Any) -> list[tuple[Any, Any]]:
     """Must be called before a load. On a CPU, experts are packed for their kernel when it is created; a load that finds
