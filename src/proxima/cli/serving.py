@@ -80,7 +80,8 @@ def serve_section(config: Any) -> tuple[Any, str]:
         raise FieldError("engine.kind", kind, "is not a server", remedy="set engine=vllm")
     if engine.serve is not None:
         return engine.serve, kind
-    places = [urlsplit(url) for url in engine.urls]
+    with within("engine"):  # it may be a file
+        places = [urlsplit(url) for url in engine.urls]
     ports = [place.port or 80 for place in places]
     if not all(is_loopback(place.hostname or "") for place in places):
         raise FieldError("engine.url", engine.url, "is on another machine", remedy="start the server there")

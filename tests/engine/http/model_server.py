@@ -73,8 +73,10 @@ def main() -> None:
     words = sys.argv[1:]
     torch.set_num_threads(1)
     fake = ModelVllm(words[words.index("serve") + 1], sleeps="--enable-sleep-mode" in words)
-    port = dict(pairwise(words))["--port"]  # the last of an option counts, as at vLLM
-    with RawServer(fake, int(port)):
+    options = dict(pairwise(words))  # the last of an option counts, as at vLLM
+    server = RawServer(fake, int(options["--port"]))
+    server.host = options["--host"]
+    with server:
         signal.pause()
 
 

@@ -381,6 +381,9 @@ class PlainSync:
     async def check(self, replicas):
         """It is open."""
 
+    def forget(self, replica):
+        """All weights are compared."""
+
     async def prepare(self, update, label, dtype):
         self.update, self.label = update, label
 

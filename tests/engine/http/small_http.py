@@ -12,6 +12,8 @@ class SmallHttpServer:
     """Derive and define `async answer(request) -> httpx.Response`. `with` starts and ends it, in a thread of its own;
     `url` is its address."""
 
+    host = "127.0.0.1"
+
     def __init__(self, port: int = 0):
         self.port = port  # 0: a free one
         self.connections = 0  # ever
@@ -27,8 +29,8 @@ class SmallHttpServer:
         self._thread.close(self._close)
 
     async def listen(self) -> None:
-        self.server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
-        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        self.server = await asyncio.start_server(self._connected, self.host, self.port, limit=2**24)
+        self.url = f"http://{self.host}:{self.server.sockets[0].getsockname()[1]}"
 
     async def _close(self) -> None:
         self.server.close()

@@ -16,7 +16,7 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve.launch import Serve
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
-from proxima.runtime.placement.launcher import KEY, URLS, placed_engine
+from proxima.runtime.placement.launcher import KEY, SERVERS, placed_engine
 from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
@@ -48,32 +48,37 @@ def test_what_the_servers_are_started_with(tmp_path):
 
 
 def test_the_servers_of_a_plan_differ_in_their_logs(tmp_path):
-    plan = EnginePlan(arguments={"serve": Serve(arguments=("--x",)), "log": tmp_path / "engine.log"})
+    plan = EnginePlan(
+        arguments={"serve": Serve(arguments=("--x",)), "log": tmp_path / "engine.log"}, file=tmp_path / "servers.txt"
+    )
     here, there = (plan.start_of(n, "a-key", remote=bool(n), port=8000 * n).keywords for n in range(2))
     assert here == plan.arguments | {"key": "a-key"}
     assert there["log"] == tmp_path / "engine.1.log"
     assert there["serve"].arguments == ("--x", "--host", "0.0.0.0") and there["serve"].port == 8000
 
 
-def test_how_rank_0_finds_them(monkeypatch):
-    spec = Vllm(interrupt="keep")
+def test_how_rank_0_finds_them(monkeypatch, tmp_path):
+    spec, file = Vllm(interrupt="keep"), tmp_path / "servers.txt"
     assert placed_engine(spec) is spec
-    monkeypatch.setenv(URLS, "http://127.0.0.1:1,http://127.0.0.1:2")
+    file.write_text("http://127.0.0.1:1\nhttp://127.0.0.1:2\n")
+    monkeypatch.setenv(SERVERS, str(file))
     monkeypatch.setenv(KEY, "a-key")
     placed = placed_engine(spec)
     assert placed.urls == ("http://127.0.0.1:1", "http://127.0.0.1:2") and placed.interrupt == "keep"
-    assert [address.key for address in placed.addresses] == ["a-key"] * 2
+    assert [address.key for address in placed.addresses] == ["a-key"] * 2 and placed.on_this_machine
     other = object()
     assert placed_engine(other) is other
+    file.write_text("http://10.0.0.1:1\n")
+    assert placed_engine(spec).allow_remote and not placed_engine(spec).on_this_machine
 
 
 @pytest.fixture
-def group():
+def group(tmp_path):
     """Two servers on two nodes, as once they have started; no cluster."""
     group = object.__new__(EngineGroup)
     group.spec, group.key = RayPlacement(ranks=4, engines=2, colocate=True), "a-key"
-    group.plan = EnginePlan(arguments={})
-    group.engines = [PlacedEngine(number, address=("127.0.0.1", number + 1)) for number in range(2)]
+    group.plan = EnginePlan(arguments={}, file=tmp_path / "run" / "servers.txt")
+    group.engines = [PlacedEngine(number, (None, number), address=("127.0.0.1", number + 1)) for number in range(2)]
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
         engine.place = ActorPlace(node=gpus[0], host="h", address="a", port=1, gpus=gpus)
     return group
@@ -84,29 +89,107 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):
     assert group.devices() == [("4",), ("5",), ("0",), ("1",)]
 
 
-def test_ranks_know_the_servers_until_one_is_at_another_address(group):
+def test_ranks_find_the_servers_in_a_file(group):
     places = [engine.place for engine in group.engines]
-    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.weight_folder to"):
+    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.transfer=group, or"):
         group.attach(places)
-    group.plan = replace(group.plan, shared=True)
-    assert group.attach(places) == {URLS: "http://127.0.0.1:1,http://127.0.0.1:2", KEY: "a-key"}
-    assert group.moved() is None
-    group.engines[1].address = "127.0.0.1", 3  # as after the loss of its node
-    assert group.moved() == 1
-    assert group.attach(places)[URLS] == "http://127.0.0.1:1,http://127.0.0.1:3" and group.moved() is None
+    group.plan, file = replace(group.plan, shared=True), group.plan.file
+    assert group.attach(places) == {SERVERS: str(file), KEY: "a-key"}
+    urls = [line for line in file.read_text().splitlines() if line.startswith("http")]
+    assert urls == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "placement", "message"),
+    [
+        ("vllm", "engines: 0, max_engines: 2", "max_engines=2.* needs servers to begin with"),
+        ("vllm", "engines: 3, max_engines: 2", "max_engines=2.* must be >= engines=3"),
+        ("vllm", "engines: 1, max_engines: 2, colocate: true", "max_engines=2.* is not possible with colocate"),
+        ("vllm", "engines: 1, max_engines: 2", "max_engines=2.* starts servers on other nodes.*engine.transfer=group"),
+        ("{kind: vllm, transfer: group}", "engines: 1, max_engines: 2", ""),
+        ("{kind: vllm, weight_folder: /w}", "engines: 1, max_engines: 2", ""),
+    ],
+)
+def test_more_servers_must_be_possible(engine, placement, message, tmp_path):
+    def plan():
+        words = [f"placement={{kind: ray, ranks: 2, {placement}}}", f"engine={engine}"]
+        return engine_plan(resolve("quickstart", words).config, tmp_path)
+
+    if not message:
+        assert plan().shared
+        return
+    with pytest.raises(UserError, match=message):
+        plan()
+
+
+def program_of(tmp_path, calls):
+    """A program that is started as vLLM is, and notes the calls of each server in a file."""
+    program = tmp_path / "vllm"
+    calls.mkdir()
+    paths = os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)
+    variables = f"PYTHONPATH={paths} OMP_NUM_THREADS=1 MODEL_SERVER_CALLS={calls}"
+    program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m tests.engine.http.model_server "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.campaign("tests/engine/http/test_server_file.py::test_a_server_joins_with_the_newest_weights_and_leaves")
+@pytest.mark.waits
+def test_a_node_that_joins_the_cluster_gets_a_server(tiny_model, tmp_path, monkeypatch):
+    """In the middle of the run, which goes on when the node is lost."""
+    from ray.cluster_utils import Cluster
+
+    for name, value in (ray_cluster.QUIET | {"RAY_TMPDIR": ray_cluster.folder()}).items():
+        monkeypatch.setenv(name, value)
+    calls, log = tmp_path / "calls", tmp_path / "log"
+    serve = f"{{executable: {program_of(tmp_path, calls)}}}"
+    sent = f"weight_folder: {tmp_path}/weights"
+    words = recipe(tiny_model("llama"), f"{{kind: vllm, health_seconds: 0.3, {sent}, serve: {serve}}}")
+    fractions = "gpus_per_rank: 0, gpus_per_engine: 0, cpus_per_rank: 0.5, cpus_per_engine: 0.5"
+    words += [f"placement={{kind: ray, ranks: 1, engines: 1, max_engines: 2, restarts: 0, {fractions}}}"]
+    command = [sys.executable, "-m", "proxima.cli.main", "train", *words, f"folder={tmp_path}/run"]
+    node = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    cluster, run = Cluster(initialize_head=True, head_node_args={"include_dashboard": False} | node), None
+
+    def steps():
+        assert run.poll() is None, log.read_text()[-6000:]
+        file = tmp_path / "run" / "metrics.jsonl"
+        rows = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+        return [row for row in rows if "sync/replicas" in row]
+
+    try:
+        with log.open("wb") as stream:
+            environment = os.environ | {"RAY_ADDRESS": cluster.address}
+            run = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, env=environment)
+        eventually(lambda: len(steps()) >= 3, log)
+        assert all(step["replicas/of"] == 1 for step in steps())
+        added = cluster.add_node(**node)
+        eventually(lambda: steps()[-1]["sync/replicas"] == 2, log)
+        assert sum(step["replicas/joined"] for step in steps()) == 1
+        cluster.remove_node(added)
+        eventually(lambda: steps()[-1]["sync/replicas"] == 1, log)
+        done = len(steps())
+        eventually(lambda: len(steps()) >= done + 2, log)
+        assert [step["step"] for step in steps()] == list(range(1, len(steps()) + 1))
+        run.send_signal(signal.SIGINT)
+        run.wait()
+    finally:
+        if run is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+        cluster.shutdown()
+    text = log.read_text()
+    assert "engine 1 is started: the cluster has devices for it" in text and "has joined, with weights" in text, text
+    eventually(lambda: not any(is_running(int(file.name)) for file in calls.iterdir()), log)
 
 
 @pytest.mark.campaign("tests/engine/http/test_joining_servers.py::test_servers_that_die_return_and_join_late")
 @pytest.mark.waits
 def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_model, tmp_path):
     """The death costs no step, and the servers sleep during each update."""
-    program, calls, log = tmp_path / "vllm", tmp_path / "calls", tmp_path / "log"
-    calls.mkdir()
-    paths = os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)
-    variables = f"PYTHONPATH={paths} OMP_NUM_THREADS=1 MODEL_SERVER_CALLS={calls}"
-    program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m tests.engine.http.model_server "$@"\n')
-    program.chmod(0o755)
-    serve = f"{{executable: {program}, arguments: [--enable-sleep-mode]}}"
+    calls, log = tmp_path / "calls", tmp_path / "log"
+    serve = f"{{executable: {program_of(tmp_path, calls)}, arguments: [--enable-sleep-mode]}}"
     words = recipe(tiny_model("llama"), f"{{kind: vllm, health_seconds: 0.3, interrupt: finish, serve: {serve}}}")
     fractions = "gpus_per_rank: 0, cpus_per_rank: 0.25, cpus_per_engine: 0.25"
     words += [f"placement={{kind: ray, ranks: 2, engines: 2, colocate: true, restarts: 0, {fractions}}}"]

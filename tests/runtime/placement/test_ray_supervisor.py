@@ -18,7 +18,7 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.node_actors import ActorPlace
-from proxima.runtime.placement.ray_supervisor import RankEnd, RankGroup, describe_end, first_cause, supervise
+from proxima.runtime.placement.ray_supervisor import RankEnd, RankGroup, first_cause, supervise
 from tests import ray_cluster
 from tests.manual_clock import ManualClock
 from tests.processes import eventually, is_running
@@ -154,11 +154,11 @@ def test_when_a_run_is_over(news: News, ranks: int, over: float, monkeypatch: py
     assert [(end.rank, end.exit_code) for end in ends] == [(rank, code) for _, rank, code in news] and seconds == over
 
 
-class Moving:
-    """Servers of which one moves when they have been looked at `after` times."""
+class Growing:
+    """Servers that count how often they were looked at, and how often one more was asked for."""
 
-    def __init__(self, after: int) -> None:
-        self.after, self.polled = after, 0
+    def __init__(self) -> None:
+        self.polled = self.grown = 0
         self.interrupts: list[int] = []
 
     def poll(self) -> None:
@@ -166,25 +166,23 @@ class Moving:
         if self.polled == 4:
             self.interrupts += [2, 2]
 
-    def moved(self) -> int | None:
-        return 1 if self.polled >= self.after else None
-
-
-def test_ranks_end_when_a_server_is_at_an_address_that_they_do_not_know(monkeypatch):
-    servers = Moving(3)
-    (end,), _ = watched(monkeypatch, [], placed=servers)
-    assert end.killed and servers.polled == 3
-    line = "rank 0 on .* died: it must connect to engine 1 at another address"
-    assert re.fullmatch(line, describe_end(end, RankGroup(hosts=(), places=PLACES, reports=())))
+    def grow(self) -> None:
+        self.grown += 1
 
 
 @pytest.mark.parametrize(("news", "interrupts"), [([(0, 0, 0)], 0), ([(0, 1, None)], 0), ([], 1)])
-def test_a_server_that_moves_does_not_end_what_is_ending(news, interrupts, monkeypatch):
+def test_what_is_ending_starts_no_more_servers(news, interrupts, monkeypatch):
     """Rank 0 has ended and the other closes; a rank has failed and the cause is awaited; rank 0 writes a checkpoint."""
-    servers = Moving(1)
+    servers = Growing()
     servers.interrupts += [2] * interrupts
-    ends, _ = watched(monkeypatch, news, placed=servers, interrupts=servers.interrupts)
-    assert servers.polled >= 4 and not any("another address" in end.reason for end in ends)
+    watched(monkeypatch, news, placed=servers, interrupts=servers.interrupts)
+    assert servers.polled >= 4 and servers.grown == 0
+
+
+def test_servers_are_started_while_ranks_run(monkeypatch):
+    servers = Growing()
+    watched(monkeypatch, [], placed=servers, interrupts=servers.interrupts)
+    assert servers.grown == 3
 
 
 def test_ctrl_c_before_there_are_ranks(monkeypatch):

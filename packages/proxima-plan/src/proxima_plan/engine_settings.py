@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from proxima.data import FieldError
+from proxima.data.errors import within
 from proxima.engine.serve.launch import Serve
 
 VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88  # of a device, of servers that somebody else starts without an option
@@ -186,7 +187,8 @@ def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
         return EngineSettings(share=given.gpu_memory_utilization, source=option, **common)
     if started:
         return EngineSettings(share=serve.gpu_memory, **common)
-    remote = not any(_is_here(url) for url in engine.urls)
+    with within("engine"):  # it may be a file
+        remote = not any(_is_here(url) for url in engine.urls)
     if common["kind"] == "sglang":
         option = "--mem-fraction-static"
         return EngineSettings(share=SGLANG_SHARE, source=option, static=True, remote=remote, **common)

@@ -145,6 +145,10 @@ class RayPlacement(RankPlacement):
     restarts: Annotated[int, "how many times the ranks are restarted, from the last checkpoint, after one died"] = 3
     start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
     engines: Annotated[int, "servers of engine.kind that are started next to the ranks; 0: engine.url has them"] = 0
+    max_engines: Annotated[
+        int,
+        "servers in all: more are started in the middle of the run as the cluster has free devices; 0: as `engines`",
+    ] = 0
     gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
     cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
     colocate: Annotated[
@@ -165,6 +169,7 @@ class RayPlacement(RankPlacement):
         gpus = self.gpus_per_rank
         require(gpus in (0, 1), "gpus_per_rank", gpus, "must be 0 or 1: a rank computes on one device")
         require_at_least(self, 0, "engines", "reward_workers")
+        self._check_growth()
         if self.colocate:
             self._check_colocation()
         devices = self.gpus_per_engine
@@ -181,6 +186,16 @@ class RayPlacement(RankPlacement):
             secret = is_secret_name(name) or is_secret_value(value)
             remedy = "set it in the environment of the nodes"
             require(not secret, f"env.{name}", HIDDEN, "looks like a secret, and config.yaml is stored", remedy=remedy)
+
+    def _check_growth(self) -> None:
+        most, count = self.max_engines, self.engines
+        if most:
+            require(
+                count > 0, "max_engines", most, "needs servers to begin with, and engines is 0", remedy="set engines"
+            )
+            require(most >= count, "max_engines", most, f"must be >= engines={count}; 0 starts no more of them")
+            remedy = "leave one of the two out"
+            require(not self.colocate, "max_engines", most, "is not possible with colocate", remedy=remedy)
 
     def _check_colocation(self) -> None:
         count = self.engines

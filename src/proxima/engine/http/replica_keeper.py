@@ -183,6 +183,7 @@ class ReplicaKeeper:
             if url not in listed:
                 self._keeping.pop(replica).cancel()
                 self._interrupted.discard(replica)
+                self.sync.forget(replica)
                 pool.remove(replica, f"{place} does not list it any more")
 
     # ---- health ------------------------------------------------------------------------------------------------------

@@ -161,6 +161,10 @@ class WeightSync:
             raise
         return metrics | {"bytes": staged.handover.size, "seconds": monotonic() - start}
 
+    def forget(self, replica: Replica) -> None:
+        """Take a server for new from now on: it has left, and whoever uses it may change its weights."""
+        self._proven.discard(replica.url)
+
     async def close(self) -> None:
         """Remove the copies of the weights."""
         await self.transport.close()

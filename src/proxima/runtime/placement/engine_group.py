@@ -1,11 +1,13 @@
 """The servers of a run on a Ray cluster: an actor each, in bundles that are reserved once. A server that dies is
-restarted at the same port, while the run continues. One that comes back at another address, because its node is lost,
-is one that the ranks don't know: they have to be restarted."""
+restarted at the same port, while the run continues. Their addresses are in a file that rank 0 reads again and again
+(`engine.url`): one that comes back at another address, because its node is lost, and one that is started in the middle
+of the run join by it."""
 
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +19,11 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Serve
 from proxima.engine.serve.servers import start_servers
-from proxima.runtime.placement.launcher import KEY, URLS
+from proxima.runtime.placement.launcher import KEY, SERVERS
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of, kill_actor, reserve, say, start_actor
 from proxima.runtime.state.folder import RunFolder
+from proxima.system.atomic_files import write_atomic
 
 CHECK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
@@ -34,10 +37,12 @@ class EnginePlan:
     Args:
         arguments: of `start_servers`; the log is the first server's, on its node, and the others' have their number in
             the name.
-        shared: True if new weights are written to a folder that all nodes see.
+        file: for the addresses of the servers.
+        shared: True if new weights get to all nodes, by a group or by a folder that all of them see.
     """
 
     arguments: dict[str, Any]
+    file: Path
     shared: bool = False
 
     def start_of(self, number: int, key: str, *, remote: bool, port: int = 0) -> Callable[[], Any]:
@@ -85,7 +90,13 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         "max_length": config.model.max_length,
         "log": RunFolder(folder.absolute()).engine_log,
     }
-    return EnginePlan(arguments=settings, shared=engine.weight_folder is not None)
+    shared = engine.weight_folder is not None or engine.transfer == "group"
+    bound = "starts servers on other nodes, which a memory folder of rank 0's node does not reach"
+    remedy = "set engine.transfer=group, or engine.weight_folder to a folder that all nodes share"
+    require(
+        shared or placement.max_engines <= count, "placement.max_engines", placement.max_engines, bound, remedy=remedy
+    )
+    return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, shared=shared)
 
 
 @dataclass(eq=False)
@@ -96,23 +107,24 @@ class PlacedEngine:
         host: its actor; None while it waits for its next start, at `again_at`.
         reports: the outstanding call to the actor, see `EngineHost.run`.
         address: host and port where rank 0's node reaches it, or reached it last.
-        known_address: host and port where the ranks reach it.
         deaths: how many times it has died.
     """
 
     number: int
+    bundle: tuple[Any, int]
     host: Any = None
     reports: Any = None
     place: ActorPlace | None = None
     address: tuple[str, int] = ("", 0)
-    known_address: tuple[str, int] = ("", 0)
     deaths: int = 0
     again_at: float = 0.0
 
 
 class EngineGroup:
     """All servers of a run, held by the supervisor, which starts them and waits until all answer. They end when this
-    process disconnects from the cluster. With `colocate`, `bundles` also hold the ranks.
+    process disconnects from the cluster. With `colocate`, `bundles` also hold the ranks. While there are fewer than
+    `max_engines`, one more is requested from the cluster, and started when that grants the devices: because a node has
+    joined, or another user's job has ended.
 
     Raises:
         FieldError: the cluster did not grant the devices in time.
@@ -123,13 +135,14 @@ class EngineGroup:
         import ray
 
         self.spec, self.plan, self.key = spec, plan, secrets.token_urlsafe(24)
-        self.remote = sum(node["Alive"] for node in ray.nodes()) > 1
+        self.remote = sum(node["Alive"] for node in ray.nodes()) > 1 or spec.max_engines > spec.engines
         gpus = spec.gpus_of_ranks if spec.colocate else spec.gpus_per_engine
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
-        alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
-        self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else alone)
-        self.engines = [PlacedEngine(number) for number in range(spec.engines)]
+        self.alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
+        self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else self.alone)
+        self.engines = [PlacedEngine(number, (self.bundles, number)) for number in range(spec.engines)]
         self.last_loss = ""  # which server died, and why
+        self._requested: Any = None  # the bundle of one more server, which the cluster has not granted yet
         self._await_all(deaths=0)
 
     def _await_all(self, deaths: float, seconds: float = math.inf) -> None:
@@ -153,14 +166,14 @@ class EngineGroup:
         return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
 
     def poll(self) -> None:
-        """Restart servers that have died; returns at once."""
+        """Restart servers that have died, and write the addresses of all; returns at once."""
         import ray
 
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
                     start = self.plan.start_of(engine.number, self.key, remote=self.remote, port=engine.address[1])
-                    engine.host = start_actor(EngineHost, (self.bundles, engine.number), **self.resources)
+                    engine.host = start_actor(EngineHost, engine.bundle, **self.resources)
                     engine.reports = engine.host.run.options(num_returns="streaming").remote(start)
                 continue
             ready, _ = ray.wait([engine.reports], timeout=0)
@@ -174,6 +187,7 @@ class EngineGroup:
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
             engine.place, engine.address = reached, (reached.address, reached.port)
             say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
+            self._write()
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
         kill_actor(engine.host)
@@ -183,9 +197,35 @@ class EngineGroup:
         engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
         say(f"{self.last_loss}; restarting in {seconds:.0f} s")
 
-    def moved(self) -> int | None:
-        """The number of a server that answers at an address that the ranks don't know; None: they know all."""
-        return next((engine.number for engine in self.engines if engine.address != engine.known_address), None)
+    def _write(self) -> None:
+        """Write the addresses of all servers that have answered; one that is restarting keeps its line."""
+        addresses = [engine.address for engine in self.engines if engine.address[0]]
+        lines = ["# the servers of the run, by its supervisor", *(f"http://{host}:{port}" for host, port in addresses)]
+        self.plan.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.plan.file, "\n".join([*lines, ""]))
+
+    def grow(self) -> None:
+        """Start one more server if it is wanted and the cluster has granted its devices; returns at once."""
+        from ray.util.placement_group import placement_group, placement_group_table
+
+        if len(self.engines) >= self.spec.max_engines:
+            return
+        if self._requested is None:
+            self._requested = placement_group([self.alone])
+        elif placement_group_table(self._requested)["state"] == "CREATED":
+            engine = PlacedEngine(len(self.engines), (self._requested, 0))
+            self._requested = None
+            self.engines.append(engine)
+            say(f"engine {engine.number} is started: the cluster has devices for it")
+
+    def stop_growing(self) -> None:
+        """Withdraw the request for one more server, which would be granted the devices of ranks that are restarted."""
+        from ray.util.placement_group import remove_placement_group
+
+        if self._requested is not None:
+            with suppress(Exception):  # the cluster has ended
+                remove_placement_group(self._requested)
+        self._requested = None
 
     def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
         """Return the variables with which the ranks find the servers.
@@ -194,13 +234,12 @@ class EngineGroup:
             ranks: their places.
 
         Raises:
-            UserError: a server is on another node than rank 0, and no folder is set that both share.
+            UserError: a server is on another node than rank 0, which new weights don't reach.
         """
         for engine in self.engines:
             if engine.place is not None and engine.place.node != ranks[0].node and not self.plan.shared:
                 message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
-                remedy = "set engine.weight_folder to a folder that all nodes share"
+                remedy = "set engine.transfer=group, or engine.weight_folder to a folder that all nodes share"
                 raise UserError(message, remedy=remedy)
-            engine.known_address = engine.address
-        addresses = [engine.known_address for engine in self.engines]
-        return {URLS: ",".join(f"http://{host}:{port}" for host, port in addresses), KEY: self.key}
+        self._write()
+        return {SERVERS: str(self.plan.file), KEY: self.key}

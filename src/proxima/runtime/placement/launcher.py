@@ -86,17 +86,21 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
+# variables of the ranks: the file with the addresses of the servers, and the key that these want
+SERVERS, KEY = "PROXIMA_ENGINE_SERVERS", "PROXIMA_ENGINE_KEY"
 
 
 def starts_later(placement: object) -> bool:
     """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
-    return isinstance(placement, RayPlacement) and bool(placement.engines) and URLS not in os.environ
+    return isinstance(placement, RayPlacement) and bool(placement.engines) and SERVERS not in os.environ
 
 
 def placed_engine(engine: Any) -> Any:
-    """The spec of the rollout engine, pointed at the servers that a supervisor has started; unchanged without them."""
-    urls = os.environ.get(URLS)
-    if not urls or not hasattr(engine, "serve"):
+    """The spec of the rollout engine, pointed at the servers that a supervisor has started; unchanged without them. It
+    names the supervisor's file of addresses, so that servers may join and leave. If they listen at 127.0.0.1, none is
+    on another machine, and none will be."""
+    file = os.environ.get(SERVERS)
+    if not file or not hasattr(engine, "serve"):
         return engine
-    return replace(engine, url=tuple(urls.split(",")), serve=None, token_env=KEY, allow_remote=True)
+    placed = replace(engine, url=file, serve=None, token_env=KEY, allow_remote=True)
+    return replace(placed, allow_remote=not all("//127.0.0.1:" in url for url in placed.urls))

@@ -135,6 +135,8 @@ def supervise(
                 with signals_handled(lambda number, frame: interrupts.append(number)):
                     ends = await_ranks(group, interrupts, placed)
             finally:
+                if placed is not None:
+                    placed.stop_growing()
                 group.stop()
             end = first_cause(ends)
             if interrupts and end.exit_code != 0:
@@ -189,10 +191,8 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
         others.flush()
         if placed is not None:
             placed.poll()
-            # a run that ends, as it should or not, needs no server
-            if not ends and not interrupts and (number := placed.moved()) is not None:
-                reason = f"it must connect to engine {number} at another address"
-                return [RankEnd(rank=0, reason=reason)]
+            if not ends and not interrupts:  # a run that ends, as it should or not, needs no server
+                placed.grow()
         if len(interrupts) > passed_on:
             passed_on = len(interrupts)
             if passed_on > 1 or any(end.rank == 0 for end in ends):

@@ -65,6 +65,7 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
         self.engine_log = self.path / "engine.log"
+        self.servers = self.path / "servers.txt"
         self.trackers = self.path / "trackers"
         self.lock = self.path / ".lock"
         self._lock: FolderLock | None = None
@@ -213,9 +214,10 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def _is_empty(self) -> bool:
-        """True when the folder contains nothing but what `begin` creates, and the logs of servers and ranks that a
-        supervisor has started before."""
+        """True when the folder contains nothing but what `begin` creates, and the addresses and logs of servers and
+        ranks that a supervisor has started before."""
         skeleton = {self.lock.name, self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
+        skeleton.add(self.servers.name)
         return not self.has_run and all(
             entry.name in skeleton or entry.name.endswith(".part") or entry.suffix == ".log"
             for entry in self.path.iterdir()
