@@ -18,6 +18,7 @@ import torch
 
 from proxima.engine.local.sampler import SamplingRows, sample_tokens
 from proxima.engine.protocol import Sampling
+from tests.engine.http.fake_sglang_weights import FakeUpdates
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import spans_of
 from tests.engine.http.small_http import SmallHttpServer
@@ -79,10 +80,21 @@ class FakeSglang(SmallHttpServer):
         self.random = np.random.default_rng(0)
         self._logits: dict[tuple, torch.Tensor] = {}
         self.controls = 0  # calls that pause
+        self.initial_model = self.model
+        self.updates = FakeUpdates(self)
+
+    def restart(self):
+        """A new process, with the weights with which it was started."""
+        self.model, self.version, self.paused = self.initial_model, "default", False
+        self.weights += 1
+        self._logits.clear()
+        self.prefixes.clear()
+        self.updates = FakeUpdates(self)
 
     # calls
 
     async def answer(self, call):
+        await self.updates.alive()
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return httpx.Response(401, json={"error": "Unauthorized"})
         self.controls += call.url.path == "/pause_generation"
@@ -99,6 +111,7 @@ class FakeSglang(SmallHttpServer):
             ("POST", "/continue_generation"): self.resume,
             ("POST", "/flush_cache"): self.flush,
             ("POST", "/update_weights_from_disk"): self.update_weights_from_disk,
+            **self.updates.table(),
             ("GET", "/model_info"): lambda _: self.model_info(),
             ("GET", "/server_info"): lambda _: self.server_info(),
             ("GET", "/v1/loads"): lambda _: {"timestamp": "", "version": "0.0.fake", "loads": [self.load()]},
@@ -119,6 +132,7 @@ class FakeSglang(SmallHttpServer):
         same += ("sampling_mask_max_tokens",)
         facts = {"version": "0.0.fake", "dtype": "float32", "quantization": None, "weight_version": self.version}
         facts |= {"incremental_streaming_output": self.options.incremental}
+        facts |= {"device": "cpu", "tp_size": 1, "pp_size": 1, "dp_size": 1}
         return facts | {name: getattr(self.options, name) for name in same}
 
     def load(self):

@@ -133,7 +133,7 @@ def test_servers_from_anywhere_get_no_folder_of_this_machine(monkeypatch: pytest
     remote = Plain(url="servers.txt", allow_remote=True, token_env="T")
     assert choose_transport(remote, facts) == (
         "group",
-        "the servers may be on other machines, and all of them run proxima's worker",
+        "the servers may be on other machines, and all of them can join a group",
     )
 
 

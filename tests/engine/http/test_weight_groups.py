@@ -250,7 +250,7 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
 async def test_the_trainers_own_error_is_shown(servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """The members only see that the connection was closed."""
 
-    def send(group: Any, weights: Any, host: str) -> None:
+    def send(group: Any, memory: Any, buckets: Any, host: str) -> None:
         group._form(host)
         raise RuntimeError("the trainer has no memory left")
 
@@ -275,7 +275,8 @@ def test_groups_of_gpus_end_no_process(module: ModuleType, monkeypatch: pytest.M
     monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    group = group_transport.SenderGroup(store, [], 1, 5.0)
+    member_of: Any = SimpleNamespace(url="u", facts=FACTS, dialect=VllmDialect())
+    group = group_transport.SenderGroup(store, [member_of], 1, 5.0)
     group.backend = "nccl"
     group._form("127.0.0.1")
     member = GroupMember(
@@ -296,44 +297,38 @@ def test_groups_of_gpus_end_no_process(module: ModuleType, monkeypatch: pytest.M
 async def test_a_round_that_is_cancelled_loads_nothing_more(servers: list[FakeServer]) -> None:
     pusher, push_round = Pusher(GroupTransport), PushRound(servers[:2])
     pushes = [asyncio.create_task(pusher.transport.push(s, pusher.prepare(), push_round)) for s in servers[:2]]
-    while pusher.transport._group is None:
+    while not pusher.transport._groups:
         await asyncio.sleep(0.001)
     assert push_round.outcome is not None
     for push in pushes:
         push.cancel()
     await asyncio.wait([*pushes, push_round.outcome], timeout=5)
     assert all(push.cancelled() for push in pushes) and push_round.outcome.cancelled()
-    assert pusher.transport._group.broken
+    assert all(group.broken for group in pusher.transport._groups.values())
     await pusher.transport.close()
 
 
-async def test_servers_here_and_elsewhere_get_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is made for all servers of the recipe, not for the first one that is pushed, alone, its perturbed copy.
-    A server on another machine has no way to this one's loopback."""
-    monkeypatch.setenv("T", "key")
+def test_servers_here_and_elsewhere_get_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on another machine has no way to this one's loopback."""
     ways = {"127.0.0.1": "127.0.0.1", "192.0.2.1": "192.0.2.7"}
     monkeypatch.setattr(group_transport, "own_address", lambda url: ways[url.split("/")[2].split(":")[0]])
     listening = list[str]()
     create = group_transport.socket.create_server
     monkeypatch.setattr(group_transport.socket, "create_server", lambda at: listening.append(at[0]) or create(("", 0)))
     urls = ("http://127.0.0.1:1", "http://192.0.2.1:1")
-    spec = Vllm(url=urls, allow_remote=True, token_env="T")
-    transport = GroupTransport(spec, SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
     addresses = own_addresses(urls)
-    store = transport._store_for(addresses)
+    group_transport.new_store(addresses, 5.0)
     assert listening == [""] and {host_for(url, addresses) for url in urls} == {"192.0.2.7"}
-    assert transport._store_for(own_addresses(urls[:1])) is store
-    await transport.close()
 
 
-async def test_a_server_that_joins_from_elsewhere_reaches_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that listens on the loopback only is replaced."""
-    transport = GroupTransport(Vllm(), SimpleNamespace(tokenizer=None))  # type: ignore[arg-type]
-    store = transport._store_for({"http://127.0.0.1:1": "127.0.0.1"})
-    assert transport._listens == "127.0.0.1"
-    assert transport._store_for({"http://127.0.0.1:1": "127.0.0.1", "http://192.0.2.1:1": "192.0.2.7"}) is not store
-    assert transport._listens == ""
-    await transport.close()
+def test_a_store_listens_where_servers_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the loopback only, until a server joins from elsewhere."""
+    listening = list[str]()
+    create = group_transport.socket.create_server
+    monkeypatch.setattr(group_transport.socket, "create_server", lambda at: listening.append(at[0]) or create(("", 0)))
+    group_transport.new_store({"http://127.0.0.1:1": "127.0.0.1"}, 5.0)
+    group_transport.new_store({"http://127.0.0.1:1": "127.0.0.1", "http://192.0.2.1:1": "192.0.2.7"}, 5.0)
+    assert listening == ["127.0.0.1", ""]
 
 
 async def test_a_group_is_tried_before_the_first_weights(servers: list[FakeServer]) -> None:

@@ -22,6 +22,8 @@ INCOMPLETE = "incomplete "
 # in the error of a server under which its process group broke: the server may be sound, and another member have failed
 GROUP_BROKE = "proxima-group-broke"
 ADAPTER = "proxima"  # the name of the run's adapter at a server
+BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
+UPDATE_POLLS = 10  # one a second, before an update counts as broken off
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class ServerFacts:
         adapter_rank: the largest rank of an adapter that it loads; 0: it loads none.
         adapter: its name for the adapter that it was given; requests then name it. None: they are for the model.
         workers: processes that hold its weights, each of which receives them.
+        joint_groups: it may be in a process group with other servers: its calls end by a deadline if one of them hangs.
         device: of its weights, `cpu` or `cuda`; None: not reported.
         sleeps: it can release its devices and take them again; see `Dialect.sleep`.
         more: further facts, shown by `proxima engine probe`, one line each.
@@ -80,6 +83,7 @@ class ServerFacts:
     adapter_rank: int = 0
     adapter: str | None = None
     workers: int = 1
+    joint_groups: bool = True
     device: str | None = None
     more: Mapping[str, str] = field(default_factory=dict)
 
@@ -217,8 +221,8 @@ class WeightHandover:
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
         seconds: deadline of each call of the update.
         size: bytes of the weights.
-        updates: for proxima's worker in a vLLM server, what each call of its weight API is given, see `receive_weights`
-            there; None: the files of the folder.
+        updates: what each call of the server's weight API is given, as `receive_weights` of proxima's worker in a vLLM
+            server takes it; None: the files of the folder.
         group: the process group over which the bytes come, if they do.
     """
 
@@ -269,6 +273,7 @@ class Dialect(Protocol):
     spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
     checks_transfers: ClassVar[bool] = False  # see `check_transfer`
     file_names: ClassVar[bool] = False  # it reads folders of weights by itself, under the names of the model's files
+    gaps: ClassVar[bool] = True  # its workers take buckets with gaps between tensors
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
@@ -324,6 +329,15 @@ class Dialect(Protocol):
             link: a path that leads to this folder, and to later ones when they are loaded.
         """
         raise RuntimeError(f"{self.kind} loads no adapters")
+
+    def store_prefixes(self, name: str, backend: str) -> tuple[str, ...]:
+        """The prefixes, the outermost first, of the keys in the trainer's store by which workers form a group.
+
+        Args:
+            name: of the group.
+            backend: `gloo` or `nccl`.
+        """
+        return (name,)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused

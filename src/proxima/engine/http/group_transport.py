@@ -1,8 +1,9 @@
 """Broadcasts weights to the workers of all servers over a process group: gloo, or NCCL where all are on GPUs.
 
-A group is made of the trainer, as rank 0, and the workers of the replicas that are pushed together. It is formed over a
-TCPStore of the trainer's and is not torch's default group. The same replicas use the same group again; any other set,
-and any replica that was pushed alone in between, needs a new one.
+A group is made of the trainer, as rank 0, and the workers of the replicas that are pushed together, or of one replica
+whose server has no deadlines (`ServerFacts.joint_groups`). It is formed over a TCPStore of the trainer's and is not
+torch's default group. The same replicas use the same group again; any other set, and any replica that was pushed alone
+in between, needs a new one.
 
 If a group breaks, it is aborted, so that no member waits for its deadline. Replicas whose own call failed, or which do
 not answer, are left out, and the others, still paused, are sent the weights again. If that breaks too, each gets them
@@ -29,10 +30,11 @@ from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line
 from proxima.engine.http.dialect import GROUP_BROKE, GroupMember, WeightHandover
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.staged_files import StagedTransport, staged_buckets
-from proxima.engine.http.weight_buckets import Buckets
+from proxima.engine.http.weight_buckets import Bucket, without_gaps
 from proxima.engine.http.weight_transport import PushRound
-from proxima.engine.protocol import ServerError
+from proxima.engine.protocol import EngineSetup, ServerError
 from proxima.system.web_requests import is_loopback
 
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
@@ -50,10 +52,11 @@ class GroupTransport(StagedTransport):
     """See `WeightTransport`. The copy of the weights is in a file, which is in memory where there is room: it is sent
     from there, and sent again after a break or to a server that returns."""
 
-    _store: TCPStore | None = None
-    _listens = ""  # at this address only; empty: at all
-    _group: "SenderGroup | None" = None
     _numbers = count(1)
+
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
+        super().__init__(spec, setup)
+        self._groups = dict[tuple[str, ...], SenderGroup]()  # those that will be used again, by the URLs of the members
 
     async def check(self, replicas: Sequence[Replica]) -> None:
         """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it. A server that does
@@ -61,7 +64,8 @@ class GroupTransport(StagedTransport):
         if not replicas or not all(replica.dialect.checks_transfers for replica in replicas):
             return
         addresses = await self._addresses(replica.url for replica in replicas)
-        group = SenderGroup(self._store_for(addresses), replicas, next(self._numbers), FORM_SECONDS)
+        store = new_store(addresses, self.spec.weight_seconds)
+        group = SenderGroup(store, replicas, next(self._numbers), FORM_SECONDS)
 
         async def join(replica: Replica) -> None:
             question = {"group": asdict(group.member(replica.url, host_for(replica.url, addresses)))}
@@ -87,6 +91,8 @@ class GroupTransport(StagedTransport):
         """See `WeightTransport`."""
         if push_round is None:
             errors = await self._send(weights, [replica])
+        elif not replica.facts.joint_groups:
+            errors = await self._send_to_all(weights, [replica])
         else:
             await push_round.arrive(replica)
             if push_round.outcome is None:
@@ -100,9 +106,8 @@ class GroupTransport(StagedTransport):
             raise errors[replica]
 
     async def close(self) -> None:
-        """End the group, and remove the copies."""
-        self._drop_group()
-        self._store = None
+        """End the groups, and remove the copies."""
+        self._drop_groups(*self._groups)
         await super().close()
 
     async def _send_to_all(self, weights: WeightHandover, replicas: Sequence[Replica]) -> Errors:
@@ -129,58 +134,42 @@ class GroupTransport(StagedTransport):
         """
         urls = tuple(replica.url for replica in replicas)
         addresses = await self._addresses(urls)
-        group = self._group if reuse else None
-        if group is None or group.urls != urls or group.broken:
-            if self._group is not None and (reuse or not set(urls).isdisjoint(self._group.urls)):
-                self._drop_group()  # a worker is in one group at a time
-            group = SenderGroup(self._store_for(addresses), replicas, next(self._numbers), weights.seconds / 2)
+        group = self._groups.get(urls) if reuse else None
+        if group is None or group.broken:
+            # a worker is in one group at a time
+            self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
+            store = new_store(addresses, self.spec.weight_seconds)
+            group = SenderGroup(store, replicas, next(self._numbers), weights.seconds / 2)
             if reuse:
-                self._group = group
+                self._groups[urls] = group
         try:
             return await _Sending(weights, group, replicas, addresses).run()
         finally:
-            if group is not self._group or group.broken:
+            if group is not self._groups.get(urls) or group.broken:
                 group.abort()
 
-    def _drop_group(self) -> None:
-        if self._group is not None:
-            self._group.abort()
-        self._group = None
+    def _drop_groups(self, *members: tuple[str, ...]) -> None:
+        for urls in members:
+            self._groups.pop(urls).abort()
 
     async def _addresses(self, urls: Iterable[str]) -> Addresses:
         """Those for these servers, and for all that the recipe lists."""
         listed = self.spec.urls if self.spec.url_file is None else ()  # a file may be unreadable at this moment
         return await asyncio.to_thread(own_addresses, {*listed, *urls})
 
-    def _store_for(self, addresses: Addresses) -> TCPStore:
-        """The trainer's store. It listens only at the address at which all servers reach it, if that is one."""
-        hosts = {host for host in addresses.values() if isinstance(host, str)}
-        if self._store is None or not (self._listens == "" or hosts <= {self._listens}):
-            self._listens = hosts.pop() if len(hosts) == 1 else ""
-            listener = socket.create_server((self._listens, 0))
-            port, seconds = listener.getsockname()[1], timedelta(seconds=self.spec.weight_seconds)
-            self._store = TCPStore(
-                self._listens or "127.0.0.1",
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=seconds,
-                master_listen_fd=listener.detach(),
-            )
-        return self._store
-
 
 class SenderGroup:
     """The trainer's end of a process group. Formed by the first `send`.
 
     Args:
+        store: its own, which ends with it: a member that still waits there is told.
         number: part of its name, so that no other group has it.
         seconds: deadline of each broadcast; shorter than that of the servers' calls, or all would end with one.
     """
 
     def __init__(self, store: TCPStore, replicas: Sequence[Replica], number: int, seconds: float) -> None:
         self.urls = tuple(replica.url for replica in replicas)
-        self.name, self.store, self.seconds = f"{number}:{','.join(self.urls)}", store, seconds
+        self.name, self.port, self.seconds = f"{number}:{','.join(self.urls)}", store.port, seconds
         self.ranks, self.size = dict[str, int](), 1
         for replica in replicas:
             self.ranks[replica.url] = self.size
@@ -188,9 +177,11 @@ class SenderGroup:
         nccl = all(replica.facts.device == "cuda" for replica in replicas) and torch.cuda.is_available()
         self.backend = "nccl" if nccl else "gloo"
         self.formed = self.broken = False
+        self._prefixes = replicas[0].dialect.store_prefixes(self.name, self.backend)
         self._group: Any = None
+        self._store: TCPStore | None = store
 
-    def send(self, weights: Buckets, host: str) -> None:
+    def send(self, memory: Tensor, buckets: Sequence[Bucket], host: str) -> None:
         """Form the group if this is its first use, and broadcast all buckets; two are on their way at a time.
 
         Raises:
@@ -199,9 +190,8 @@ class SenderGroup:
         self.form(host)
         options, sent = BroadcastOptions(), deque[tuple[Any, Any]]()
         options.timeout = timedelta(seconds=self.seconds)
-        memory = weights.memory()
         try:
-            for bucket in weights.buckets:
+            for bucket in buckets:
                 content = memory[bucket.start : bucket.start + bucket.size]
                 content = content.to("cuda") if self.backend == "nccl" else content
                 sent.append((self._broadcast(content, options), content))
@@ -220,7 +210,7 @@ class SenderGroup:
     def abort(self) -> None:
         """End it, with every collective that is open. May be called twice, from another thread. The connections of gloo
         are closed with the last reference to the group or to one of its collectives: the members then fail at once."""
-        self.broken, group, self._group = True, self._group, None
+        self.broken, group, self._group, self._store = True, self._group, None, None
         if group is not None:
             group.abort()
 
@@ -229,7 +219,7 @@ class SenderGroup:
         return GroupMember(
             name=self.name,
             host=host,
-            port=self.store.port,
+            port=self.port,
             rank=self.ranks[url],
             size=self.size,
             backend=self.backend,
@@ -240,23 +230,29 @@ class SenderGroup:
 
     def form(self, host: str) -> None:
         """Form the group, if it is not formed. Blocks until all members have joined."""
-        if not self.formed:
+        if not self.formed and not self.broken:
             self._group, self.formed = self._form(host), True
         if self.broken:  # while it was formed
             self.abort()
 
     def _form(self, host: str) -> Any:
-        prefix, deadline = PrefixStore(self.name, self.store), timedelta(seconds=FORM_SECONDS)
-        if self.backend == "nccl":
-            from torch.distributed import ProcessGroupNCCL
+        prefix: Any = self._store
+        for name in self._prefixes:
+            prefix = PrefixStore(name, prefix)
+        try:
+            if self.backend == "nccl":
+                from torch.distributed import ProcessGroupNCCL
 
-            nccl_options = ProcessGroupNCCL.Options()
-            nccl_options._timeout = timedelta(seconds=self.seconds)
-            with _without_watchdog():
-                return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
-        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout, options._devices = deadline, [ProcessGroupGloo.create_device(hostname=host)]
-        return ProcessGroupGloo(prefix, 0, self.size, options)
+                nccl_options = ProcessGroupNCCL.Options()
+                nccl_options._timeout = timedelta(seconds=self.seconds)
+                with _without_watchdog():
+                    return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
+            options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = timedelta(seconds=FORM_SECONDS)
+            options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+            return ProcessGroupGloo(prefix, 0, self.size, options)
+        finally:
+            del prefix  # an error would keep the store alive, and members waiting
 
 
 @contextmanager
@@ -281,7 +277,10 @@ class _Sending:
         self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], addresses: Addresses
     ) -> None:
         self.weights, self.group, self.replicas, self.addresses = weights, group, replicas, addresses
-        self.buckets = staged_buckets(replicas[0].url, weights.folder)
+        self.staged = staged_buckets(replicas[0].url, weights.folder)
+        self.buckets: Sequence[Bucket] = self.staged.buckets
+        if not replicas[0].dialect.gaps:
+            self.buckets = without_gaps(self.buckets)
         self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
         self._failed = False
 
@@ -326,7 +325,8 @@ class _Sending:
     async def _broadcast(self) -> None:
         await self._begin.wait()
         if not self._failed:
-            await asyncio.to_thread(self.group.send, self.buckets, host_for(self.replicas[0].url, self.addresses))
+            host = host_for(self.replicas[0].url, self.addresses)
+            await asyncio.to_thread(self.group.send, self.staged.memory(), self.buckets, host)
 
     async def _load(self, replica: Replica) -> None:
         member = self.group.member(replica.url, host_for(replica.url, self.addresses))
@@ -338,7 +338,7 @@ class _Sending:
             await self._begin.wait()
             if self._failed:
                 raise ServerError(replica.url, "/update_weights", f"{GROUP_BROKE}: another member failed")
-            tensors = [bucket.as_json for bucket in self.buckets.buckets]
+            tensors = [bucket.as_json for bucket in self.buckets]
             yield {"group": asdict(member), "tensors": tensors, "last": True}
 
         weights = replace(self.weights, updates=update, group=member)
@@ -353,6 +353,21 @@ def host_for(url: str, addresses: Addresses) -> str:
         raise own
     outside = sorted(host for host in addresses.values() if isinstance(host, str) and not is_loopback(host))
     return next(iter(outside), own) if is_loopback(own) else own
+
+
+def new_store(addresses: Addresses, seconds: float) -> TCPStore:
+    """A store of the trainer's. It listens only at the address at which all servers reach it, if that is one."""
+    hosts = {host for host in addresses.values() if isinstance(host, str)}
+    listens = hosts.pop() if len(hosts) == 1 else ""
+    listener = socket.create_server((listens, 0))
+    return TCPStore(
+        listens or "127.0.0.1",
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=seconds),
+        master_listen_fd=listener.detach(),
+    )
 
 
 def own_addresses(urls: Iterable[str]) -> Addresses:

@@ -10,7 +10,7 @@ Peculiarities of its protocol, and how they are handled here:
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
   flushed and their KV is recomputed; after `in_place` a flush fails, so it is never used.
 
-Weights are loaded from a folder.
+New weights: `sglang_weights.py`.
 """
 
 import math
@@ -37,6 +37,7 @@ from proxima.engine.http.answer_values import (
 )
 from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, as_expected
 from proxima.engine.http.dialect import (
+    BROKEN_UPDATE,
     ENDINGS,
     Chunk,
     Dialect,
@@ -49,11 +50,11 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.server_checks import check_masks
+from proxima.engine.http.sglang_weights import end_broken_update, give_weights, group_facts, store_prefixes, wake
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
 
 GENERATE = "/generate"
-LOAD = "/update_weights_from_disk"
 LOADS = "/v1/loads"
 IDLE_SECONDS = 5.0  # that a call to flush the cache waits until no request holds on to it
 MASK_OPTION, LARGEST_MASK = "--sampling-mask-max-tokens", 4096  # the largest top-k of a mask: option and default
@@ -68,6 +69,7 @@ class SglangDialect(Dialect):
     length_option: ClassVar[str] = "--context-length"
     spare_tokens: ClassVar[int] = SPARE
     file_names: ClassVar[bool] = True
+    gaps: ClassVar[bool] = False
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -116,23 +118,17 @@ class SglangDialect(Dialect):
         await client.post("/pause_generation", {"mode": PAUSES[mode]})
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Resume sampling; see `end_broken_update`."""
+        await end_broken_update(client)
         await client.post("/continue_generation", {})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights from a folder that the server can read, and set their label."""
-        body = {
-            "model_path": str(weights.folder),
-            "load_format": None,
-            "weight_version": weights.label,
-            "token_step": weights.version,
-            "abort_all_requests": False,
-            "is_async": False,
-            "keep_pause": True,
-            "recapture_cuda_graph": False,
-            "torch_empty_cache": False,
-            "flush_cache": False,
-        }
-        await client.post(LOAD, body, seconds=weights.seconds)
+        """Load the weights from a folder that the server can read, or over a process group, and set their label. Until
+        then the label is `INCOMPLETE`, which it stays if the update is broken off."""
+        await give_weights(client, weights)
+
+    def store_prefixes(self, name: str, backend: str) -> tuple[str, ...]:
+        return store_prefixes(backend)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache. Requests that were paused with `keep` have nothing in it, so `running` makes no
@@ -316,6 +312,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     Raises:
         ServerError: it does not answer, or not like SGLang.
     """
+    incomplete = await wake(client)
     model = await client.get("/model_info")
     settings = await client.get("/server_info")
     version = one_line(settings.get("version", ""), 40)
@@ -353,7 +350,9 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
-        more={"log-probs": why} if why else {},
+        joint_groups=False,
+        more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
+        **await group_facts(client, settings),
     )
 
 

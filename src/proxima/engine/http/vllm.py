@@ -34,8 +34,10 @@ from proxima.engine.http.answer_values import (
 from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, as_expected
 from proxima.engine.http.dialect import (
     ADAPTER,
+    BROKEN_UPDATE,
     ENDINGS,
     INCOMPLETE,
+    UPDATE_POLLS,
     Chunk,
     Dialect,
     ServerFacts,
@@ -55,8 +57,6 @@ ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or w
 COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
-UPDATE_POLLS = 10  # one a second, before an update counts as broken off
-BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
 
 
 class VllmDialect(Dialect):

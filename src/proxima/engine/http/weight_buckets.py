@@ -7,7 +7,7 @@ plan. The weights of a sharded model are gathered straight into it, a layer at a
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,22 @@ def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], larg
         end = place.end
     close()
     return buckets
+
+
+def without_gaps(buckets: Iterable[Bucket]) -> list[Bucket]:
+    """The same tensors in buckets in which each lies right behind the one before it: they are split at gaps."""
+    split = list[Bucket]()
+    for bucket in buckets:
+        run = list[TensorPlace]()
+        for place in (*bucket.places, None):
+            if run and (place is None or place.start != run[-1].end):
+                first = run[0].start
+                places = (replace(each, start=each.start - first) for each in run)
+                split.append(Bucket(bucket.start + first, run[-1].end - first, tuple(places)))
+                run.clear()
+            if place is not None:
+                run.append(place)
+    return split
 
 
 class Buckets:

@@ -75,7 +75,7 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts], adapter
         return "folder", "a group of GPUs has not been tried: engine.transfer=group asks for it"
     if "group" in offered:
         where = "may be" if spec.url_file is not None else "are"
-        return "group", f"the servers {where} on other machines, and all of them run proxima's worker"
+        return "group", f"the servers {where} on other machines, and all of them can join a group"
     return "folder", "not every server can join a group"
 
 

@@ -1,0 +1,185 @@
+"""New weights for SGLang: from a folder, or over a process group, by the server's own API.
+
+The server forms its end of a group by torch's rendezvous, at the trainer's store. It has no deadline for that, nor for
+a bucket that does not come, and waits half an hour by torch's default; but it fails at once when the trainer breaks its
+own end. So each server has a group of its own with the trainer: none ever waits for another one.
+
+It has no completeness check either: a tensor that it was not sent, or does not know, is found by the probe.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from proxima.engine.http.client import ServerClient
+from proxima.engine.http.dialect import GROUP_BROKE, INCOMPLETE, UPDATE_POLLS, WeightHandover, is_incomplete
+from proxima.engine.protocol import ServerError
+
+LOAD = "/update_weights_from_disk"
+RECEIVE = "/update_weights_from_distributed"
+BEGIN, END = "/begin_weight_update", "/end_weight_update"
+JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
+GROUP = "proxima"  # the server's name for its group; it is in one at a time
+NO_CALL = (404, 405, 501)
+LOADED_A_PART = "Failed to update parameter"  # begins the error of a server that could not load what it received
+
+
+async def give_weights(client: ServerClient, weights: WeightHandover) -> None:
+    """See `SglangDialect.load_weights`."""
+    await _set_label(client, f"{INCOMPLETE}{weights.label}")
+    if weights.updates is None:
+        await _load_folder(client, weights)
+    else:
+        await _begin_update(client, weights.seconds)
+        async for update in weights.updates():
+            await _receive(client, update, weights.seconds)
+        await _end_update(client, weights.seconds)
+        await _set_label(client, weights.label)
+
+
+async def _load_folder(client: ServerClient, weights: WeightHandover) -> None:
+    body = {
+        "model_path": str(weights.folder),
+        "load_format": None,
+        "weight_version": weights.label,
+        "token_step": weights.version,
+        "abort_all_requests": False,
+        "is_async": False,
+        "keep_pause": True,
+        "recapture_cuda_graph": False,
+        "torch_empty_cache": False,
+        "flush_cache": False,
+    }
+    await client.post(LOAD, body, seconds=weights.seconds)
+
+
+def store_prefixes(backend: str) -> tuple[str, ...]:
+    """See `Dialect.store_prefixes`. SGLang puts the group's name before the keys, and torch, which then forms the
+    group, puts the name once more, and the device, each with a slash behind it."""
+    return GROUP, f"{GROUP}/", "cuda/" if backend == "nccl" else "cpu/"
+
+
+async def group_facts(client: ServerClient, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What it takes to form a process group with the server: its device, and the number of its workers, which may be
+    tensor-parallel only. A group is not offered if it can't be formed."""
+    device, sizes = settings.get("device"), [settings.get(f"{kind}_size") for kind in ("tp", "pp", "dp")]
+    facts: dict[str, Any] = {"device": device if isinstance(device, str) else None}
+    if type(sizes[0]) is int and sizes[0] > 0 and sizes[1:] == [1, 1] and await _has_groups(client):
+        facts |= {"workers": sizes[0], "transfers": ("folder", "group")}
+    return facts
+
+
+async def _has_groups(client: ServerClient) -> bool:
+    """Ask the server to leave a group that it is not in: whether it knows the call."""
+    try:
+        await client.post(LEAVE, {"group_name": "none"})
+    except ServerError as error:
+        if error.status is None:
+            raise
+        return error.status not in NO_CALL
+    return True
+
+
+async def _set_label(client: ServerClient, label: str) -> None:
+    await client.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+
+async def _begin_update(client: ServerClient, seconds: float) -> None:
+    """Begin an update of the weights. One that the server holds open is ended first; older servers have no such call,
+    and need none."""
+    try:
+        await client.post(BEGIN, {}, seconds=seconds)
+    except ServerError as error:
+        if error.status in NO_CALL:
+            return
+        await _end_update(client, seconds)
+        await client.post(BEGIN, {}, seconds=seconds)
+
+
+async def _end_update(client: ServerClient, seconds: float) -> None:
+    """End an update: the server processes the weights that it has received."""
+    try:
+        await client.post(END, {}, seconds=seconds)
+    except ServerError as error:
+        if error.status not in NO_CALL:
+            raise
+
+
+async def _receive(client: ServerClient, update: Mapping[str, Any], seconds: float) -> None:
+    """Have the server join the group of an update, and receive its buckets, which have no gaps.
+
+    Raises:
+        ServerError: a call failed; with `GROUP_BROKE` if the group did, and the server may be sound. It has left the
+            group, if it could, which ends the trainer's wait.
+    """
+    try:
+        await _receive_all(client, update, seconds)
+    except ServerError as error:
+        if error.status is not None:
+            with suppress(ServerError):
+                await _leave(client, seconds)
+        raise
+
+
+async def _receive_all(client: ServerClient, update: Mapping[str, Any], seconds: float) -> None:
+    group = update["group"]
+    if not group["reused"]:
+        await _leave(client, seconds)
+        address = {"master_address": group["host"], "master_port": group["port"], "group_name": GROUP}
+        ranks = {"rank_offset": group["rank"], "world_size": group["size"], "backend": group["backend"]}
+        await _in_group(client, JOIN, address | ranks, seconds)
+    for tensors in update["tensors"]:
+        names, dtypes, shapes, _ = zip(*tensors, strict=True)
+        body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": GROUP}
+        body |= {"load_format": "flattened_bucket", "flush_cache": False, "abort_all_requests": False}
+        await _in_group(client, RECEIVE, body, seconds)
+
+
+async def _leave(client: ServerClient, seconds: float) -> None:
+    with _suppressed(400):  # it is in none
+        await client.post(LEAVE, {"group_name": GROUP}, seconds=seconds)
+
+
+async def _in_group(client: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> None:
+    try:
+        await client.post(path, body, seconds=seconds)
+    except ServerError as error:
+        if error.status != 400 or LOADED_A_PART in error.reason:
+            raise
+        raise ServerError(client.url, path, f"{GROUP_BROKE}: {error.reason}", error.status) from error
+
+
+async def wake(client: ServerClient) -> bool:
+    """End an update that an earlier run has broken off, and resume the server. True: its weights are incomplete."""
+    for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
+        if not await _is_incomplete(client):
+            return False
+        await asyncio.sleep(1.0)
+    if incomplete := await end_broken_update(client):
+        await client.post("/continue_generation", {})
+    return incomplete
+
+
+async def _is_incomplete(client: ServerClient) -> bool:
+    model = await client.get("/model_info")
+    return isinstance(model, Mapping) and is_incomplete(model.get("weight_version"))
+
+
+async def end_broken_update(client: ServerClient) -> bool:
+    """If the last update of the weights was broken off, end it. The weights, and their label, remain incomplete; True
+    if they are."""
+    if incomplete := await _is_incomplete(client):
+        with _suppressed(400):  # none is open
+            await _end_update(client, client.seconds)
+    return incomplete
+
+
+@contextmanager
+def _suppressed(status: int) -> Iterator[None]:
+    """Suppress the error of an answer with this status."""
+    try:
+        yield
+    except ServerError as error:
+        if error.status != status:
+            raise
