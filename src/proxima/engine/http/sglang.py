@@ -153,8 +153,7 @@ class Sglang(ServerSpec):
     """SGLang servers, `python -m sglang.launch_server --model-path MODEL`.
 
     Their log-probs are those before top-k, top-p and min-p; `--incremental-streaming-output` makes long completions
-    cheaper to read, `--enable-deterministic-inference` makes seeds effective. Tested only against a fake of the
-    protocol.
+    cheaper to read, `--enable-deterministic-inference` makes seeds effective, on a GPU.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:30000"
