@@ -243,8 +243,8 @@ class _StreamReader:
             pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
             new, mask = self._new(pairs, total, "log-probs", aborted=aborted), None
             if self.request.sampling_mask:
-                rows = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
-                mask = mask_of_sets(self._new(rows, total, "sampling masks", aborted=aborted))
+                sets = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
+                mask = mask_of_sets(self._new(sets, total, "sampling masks", aborted=aborted))
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             # an aborted answer may count a token that it lacks: its spans and routes would cover it too
