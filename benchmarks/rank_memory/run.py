@@ -28,10 +28,14 @@ def main() -> None:
     p.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="(default: 1 2 4)")
     p.add_argument("--tokens", type=int, default=1100, help="of a micro-batch (default: %(default)s)")
     p.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=[*LAYOUTS], help="of several ranks (default: all)")
+    p.add_argument("--served", action="store_true", help="instead: rank 0 that stages weights for servers")
     p.add_argument("--length", type=int, default=256, help="tokens of a completion (default: %(default)s)")
     o = p.parse_args()
     words = [f"model.path={need_model(o.model)}", f"sampling.max_tokens={o.length}"]
     words += [f"train.tokens_per_micro_batch={o.tokens}", "model.device=cpu"]
+    if o.served:
+        served_rows(words, [ranks for ranks in o.ranks if ranks > 1], Path(o.model).name, o.json_out)
+        return
     rows = []
     for ranks in o.ranks:
         for name in (name for name in o.layouts if (name in ALONE if ranks == 1 else name != "hybrid" or ranks > 2)):
@@ -64,6 +68,31 @@ def main() -> None:
     )
 
 
+def served_rows(words: list[str], counts: list[int], model: str, json_out: str | None) -> None:
+    """Print what rank 0 holds while it stages the weights for servers, from a whole copy and a layer at a time."""
+    rows = []
+    words = [*words, "placement=torchrun", "placement.sharding=full"]
+    for ranks in counts:
+        for transfer in ("ipc", "folder"):
+            for weights in ("whole", "layers"):
+                options = {"transfer": transfer, "weights": weights}
+                answer = measured(words, ranks, ranks, program="served", **options)
+                rows.append({"ranks": ranks, **options, **answer})
+                print(f"  {rows[-1]}", file=sys.stderr, flush=True)
+    names = ("tensors", "resident")
+    cells = [
+        [str(row["ranks"]), row["transfer"], row["weights"]]
+        + [f"{row[when][name] / row['model']:.2f}" for when in ("first", "later") for name in names]
+        + [f"{row[when]['seconds']:.1f}" for when in ("first", "later")]
+        for row in rows
+    ]
+    heads = [f"{when}: {name}" for when in ("first", "later") for name in (*names,)]
+    print(f"{model}: rank 0 beyond its part of the weights, over the bytes of the model; seconds\n")
+    print(table(["ranks", "transfer", "weights", *heads, "first: s", "later: s"], cells))
+    print("\nTensors: the most that are alive at once; resident: the peak of RssAnon. Both leave out the staged files.")
+    finish({"claim": "rank_memory_served", "rows": rows, "model": model}, json_out)
+
+
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     """Return one row of the table, in bytes."""
     from proxima.config.resolution import resolve
@@ -81,18 +110,18 @@ def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     return {"ranks": ranks, "layout": layout, "formula": formula, "rehearsal": counted} | measured(words, ranks, node)
 
 
-def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:
-    """Return the bytes that rank 0 of real processes holds."""
+def measured(words: list[str], ranks: int, node: int, program: str = "rank", **options: str) -> dict[str, Any]:
+    """Return the bytes that rank 0 of real processes holds, as a program of this folder prints them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    settings = json.dumps({"recipe": str(RECIPE), "overrides": words})
+    settings = json.dumps({"recipe": str(RECIPE), "overrides": words, **options})
     group = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(node), "MASTER_ADDR": "127.0.0.1"}
     group |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     group["CXX"] = "none"  # without kernels of a CPU, which keep other tensors than a GPU does
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.rank_memory.rank", settings],
+            [sys.executable, "-m", f"benchmarks.rank_memory.{program}", settings],
             cwd=HERE.parent,
             env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank % node)},
             stdout=subprocess.PIPE,
@@ -109,5 +138,5 @@ def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:
             process.kill()
     if any(process.returncode for process in processes):
         raise RuntimeError(f"a rank of {ranks} failed; its error is above")
-    answer: dict[str, int] = json.loads(texts[0].splitlines()[-1])
+    answer: dict[str, Any] = json.loads(texts[0].splitlines()[-1])
     return answer
