@@ -223,14 +223,21 @@ async def test_one_that_computes_with_other_weights_never_serves(listed: Listed)
         assert not bad.requests and replicas(engine) == [True, False]
 
 
-async def test_one_that_joins_before_the_first_weights_does_not_end_the_run(listed: Listed) -> None:
+async def test_one_that_joins_before_the_first_weights_does_not_end_the_run(
+    listed: Listed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good, bad = fakes(2)
-    bad.ignores_weights = True
+    bad.ignores_weights, checked = True, list[str]()
+
+    async def check_way(self: Any, given: Any) -> None:
+        checked.extend(replica.url for replica in given)
+
+    monkeypatch.setattr(PlainSync, "check", check_way)
     with listed.open(good) as engine:
         listed.write(good, bad)
         await listed.joined(1)
         await engine.publish(update(1))
-        assert replicas(engine) == [True, False]
+        assert replicas(engine) == [True, False] and checked == [good.url]
 
 
 async def test_an_error_of_the_file_is_a_line_and_the_run_goes_on(listed: Listed) -> None:

@@ -93,8 +93,9 @@ class ReplicaKeeper:
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
-            if self._newest is None and (line := await self.sync.check(pool.serving)) is not None:
-                pool.events.append(line)
+            if self._newest is None:  # a server that came late must not end the run
+                initial = [replica for replica in pool.serving if replica not in self._late]
+                pool.events += [line] if (line := await self.sync.check(initial)) is not None else []
             await self.sync.prepare(update, label, self.facts.dtype)
             self._prepare_seconds = monotonic() - started_at
             pool.loading = True
