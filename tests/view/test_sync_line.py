@@ -1,6 +1,6 @@
 """The line of a hand-over of weights, character by character."""
 
-from proxima.view.log_lines import sync_line
+from proxima.view.log_lines import LogLines, sync_line
 
 PROBED = {"version": 3, "sync/probe_mean": 0.000212, "sync/probe_max": 0.00314, "sync/seconds": 1.24}
 
@@ -15,3 +15,10 @@ def test_what_the_probe_found_beside_its_bounds():
 
 def test_what_was_not_measured_is_left_out():
     assert sync_line(PROBED) == "weights of version 3 at 1 server: probe mean 0.000212 max 0.00314 nats  1.2 s"
+
+
+def test_notes_come_before_it():
+    lines = []
+    LogLines(lines.append).synced({**PROBED, "notes": ["new weights go by group"]})
+    note, line = (line.split("  ", 1)[1].strip() for line in lines)
+    assert note == "new weights go by group" and line == sync_line(PROBED)

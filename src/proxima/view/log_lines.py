@@ -146,6 +146,8 @@ class LogLines(Observer):
         self._line(step_line(record, steps, seconds_left(self._steps, max(0, steps - int(record["step"])))))
 
     def synced(self, record: Record) -> None:
+        for note in record.get("notes", ()):
+            self._line(f"      {printable(note)}")
         self._line(f"      {sync_line(record)}")
 
     def warning(self, text: str) -> None:

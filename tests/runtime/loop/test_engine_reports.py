@@ -1,5 +1,7 @@
 """What an engine tells of itself reaches the user once, however long the run is."""
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 from proxima.engine.protocol import Health
@@ -43,3 +45,20 @@ def test_an_older_answer_tells_nothing_again() -> None:
     assert news(reports, events=["a", "b"], exits=2) != []
     assert news(reports, events=["a"], exits=1) == []
     assert news(reports, events=["a", "b", "c"], exits=2) == ["c"]
+
+
+def test_a_note_comes_with_the_first_sync_and_is_no_warning() -> None:
+    reports, engine = EngineReports("engine.log"), SimpleNamespace()
+    detail: dict[str, Any] = {"notes": ["new weights go by group"]}
+
+    async def health() -> Health:
+        return Health(ok=True, version=0, detail=detail)
+
+    def published(version: int) -> dict[str, Any]:
+        return asyncio.run(reports.published(engine, version))  # type: ignore[arg-type]
+
+    engine.health = health
+    assert published(0) == {}  # nothing was measured yet
+    detail["sync"] = {"probe_mean": 0.1}
+    assert [published(version)["notes"] for version in (1, 2)] == [["new weights go by group"], []]
+    assert reports.health_warnings(asyncio.run(health())) == []

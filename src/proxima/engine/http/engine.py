@@ -100,7 +100,7 @@ class HttpEngine:
         self._pool.events += [f"engine: {replica.url} is out of service: {replica.status.reason}" for replica in away]
         if first.takes_weights:
             line = self._sync.choose([replica.facts for replica in replicas if replica.in_service])
-            self._pool.events += [line] if line else []
+            self._pool.notes += [line] if line else []
         self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
 
     @property
@@ -197,8 +197,8 @@ class HttpEngine:
         await self._loop.run(self._pool.abort(lambda job: job.request.prompt.uid == prompt_uid))
 
     async def health(self) -> Health:
-        """`detail` has `replicas` (counts since the start), `events` (lines for the user since the start), `log` (where
-        the servers' log is) and `sync` (the figures of the last `publish`)."""
+        """`detail` has `replicas` (counts since the start), `events` and `notes` (warnings and other lines for the user
+        since the start), `log` (where the servers' log is) and `sync` (the figures of the last `publish`)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -213,6 +213,7 @@ class HttpEngine:
                 detail={
                     "replicas": counts,
                     "events": list(pool.events),
+                    "notes": list(pool.notes),
                     "log": "the servers' own logs" if self._servers is None else None,  # None: in the run folder
                     "sync": self._keeper.figures,
                 },

@@ -44,7 +44,8 @@ class ReplicaPool:
         self.draining = 0  # calls of `drain` that have not returned
         self.asleep = False  # between `sleep` and `wake`
         self.counts = Counter[str]()
-        self.events: list[str] = []  # lines for the user
+        self.events: list[str] = []  # warnings for the user
+        self.notes: list[str] = []  # lines for the user about what is as it should be
         self.changed = asyncio.Event()
         self.repeatable = spec.seeded and all(replica.facts.batch_invariant for replica in replicas)
         self._tasks: dict[asyncio.Task[None], GenerationJob] = {}

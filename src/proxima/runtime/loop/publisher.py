@@ -158,24 +158,28 @@ class SharedDevices(DeviceTurns):
 class EngineReports:
     """Collects what an engine reports during a run: weight syncs, and servers that join or fail.
 
-    Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (lines
-    for the user since the start), `log` (where to look, if not in the engine's log in the run folder, whose name is
-    `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit). `metrics` are those of
-    the present step, whose beginning clears them.
+    Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (warnings
+    for the user since the start), `notes` (other lines), `log` (where to look, if not in the engine's log in the run
+    folder, whose name is `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit).
+    `metrics` are those of the present step, whose beginning clears them.
     """
 
     def __init__(self, log: str) -> None:
         self.log = log
         self.metrics: dict[str, float] = {}
-        self._exits = self._seen = 0
+        self._exits = self._seen = self._noted = 0
         self._counts: dict[str, float] = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
-        """The measurements of the engine at a weight sync: numbers under `sync/` and `version`; empty for an engine
-        that measures nothing."""
-        sync = (await engine.health()).detail.get("sync") or {}
+        """The measurements of the engine at a weight sync: numbers under `sync/`, `version`, and `notes` since the last
+        one; empty for an engine that measures nothing."""
+        detail = (await engine.health()).detail
+        if not (sync := detail.get("sync") or {}):
+            return {}
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}
-        return {"version": version, **self.metrics} if sync else {}
+        notes = list(detail.get("notes") or ())
+        new, self._noted = notes[self._noted :], len(notes)
+        return {"version": version, "notes": new, **self.metrics}
 
     def health_warnings(self, health: Health) -> list[str]:
         """Warnings about what has happened since the last call, even if it only cost time and no completion."""

@@ -61,8 +61,8 @@ class Observer:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
 
     def synced(self, record: Record) -> None:
-        """The engine has new weights, and has measured that it computes with them: `version`, `how`, and `sync/`
-        figures."""
+        """The engine has new weights, and has measured that it computes with them: `version`, `notes` (lines for the
+        user) and `sync/` figures."""
 
     def warning(self, text: str) -> None:
         """Something that affects the result: what it means and what to do, in one line."""
