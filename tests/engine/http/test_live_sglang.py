@@ -1,7 +1,8 @@
 """A real SGLang server: what it can do, the laws of engines, training, weights in flight, aborts, kills and experts.
 
 PROXIMA_SGLANG names its environment, which `proxima engine install sglang` makes; on a CPU a server starts in one to
-three minutes. The laws of determinism are skipped on a CPU, where SGLang has no attention that is deterministic.
+three minutes, and the laws have deadlines that a busy machine may miss. The law of determinism is skipped on a CPU,
+where SGLang has no attention that is deterministic.
 """
 
 import asyncio
@@ -95,13 +96,6 @@ def test_a_run_of_three_steps(url: str, model: Path, tmp_path: Path) -> None:
     assert go(tmp_path / "run", tree(model, engine=engine, train__steps=3)).status == "done"
     records = steps_of(tmp_path / "run")
     assert len(records) == 3 and all(r["sync/probe_mean"] < 1e-3 for r in records)
-
-
-def test_a_run_over_the_sampling_masks(url: str, model: Path, tmp_path: Path) -> None:
-    engine = {"kind": "sglang", "url": url, "sampling_mask": True}
-    sampled = {"sampling__top_k": 8, "sampling__top_p": 0.9, "algorithm__behavior": "sampled"}
-    assert go(tmp_path / "run", tree(model, engine=engine, train__steps=2, **sampled)).status == "done"
-    assert all(r["mismatch/k3_kl"] < 1e-3 for r in steps_of(tmp_path / "run"))
 
 
 def test_weights_arrive_while_completions_run(url: str, model: Path, tmp_path: Path) -> None:
