@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from proxima.data import UserError
 from proxima.engine.http import staged_files
 from proxima.engine.http.staged_files import WeightFolders, folder_bytes
+from proxima.engine.http.weight_buckets import Buckets
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
 
@@ -156,3 +157,6 @@ def test_experts_have_the_names_of_the_models_files(
     weights = load_file(folder / "model-00001.safetensors")
     assert weights.keys() == expected.keys() and "model.layers.0.mlp.experts.7.down_proj.weight" in weights
     assert all(torch.equal(weights[name], expected[name].to(weights[name].dtype)) for name in expected)
+    buckets = Buckets(WeightFolders(tmp_path, buckets=True, file_names=True).write(loaded.model, None, "v2", dtype))
+    views = buckets.views(buckets.memory())
+    assert views.keys() == weights.keys() and all(torch.equal(views[name], weights[name]) for name in weights)

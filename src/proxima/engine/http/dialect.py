@@ -272,7 +272,7 @@ class Dialect(Protocol):
     length_option: ClassVar[str] = "a maximum length of"  # the server's option for it
     spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
     checks_transfers: ClassVar[bool] = False  # see `check_transfer`
-    file_names: ClassVar[bool] = False  # it reads folders of weights by itself, under the names of the model's files
+    file_names: ClassVar[bool] = False  # it takes weights under the names of the model's files
     gaps: ClassVar[bool] = True  # its workers take buckets with gaps between tensors
 
     async def probe(self, client: ServerClient) -> ServerFacts:

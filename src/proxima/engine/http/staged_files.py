@@ -25,10 +25,9 @@ from proxima.data.json_reader import load_json
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_buckets import Buckets, write_buckets, written_dtype
-from proxima.engine.process.shared_weights import model_as_files, unique_weights
+from proxima.engine.http.weight_buckets import Buckets, named_weights, write_buckets, written_dtype
+from proxima.engine.process.shared_weights import model_as_files
 from proxima.engine.protocol import EngineSetup, ServerError
-from proxima.model.architecture import optional_attribute
 from proxima.system.atomic_files import ordinary_modes
 
 INDEX = "model.safetensors.index.json"
@@ -105,7 +104,7 @@ class WeightFolders:
 
     def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
         if self._buckets:
-            write_buckets(model, folder, dtype)
+            write_buckets(model, folder, dtype, file_names=self._file_names)
             return
         for file, content in model_as_files(model, tokenizer).items():
             (folder / file).write_bytes(content)
@@ -179,31 +178,12 @@ def staged_buckets(url: str, folder: Path) -> Buckets:
 
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool) -> None:
     total, weight_map = 0, dict[str, str]()
-    named = file_weights(model) if file_names else ((name, weight) for (name, *_), weight in unique_weights(model))
-    for number, shard in enumerate(_shards(named, dtype), 1):
+    for number, shard in enumerate(_shards(named_weights(model, file_names=file_names), dtype), 1):
         file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
-
-
-def file_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield each weight under its name in the model's files. transformers stacks the matrices of experts when it loads
-    them, and gives the stack another name, which a server that reads files may ignore without a word."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, revert_weight_conversion
-
-    named = ((name, weight.detach()) for (name, *_), weight in unique_weights(model))
-    conversions = optional_attribute(model, "_weight_conversions")
-    if conversions is None:
-        conversions = get_model_conversion_mapping(model, add_legacy=False)
-    converters = [each for each in conversions if isinstance(each, WeightConverter)]
-    if any(len(each.target_patterns) > 1 for each in converters):  # several weights make one in the files
-        yield from revert_weight_conversion(model, dict(named)).items()
-        return
-    for name, weight in named:
-        yield from revert_weight_conversion(model, {name: weight}).items() if conversions else [(name, weight)]
 
 
 def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:

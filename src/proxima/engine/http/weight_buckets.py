@@ -6,7 +6,7 @@ plan. The weights of a sharded model are gathered straight into it, a layer at a
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from proxima.data.json_reader import load_json
 from proxima.engine.process.shared_weights import TensorPlace, unique_weights
+from proxima.model.architecture import optional_attribute
 
 BUCKET = 1 << 28  # bytes; a larger tensor has a bucket of its own
 ALIGNED = 16  # bytes
@@ -113,18 +114,49 @@ class Buckets:
 
 
 @torch.no_grad()
-def write_buckets(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
+def write_buckets(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool = False) -> None:
     """Copy the weights of a model, with adapters merged and tied ones once.
 
     Args:
         dtype: of the written floating-point weights; None: unchanged.
+        file_names: see `named_weights`.
     """
-    shapes = unique_weights(model, shapes=True)
-    tensors = [(names[0], written_dtype(weight, dtype), weight.shape) for names, weight in shapes]
+    shapes = named_weights(model, file_names=file_names, shapes=True)
+    tensors = [(name, written_dtype(weight, dtype), weight.shape) for name, weight in shapes]
     buckets = Buckets.create(folder, plan_buckets(tensors))
     views = buckets.views(buckets.memory())
-    for (name, *_), weight in unique_weights(model):
+    for name, weight in named_weights(model, file_names=file_names):
         views[name].copy_(weight)
+
+
+def named_weights(model: nn.Module, *, file_names: bool, shapes: bool = False) -> Iterable[tuple[str, Tensor]]:
+    """Each weight once, with its name; `shapes` as for `unique_weights`.
+
+    Args:
+        file_names: the names of the model's own files, see `file_weights`.
+    """
+    if file_names:
+        return file_weights(model, shapes=shapes)
+    return ((name, weight) for (name, *_), weight in unique_weights(model, shapes=shapes))
+
+
+def file_weights(model: Any, *, shapes: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """Yield each weight under its name in the model's files; `shapes` as for `unique_weights`. transformers stacks the
+    matrices of experts when it loads them, and gives the stack another name, which a server may ignore without a word.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+
+    named = ((name, weight.detach()) for (name, *_), weight in unique_weights(model, shapes=shapes))
+    conversions = optional_attribute(model, "_weight_conversions")
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model, add_legacy=False)
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    if any(len(each.target_patterns) > 1 for each in converters):  # several weights make one in the files
+        yield from revert_weight_conversion(model, dict(named)).items()
+        return
+    for name, weight in named:
+        yield from revert_weight_conversion(model, {name: weight}).items() if conversions else [(name, weight)]
 
 
 def written_dtype(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
