@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from proxima.engine.http.weight_buckets import Buckets
 from proxima.model.load import load
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.raw_server import RawServer
@@ -50,10 +52,15 @@ class ModelVllm(FakeVllm):
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
         settings["model_config"]["dtype"] = "torch.float32"
-        return settings
+        return settings | {"parallel_config": {"world_size": 1}, "device_config": {"device": "cpu"}}
 
     @torch.no_grad()
-    def _load(self, file: str, last: bool) -> None:
+    def _load(self, file: str, last: bool, tensors: Any = (), starts: Any = ()) -> None:
+        if tensors:  # buckets in a file
+            buckets = Buckets(Path(file).parent)
+            for name, value in buckets.views(buckets.memory()).items():
+                self.model.get_parameter(name).copy_(value)
+            return
         with safe_open(file, framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118  it is no mapping
                 self.model.get_parameter(name).copy_(weights.get_tensor(name))

@@ -33,6 +33,8 @@ async def test_vllm_gives_its_memory_up_and_takes_the_weights_first():
     await dialect.sleep(client, facts)
     assert facts.sleeps and fake.asleep
     await dialect.wake(client, facts)
+    assert fake.asleep == {"kv_cache"} and fake.paused
+    await dialect.wake_cache(client, facts)
     assert spoken(fake) == [
         ("/sleep", {"level": "1", "mode": "abort"}),
         ("/wake_up", {"tags": "weights"}),

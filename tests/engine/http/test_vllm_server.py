@@ -65,9 +65,14 @@ def moving(loaded: LoadedModel) -> LoadedModel:
 async def replica(url: str) -> AsyncIterator[Any]:
     client = ServerClient(Address(url), seconds=300)
     try:
-        yield SimpleNamespace(url=url, client=client, dialect=DIALECT, facts=await DIALECT.probe(client))
+        facts = await DIALECT.probe(client)
+        yield SimpleNamespace(url=url, client=client, dialect=DIALECT, facts=facts, take_cache=nothing)
     finally:
         await client.close()
+
+
+async def nothing() -> None:
+    """A server that never sleeps has its cache."""
 
 
 async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, label: str) -> None:

@@ -61,6 +61,9 @@ class ModelServer:
     async def pause(self, client: None, facts: ServerFacts, mode: str) -> None:
         self.calls.append(f"pause {mode}")
 
+    async def take_cache(self) -> None:
+        """It has never slept."""
+
     async def resume(self, client: None, facts: ServerFacts) -> None:
         self.calls.append("resume")
 

@@ -358,5 +358,10 @@ class Dialect(Protocol):
         raise RuntimeError(f"{self.kind} does not sleep")
 
     async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Make it take the memory again, with the weights that it had. It stays paused."""
+        """Make it take the memory of its weights again, with those that it had. It stays paused, and can be given new
+        ones; `wake_cache` follows."""
         raise RuntimeError(f"{self.kind} does not sleep")
+
+    async def wake_cache(self, client: ServerClient, facts: ServerFacts) -> None:
+        """Make it take what it has left asleep: its KV cache, for which new weights may need the room while they
+        arrive. It stays paused."""

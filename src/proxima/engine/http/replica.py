@@ -68,6 +68,7 @@ class Replica:
         self.status = ReplicaState()
         # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
         self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
+        self._lacks_cache = False  # after `wake`
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores assigned to it
@@ -271,13 +272,23 @@ class Replica:
         self.pause = "asleep"
 
     async def wake(self) -> None:
-        """Make it take its devices again; it stays paused.
+        """Make it take its devices again, but for the KV cache (see `take_cache`); it stays paused.
 
         Raises:
             ServerError: the call failed.
         """
-        self.pause = "stopped"
+        self.pause, self._lacks_cache = "stopped", True
         await self.dialect.wake(self.client, self.facts)
+
+    async def take_cache(self) -> None:
+        """Make it take its KV cache, if it lacks it. To be called when new weights have arrived, before a request.
+
+        Raises:
+            ServerError: the call failed.
+        """
+        if self._lacks_cache:
+            await self.dialect.wake_cache(self.client, self.facts)
+            self._lacks_cache = False
 
     async def resume(self) -> None:
         """Resume sampling.
@@ -285,6 +296,7 @@ class Replica:
         Raises:
             ServerError: the call failed.
         """
+        await self.take_cache()
         if self.facts.takes_weights:
             await self.dialect.resume(self.client, self.facts)
         self.pause = "none"

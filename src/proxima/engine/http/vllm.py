@@ -193,8 +193,11 @@ class VllmDialect(Dialect):
         await client.post("/sleep?level=1&mode=abort", seconds=MOVE_SECONDS)
 
     async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Restore the weights, then the KV cache. vLLM resumes sampling once it has the cache, hence the pause."""
-        await wake_up(client)
+        await wake_up(client, "weights")
+
+    async def wake_cache(self, client: ServerClient, facts: ServerFacts) -> None:
+        """See `Dialect.wake_cache`. vLLM resumes sampling once it has the cache, hence the pause."""
+        await wake_up(client, "kv_cache")
         await self.pause(client, facts, "abort")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
@@ -383,7 +386,7 @@ async def _wake(client: ServerClient) -> bool:
         await asyncio.sleep(1.0)
     asleep = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
     if asleep:
-        await wake_up(client)
+        await wake_up(client, "weights", "kv_cache")
     incomplete = await close_broken_update(client)
     if asleep:
         await client.post("/resume")
@@ -413,9 +416,9 @@ async def start_update(client: ServerClient, seconds: float) -> None:
         await client.post("/start_weight_update", seconds=seconds, alone=True)
 
 
-async def wake_up(client: ServerClient) -> None:
-    """Make the server take its memory again, weights first; whatever is already awake is left unchanged."""
-    for tag in ("weights", "kv_cache"):
+async def wake_up(client: ServerClient, *tags: str) -> None:
+    """Make the server take parts of its memory again, in this order; whatever is already awake is left unchanged."""
+    for tag in tags:
         await client.post(f"/wake_up?tags={tag}", seconds=MOVE_SECONDS)
 
 

@@ -203,6 +203,7 @@ class WeightSync:
     ) -> None:
         """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
         await self.transport.push(replica, weights.handover, push_round)
+        await replica.take_cache()
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         self._labels.add(weights.handover.label)
         interrupt = self.spec.interrupt
