@@ -64,6 +64,7 @@ PARTS: Mapping[str, Part] = {
     "decode_vs_hf": Part(
         f"-m benchmarks.decode_vs_hf {OUT} --peer-python {{python}}", 15, "--rows 4 --prompts 2 --tokens 3 --repeats 1"
     ),
+    "weight_ipc": Part(f"-m benchmarks.weight_ipc {OUT}", 10, "--parameters 2e6 --repeats 2"),
     "decode_vs_vllm": Part(f"-m benchmarks.vllm_throughput {OUT}", 30, "--requests 2 --tokens 3", ("vllm",)),
     "shared_prompt": Part(f"-m benchmarks.shared_prompt {OUT}", 10, "--shapes 5x3 --prompts 1 --repeats 1"),
     "pruned_update": Part(f"-m benchmarks.pruned_update {OUT}", 10, "--shape 5x3 --rates 0 0.5 --repeats 1"),

@@ -1,0 +1,157 @@
+"""Weights from the trainer to a worker in another process, without a server: seconds and GB/s by `ipc` and `group`.
+
+    python -m benchmarks.weight_ipc [--parameters 4e9] [--repeats 5]
+
+Both ends are those of a run: the transports of the trainer, and the module that runs in vLLM's workers, with a fake
+vLLM around it. On a GPU `ipc` goes through memory that both processes have on it, and `group` is NCCL, where there are
+two. On a CPU, a file in memory and gloo take their places. The tensors have the shapes of the model, repeated until
+there are so many random weights, in bfloat16. What arrives is compared with what was sent, in a pass of its own.
+"""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from benchmarks.harness import finish, need_model, parser, table
+from benchmarks.side import device
+from proxima.engine.http.dialect import ServerFacts, WeightHandover
+from proxima.engine.http.group_transport import GroupTransport
+from proxima.engine.http.ipc_transport import IpcTransport
+from proxima.engine.http.staged_files import WeightFolders
+from proxima.engine.http.vllm import Vllm, VllmDialect
+from proxima.engine.http.weight_buckets import Bucket, Buckets, plan_buckets
+from proxima.engine.protocol import ServerError
+
+TRANSPORTS = {"ipc": IpcTransport, "group": GroupTransport}
+
+
+class Worker(VllmDialect):
+    """The other process, in the place of a server's dialect."""
+
+    def __init__(self, way: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.weight_ipc.worker", way]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.sums = list[int]()  # of the bytes of each bucket, of the last weights
+
+    async def load_weights(self, client: Any, facts: ServerFacts, weights: WeightHandover) -> None:
+        self.sums, sent = list[int](), [] if weights.updates is None else weights.updates()
+        async for update in sent:
+            answer = await asyncio.to_thread(self.ask, update | {"check": weights.version == 0})
+            if "error" in answer:
+                raise ServerError("", "", answer["error"])
+            self.sums += answer["sums"]
+
+    def ask(self, update: dict[str, Any]) -> dict[str, Any]:
+        """Have it receive an update."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(json.dumps(update) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the worker has ended"}
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass(eq=False)
+class Receiver:
+    """What a transport asks of a replica."""
+
+    dialect: Worker
+    facts: ServerFacts
+    url: str = "http://127.0.0.1:1"
+    client: Any = None
+
+
+def planned(model: Path, parameters: float) -> list[Bucket]:
+    """Buckets of tensors with the model's shapes, of so many weights or a few more."""
+    shapes = dict[str, Sequence[int]]()
+    for file in sorted(model.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    tensors, count = list[tuple[str, torch.dtype, Sequence[int]]](), 0.0
+    while count < parameters:
+        for name, shape in shapes.items():
+            tensors.append((f"{len(tensors)}.{name}", torch.bfloat16, shape))
+            count += torch.Size(shape).numel()
+            if count >= parameters:
+                break
+    return plan_buckets(tensors)
+
+
+def filled(folder: Path, buckets: Sequence[Bucket]) -> tuple[Buckets, list[int]]:
+    """A file of random bytes, and the sum of each bucket's bytes that belong to tensors."""
+    written = Buckets.create(folder, buckets)
+    memory, sums = written.memory(), list[int]()
+    for bucket in written.buckets:
+        part = memory[bucket.start : bucket.start + bucket.size]
+        part.random_(0, 256, generator=torch.Generator().manual_seed(bucket.start % 2**31))
+        sums.append(sum(int(part[place.start : place.end].sum(dtype=torch.int64)) for place in bucket.places))
+    return written, sums
+
+
+async def measure(way: str, weights: WeightHandover, sums: list[int], repeats: int) -> dict[str, Any]:
+    """Push the weights so often. Returns the seconds of each, or the reason why there are none."""
+    gpu = device() == "cuda"
+    if way == "group" and gpu and torch.cuda.device_count() < 2:
+        return {"reason": "NCCL needs two GPUs"}
+    facts = ServerFacts(server="worker", model="random", device=device(), transfers=("folder", "group", "ipc"))
+    worker, spec = Worker(way), Vllm(transfer=way)  # type: ignore[arg-type]
+    replica: Any = Receiver(worker, facts)
+    setup: Any = SimpleNamespace(tokenizer=None)
+    transport, seconds = TRANSPORTS[way](spec, setup), list[float]()
+    try:
+        for version in range(repeats + 2):  # the first is compared, and the second warms up
+            start = perf_counter()
+            await transport.push(replica, WeightHandover(**vars(weights) | {"version": version}))
+            seconds.append(perf_counter() - start)
+            if version == 0 and worker.sums != sums:
+                return {"reason": "other bytes have arrived than were sent"}
+    except ServerError as error:
+        return {"reason": error.reason}
+    finally:
+        with suppress(Exception):
+            await transport.close()
+        worker.close()
+    best = [round(value, 4) for value in seconds[2:]]
+    return {"seconds": best, "gb_per_s": round(weights.size / 1e9 / median(best), 3)}
+
+
+def main() -> None:
+    """Measure each way."""
+    p = parser(__doc__, repeats=5)
+    p.add_argument("--parameters", type=float, default=4e9, help="random weights (default: %(default)g)")
+    o = p.parse_args()
+    model = Path(need_model(o.model))
+    torch.set_num_threads(o.threads)
+    folders = WeightFolders(buckets=True)
+    try:
+        buckets = planned(model, o.parameters)
+        size = sum(place.end - place.start for bucket in buckets for place in bucket.places)
+        folder = folders._place(size) / "random"
+        folder.mkdir()
+        start = perf_counter()
+        _, sums = filled(folder, buckets)
+        print(f"{size / 1e9:.2f} GB in {len(buckets)} buckets, drawn in {perf_counter() - start:.0f} s", flush=True)
+        weights = WeightHandover(version=0, label="random", folder=folder, seconds=120.0, size=size)
+        ways = {way: asyncio.run(measure(way, weights, sums, o.repeats)) for way in TRANSPORTS}
+    finally:
+        folders.close()
+    figures = {way: (median(result["seconds"]), result["gb_per_s"]) for way, result in ways.items() if len(result) > 1}
+    print(table(["way", "seconds", "GB/s"], [[way, *(f"{value:.3f}" for value in v)] for way, v in figures.items()]))
+    finish({"claim": "weight_ipc", "bytes": size, "device": device(), "ways": ways}, o.json_out)
