@@ -173,8 +173,11 @@ async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
         (free,) = await ask(engine, request.prompt.tokens.tolist(), temperature=0.0, max_tokens=24)
         text = decode(free.tokens)
         parts = {at: text[at : at + 3] for at in range(1, len(text) - 3)}
-        # a part of a character, which no recipe's stop string has, is decoded differently token by token
-        first = (part for at, part in parts.items() if text.find(part) == at and part.strip() and "\ufffd" not in part)
+        # Not a part of a character, which is decoded differently token by token, and none around a special token:
+        # no recipe's stop string is of this kind.
+        plain = case.setup.tokenizer.decode(free.tokens)
+        alike = {at: part for at, part in parts.items() if "\ufffd" not in part and part in plain and part.strip()}
+        first = (part for at, part in alike.items() if text.find(part) == at)
         if (stop := next(first, None)) is None:
             continue
         tried += 1
