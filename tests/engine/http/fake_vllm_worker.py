@@ -128,7 +128,7 @@ class FakeWorker:
 
     def call(self, path: str, body: Any) -> None:
         if path == "/init_weight_transfer_engine":
-            self.engine.init_transfer_engine(self.module.Question(**(body or {}).get("init_info", {})))
+            self.engine.init_transfer_engine(self.module.InitInfo(**(body or {}).get("init_info", {})))
         elif path == "/start_weight_update":
             if self.active:
                 raise RuntimeError("already active. Call finish_weight_update first")

@@ -312,7 +312,7 @@ class Dialect(Protocol):
         """Ask the workers whether a way to send weights is open. Only a dialect with `checks_transfers` is asked.
 
         Args:
-            question: the fields of `Question` in `proxima_vllm_worker`.
+            question: the fields of `InitInfo` in `proxima_vllm_worker`.
             seconds: deadline.
 
         Raises:

@@ -79,7 +79,7 @@ def _pack_tied_heads(model: Any) -> None:
 
 
 @dataclass
-class Question:
+class InitInfo:
     """Asks whether a way to send weights is open; an error is the answer no. Empty, it begins an update.
 
     group: can this worker join it? gpu: is this worker on that GPU, by its UUID?
@@ -110,7 +110,7 @@ class UpdateInfo:
 class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
     """Loads buckets of weights. Each worker receives whole tensors, and takes what it needs."""
 
-    init_info_cls = Question
+    init_info_cls = InitInfo
     update_info_cls = UpdateInfo
     wanted: set[str] | None = None
     # of an update that is open: the kernels of experts that it has to create anew; None: no update is open
@@ -118,7 +118,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     whole = False  # the update that is open has received its last bucket
     group: Any = None  # that of the last update, with its name
 
-    def init_transfer_engine(self, init_info: Question) -> None:
+    def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Record the parameters of a complete update: all of them, tied ones once. There is no connection, unless one
         is asked for.
 
