@@ -324,6 +324,9 @@ class PlainDialect(Dialect):
     async def wake(self, client, facts):
         (await self.called(client, "/wake")).asleep = False
 
+    async def wake_cache(self, client, facts):
+        """They take everything at once."""
+
     async def load_weights(self, client, facts, weights):
         server = await self.called(client, "/weights")
         assert server.paused

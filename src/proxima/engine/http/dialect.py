@@ -365,3 +365,4 @@ class Dialect(Protocol):
     async def wake_cache(self, client: ServerClient, facts: ServerFacts) -> None:
         """Make it take what it has left asleep: its KV cache, for which new weights may need the room while they
         arrive. It stays paused."""
+        raise RuntimeError(f"{self.kind} does not sleep")
