@@ -18,6 +18,7 @@ import torch
 
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
+from proxima.engine.http.replica import Replica
 from proxima.engine.http.sglang import Sglang, SglangDialect
 from proxima.engine.http.weight_sync import WeightSync
 from proxima.engine.local.local_engine import collect
@@ -161,17 +162,16 @@ async def pushed(url: str, folder: Path) -> dict[str, Any]:
     loaded = load(str(folder), dtype=torch.float32, device="cpu")
     spec = Sglang(url=url, probe_tokens=64)
     sync = WeightSync(spec, EngineSetup.of(loaded, max_length=250))
-    client, dialect = ServerClient(Address(url), seconds=300), SglangDialect()
+    replica = Replica(spec.addresses[0], spec.dialect(), spec, "live")
     try:
-        facts = await dialect.probe(client)
-        replica: Any = type("Server", (), {"url": url, "client": client, "dialect": dialect, "facts": facts})()
-        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "live.1", facts.dtype)
-        await dialect.pause(client, facts, "keep")
+        replica.facts = await replica.dialect.probe(replica.client)
+        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "live.1", replica.facts.dtype)
+        await replica.dialect.pause(replica.client, replica.facts, "keep")
         report = await sync.push(replica)
-        await dialect.resume(client, facts)
+        await replica.dialect.resume(replica.client, replica.facts)
         return report
     finally:
-        await client.close()
+        await replica.client.close()
         await sync.close()
 
 
