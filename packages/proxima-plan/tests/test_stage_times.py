@@ -173,6 +173,12 @@ def test_ipc_copies_for_each_server_on_the_shared_device():
     assert stage.parts == {BANDWIDTH: pytest.approx(2 * size / (times.device.rates.host * 1e9) + 2 * size / memory)}
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_auto_is_a_group_for_servers_without_gpus_on_other_machines(kind):
+    engine = EngineSettings(kind=kind, remote=True)
+    assert engine.way(cpu=True, adapters=False) == "group" and engine.way(cpu=False, adapters=False) == "folder"
+
+
 def test_adapters_alone_are_a_small_folder():
     _, whole = published("auto", adapters_only=True)  # there are none
     times, stage = published("auto", adapters_only=True, adapter=20_000_000)

@@ -109,6 +109,18 @@ async def test_another_base_is_found(adapted: LoadedModel) -> None:
     await sync.close()
 
 
+@pytest.mark.parametrize("label", ["0a1b2c3d.7.v6", "incomplete 0a1b2c3d.7.v6-perturbed"])
+async def test_a_base_that_another_run_has_replaced_is_refused(label: str, adapted: LoadedModel) -> None:
+    server, sync = AdaptedServer(adapted), sync_of(adapted)
+    server.label = label
+    with pytest.raises(UserError, match=r"has weights of an earlier run \(.*\) in place of the base"):
+        await push(sync, server, adapted.model)
+    assert server.calls == []
+    server.label = sync.label("0a1b2c3d", 7, 6)  # of a run that sent adapters alone
+    assert "perturbed_mean" in await sync.push(server)  # type: ignore[arg-type]
+    await sync.close()
+
+
 # ---- what vLLM is told -----------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import copy
 import random
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -101,6 +103,23 @@ async def fleet(
         for server in servers:
             server.updates.released.set()
             server.updates.groups.clear()
+
+
+async def test_sends_leave_the_loops_threads_to_calls(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the servers' names are looked up, for the very calls that the sends wait for."""
+    asyncio.get_running_loop().set_default_executor(loops := ThreadPoolExecutor(1))
+    taken, send = list[threading.Thread](), SenderGroup.send
+
+    def noted(group: SenderGroup, *arguments: Any) -> None:
+        taken.append(threading.current_thread())
+        send(group, *arguments)
+
+    monkeypatch.setattr(SenderGroup, "send", noted)
+    async with fleet(tiny, 2) as (trainer, _):
+        await trainer.prepare()
+        reports = await trainer.push(*trainer.replicas)
+    assert all(isinstance(report, dict) for report in reports)
+    assert taken and not loops._threads.intersection(taken)
 
 
 def test_tensors_without_gaps_are_the_same_bytes() -> None:

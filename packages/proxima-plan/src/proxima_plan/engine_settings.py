@@ -73,7 +73,7 @@ class EngineSettings:
             return "adapters"
         if self.transfer != "auto":
             return self.transfer
-        return "group" if self.remote and cpu and self.kind == "vllm" else "folder"
+        return "group" if self.remote and cpu else "folder"
 
     def notes(self, *, cpu: bool) -> list[str]:
         """What the plan assumes of the engine, on a CPU or elsewhere."""

@@ -14,7 +14,8 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -72,10 +73,10 @@ class GroupTransport(StagedTransport):
             await replica.dialect.check_transfer(replica.client, question, 3 * FORM_SECONDS)
 
         async def form() -> None:
-            await asyncio.to_thread(group.form, host_for(replicas[0].url, addresses))
+            await _in_own_thread(group.form, host_for(replicas[0].url, addresses))
 
         outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
-        await asyncio.to_thread(group.abort)
+        await _in_own_thread(group.abort)
         errors = [error for error in outcomes if error is not None]
         if not errors:
             return
@@ -296,7 +297,7 @@ class _Sending:
             if pending or any(task.exception() for task in tasks):
                 self._failed = True
                 self._begin.set()
-                await asyncio.to_thread(self.group.abort)
+                await _in_own_thread(self.group.abort)
                 await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         finally:
             if not all(task.done() for task in tasks):
@@ -326,7 +327,7 @@ class _Sending:
         await self._begin.wait()
         if not self._failed:
             host = host_for(self.replicas[0].url, self.addresses)
-            await asyncio.to_thread(self.group.send, self.staged.memory(), self.buckets, host)
+            await _in_own_thread(self.group.send, self.staged.memory(), self.buckets, host)
 
     async def _load(self, replica: Replica) -> None:
         member = self.group.member(replica.url, host_for(replica.url, self.addresses))
@@ -343,6 +344,16 @@ class _Sending:
 
         weights = replace(self.weights, updates=update, group=member)
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
+
+
+async def _in_own_thread(call: Callable[..., None], *arguments: Any) -> None:
+    """Like `asyncio.to_thread`, but not in one of the loop's threads, which are few: if sends to many servers took them
+    all, the calls that these sends wait for could not look up the servers' names."""
+    thread = ThreadPoolExecutor(1)
+    try:
+        await asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
+    finally:
+        thread.shutdown(wait=False)
 
 
 def host_for(url: str, addresses: Addresses) -> str:

@@ -91,7 +91,7 @@ class ReplicaKeeper:
             self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
             self._interrupted.add(replica)
         async with self._syncing:
-            label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
+            label = self.sync.label(self.tag, next(self._numbers), update.version)
             started_at = monotonic()
             if self._newest is None:  # a server that came late must not end the run
                 initial = [replica for replica in pool.serving if replica not in self._late]

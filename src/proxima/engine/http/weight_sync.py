@@ -28,9 +28,11 @@ from proxima.engine.http.weight_probe import (
     trainer_log_prob,
 )
 from proxima.engine.http.weight_transport import (
+    ADAPTED,
     TRANSPORTS,
     PushRound,
     WeightTransport,
+    check_base,
     choose_transport,
     is_this_machine,
 )
@@ -90,6 +92,10 @@ class WeightSync:
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
         return f"engine: new weights go by {self.kind}: {reason}"
 
+    def label(self, tag: str, number: int, version: int) -> str:
+        """The servers' name for the weights of an engine's publication `number`."""
+        return f"{tag}.{number}.v{version}{ADAPTED if self.kind == 'adapters' else ''}"
+
     async def check(self, replicas: Sequence[Replica]) -> str | None:
         """Before the first weights, check that they can be sent as chosen to these servers. If `auto` chose another way
         than files, and servers can read those, choose files. Returns a line for the user if that has changed.
@@ -142,6 +148,8 @@ class WeightSync:
             raise UserError(reason, remedy="start it like them")
         metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
+        if copy is not None and self.kind == "adapters":
+            await check_base(replica)
         try:
             if copy is not None:
                 metrics |= await self._prove(replica, copy)

@@ -20,6 +20,7 @@ empties its caches, and compares its log-probs with the trainer's. It relies on 
 """
 
 import asyncio
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,9 +29,9 @@ from urllib.parse import urlsplit
 
 from torch import nn
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.data.kinds import Kinds
-from proxima.engine.http.dialect import ServerFacts, WeightHandover
+from proxima.engine.http.dialect import INCOMPLETE, ServerFacts, WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 
@@ -42,6 +43,9 @@ TRANSPORTS = Kinds(
         "ipc": "proxima.engine.http.ipc_transport:IpcTransport",
     }
 )
+
+ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone: the server still has its own base
+WHOLE = re.compile(rf"({INCOMPLETE})?[0-9a-f]{{8}}\.\d+\.v\d+(-perturbed)?")  # a label of a run that sends all weights
 
 
 def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts], adapter_rank: int = 0) -> tuple[str, str]:
@@ -97,6 +101,15 @@ def check_adapters(facts: ServerFacts, rank: int, server: str) -> None:
     if rank > facts.adapter_rank:
         reason = f"is not possible: {server} loads adapters of rank {facts.adapter_rank}, and model.lora.rank is {rank}"
         raise FieldError("adapters_only", True, reason, remedy=remedy)
+
+
+async def check_base(replica: Replica) -> None:
+    """Raise UserError if an earlier run has sent this server whole weights: adapters belong to the base that it was
+    started with. The probe finds another base only if that moves the log-probs by more than rounding does."""
+    label = (await replica.dialect.health(replica.client, replica.facts)).weight_version
+    if label is not None and WHOLE.fullmatch(label):
+        reason = f"{replica.url} has weights of an earlier run ({label}) in place of the base of the adapters"
+        raise UserError(reason, remedy="start it again, or set engine.adapters_only=false")
 
 
 class PushRound:
