@@ -297,6 +297,8 @@ class Shell:
 
     def python(self, words, look):
         """A script runs; of a benchmark, which takes minutes, the arguments are parsed."""
+        if words[0] == "-P":
+            words = words[1:]
         if words[0] == "-m":
             if words[1].startswith("benchmarks"):
                 assert importlib.util.find_spec(words[1]) is not None, words[1]
