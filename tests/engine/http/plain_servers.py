@@ -387,6 +387,9 @@ class PlainSync:
     def forget(self, replica):
         """All weights are compared."""
 
+    def label_of(self, tag, number, version):
+        return f"{tag}.{number}.v{version}"
+
     async def prepare(self, update, label, dtype):
         self.update, self.label = update, label
 

@@ -116,7 +116,7 @@ async def test_a_base_that_another_run_has_replaced_is_refused(label: str, adapt
     with pytest.raises(UserError, match=r"has weights of an earlier run \(.*\) in place of the base"):
         await push(sync, server, adapted.model)
     assert server.calls == []
-    server.label = sync.label("0a1b2c3d", 7, 6)  # of a run that sent adapters alone
+    server.label = sync.label_of("0a1b2c3d", 7, 6)  # of a run that sent adapters alone
     assert "perturbed_mean" in await sync.push(server)  # type: ignore[arg-type]
     await sync.close()
 

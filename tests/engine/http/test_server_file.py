@@ -175,6 +175,17 @@ async def test_what_runs_on_a_server_that_leaves_is_requested_elsewhere_once(lis
         assert not servers[0].running and engine._pool.counts["completed"] == len(asked)
 
 
+async def test_a_server_that_leaves_in_a_pause_is_resumed(listed: Listed) -> None:
+    servers = fakes(2)
+    with listed.open(*servers) as engine:
+        await engine.publish(update(1))
+        await engine.pause()
+        assert servers[0].paused and servers[1].paused
+        listed.write(servers[1])
+        await until(lambda: not servers[0].paused)
+        assert servers[1].paused
+
+
 async def test_a_server_that_left_may_join_again(listed: Listed) -> None:
     servers = fakes(2)
     with listed.open(*servers) as engine:

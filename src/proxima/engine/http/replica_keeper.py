@@ -9,7 +9,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.client import Address, RefusedError
-from proxima.engine.http.dialect import ServerFacts
+from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import State
@@ -91,7 +91,7 @@ class ReplicaKeeper:
             self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
             self._interrupted.add(replica)
         async with self._syncing:
-            label = self.sync.label(self.tag, next(self._numbers), update.version)
+            label = self.sync.label_of(self.tag, next(self._numbers), update.version)
             started_at = monotonic()
             if self._newest is None:  # a server that came late must not end the run
                 initial = [replica for replica in pool.serving if replica not in self._late]
@@ -186,6 +186,18 @@ class ReplicaKeeper:
                 self._interrupted.discard(replica)
                 self.sync.forget(replica)
                 pool.remove(replica, f"{place} does not list it any more")
+                if replica.pause in ("held", "stopped"):
+                    self._start(self._let_go(replica))
+
+    async def _let_go(self, replica: Replica) -> None:
+        """Resume a server that has left in a pause: others may use it. One that does not answer, or has incomplete
+        weights, is left as it is, and so is one that joins again."""
+        with suppress(ServerError, UserError):
+            await replica.health()
+            async with self._syncing:  # it may be loading weights at this moment
+                again = any(other.url == replica.url for other in self.pool.replicas)
+                if not again and not is_incomplete((await replica.health()).weight_version):
+                    await replica.resume()
 
     # ---- health ------------------------------------------------------------------------------------------------------
 

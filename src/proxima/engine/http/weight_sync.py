@@ -92,7 +92,7 @@ class WeightSync:
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
         return f"engine: new weights go by {self.kind}: {reason}"
 
-    def label(self, tag: str, number: int, version: int) -> str:
+    def label_of(self, tag: str, number: int, version: int) -> str:
         """The servers' name for the weights of an engine's publication `number`."""
         return f"{tag}.{number}.v{version}{ADAPTED if self.kind == 'adapters' else ''}"
 
