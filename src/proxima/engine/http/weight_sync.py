@@ -32,7 +32,7 @@ from proxima.engine.http.weight_transport import (
     TRANSPORTS,
     PushRound,
     WeightTransport,
-    check_base,
+    check_served_base,
     choose_transport,
     is_this_machine,
 )
@@ -149,7 +149,7 @@ class WeightSync:
         metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
         if copy is not None and self.kind == "adapters":
-            await check_base(replica)
+            await check_served_base(replica)
         try:
             if copy is not None:
                 metrics |= await self._prove(replica, copy)

@@ -103,7 +103,7 @@ def check_adapters(facts: ServerFacts, rank: int, server: str) -> None:
         raise FieldError("adapters_only", True, reason, remedy=remedy)
 
 
-async def check_base(replica: Replica) -> None:
+async def check_served_base(replica: Replica) -> None:
     """Raise UserError if an earlier run has sent this server whole weights: adapters belong to the base that it was
     started with. The probe finds another base only if that moves the log-probs by more than rounding does."""
     label = (await replica.dialect.health(replica.client, replica.facts)).weight_version
