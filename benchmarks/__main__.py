@@ -25,6 +25,7 @@ CLAIMS = (
     "ranks",
     "where",
     "busy_machine",
+    "weight_ipc",
     "decode_vs_hf",
     "step_vs_trl",
     "offline_vs_trl",

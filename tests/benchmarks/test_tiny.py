@@ -46,6 +46,7 @@ TINY = {  # the options of each
     "offline_vs_trl": "--rows 2 --words 10 --peer-python none",
     "async_vs_sync": "--seeds 1 --steps 5",
     "plan": "",
+    "weight_ipc": "--parameters 1e5",
     "view": "--shape 8x20 --long 40",
     "segment_wise": "--seeds 1 --steps 7 --sides sdp",
 }

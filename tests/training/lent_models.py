@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from proxima.data import UserError
-from proxima.engine.http import staged_files, weight_buckets
+from proxima.engine.http import weight_buckets
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_sync import StagedWeights, WeightSync
 from proxima.engine.http.weight_transport import TRANSPORTS
@@ -124,7 +124,7 @@ def troubles(rank: int, folder: Path, root: Path) -> None:
 @contextmanager
 def no_room_after(count: int) -> Iterator[None]:
     """The file system is full after so many weights."""
-    seen, weights = 0, staged_files.unique_weights
+    seen, weights = 0, weight_buckets.unique_weights
 
     def until_full(model: torch.nn.Module, *, shapes: bool = False) -> Iterator[Any]:
         nonlocal seen
@@ -135,8 +135,7 @@ def no_room_after(count: int) -> Iterator[None]:
             yield weight
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (staged_files, weight_buckets):
-            patch.setattr(module, "unique_weights", until_full)
+        patch.setattr(weight_buckets, "unique_weights", until_full)
         yield
     assert seen > count
 

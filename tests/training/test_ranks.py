@@ -77,7 +77,7 @@ def test_a_loss_that_fails_on_one_rank_of_a_group(folder):
 def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     """The loss of a rank ends a call of rank 0 before its watch, another thread, says during which."""
     ranks, sent = ProcessRanks(0, 2), []
-    monkeypatch.setattr(ranks, "_broadcast", sent.append)
+    monkeypatch.setattr(ranks, "share_value", sent.append)
     for error, lost in ((RuntimeError("Connection closed by peer"), True), (SharedProblem("NaN"), False)):
         with pytest.raises(type(error)), ranks.call(Release("policy")):
             ranks.at("update 1 of 2")

@@ -26,8 +26,9 @@ from tests.engine.http.raw_server import RawServer
 class ModelVllm(FakeVllm):
     """`FakeVllm` with the log-probs of a model, whose weights change when it is told so."""
 
-    def __init__(self, folder: str, *, sleeps: bool = False) -> None:
+    def __init__(self, folder: str, *, sleeps: bool = False, device: str | None = None) -> None:
         super().__init__(sleeps=sleeps)
+        self.device = device  # that it reports; on a CPU it is sent no seeds, so its draws are none of the run's
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
 
@@ -52,7 +53,9 @@ class ModelVllm(FakeVllm):
     def _settings(self) -> dict[str, Any]:
         settings = super()._settings()
         settings["model_config"]["dtype"] = "torch.float32"
-        return settings | {"parallel_config": {"world_size": 1}, "device_config": {"device": "cpu"}}
+        if self.device is None:
+            return settings
+        return settings | {"parallel_config": {"world_size": 1}, "device_config": {"device": self.device}}
 
     @torch.no_grad()
     def _load(self, file: str, last: bool, tensors: Any = (), starts: Any = ()) -> None:

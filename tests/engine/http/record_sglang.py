@@ -23,7 +23,15 @@ FILE = Path(__file__).parent / "recordings" / "sglang.json"
 PROMPT, SHORT, ENDLESS = [5, 6, 7, 8], {"max_new_tokens": 3, "temperature": 1.0}, {"max_new_tokens": 200}
 LOGPROBS = {"return_logprob": True, "logprob_start_len": -1}
 SETTINGS = ("version", "dtype", "quantization", "context_length", "sampling_mask_max_tokens", "weight_version")
-SETTINGS += ("enable_deterministic_inference", "enable_return_routed_experts", "incremental_streaming_output")
+SETTINGS += (
+    "device",
+    "tp_size",
+    "pp_size",
+    "dp_size",
+    "enable_deterministic_inference",
+    "enable_return_routed_experts",
+    "incremental_streaming_output",
+)
 
 
 def generate(*, stream: bool = False, ids: list[int] | None = None, **fields: Any) -> dict[str, Any]:

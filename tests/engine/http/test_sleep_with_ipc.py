@@ -29,7 +29,7 @@ class Colocated:
     """Servers, and an engine over them."""
 
     def __init__(self, opened: ExitStack, folder: Path, count: int) -> None:
-        self.fakes = [ModelVllm(str(folder), sleeps=True) for _ in range(count)]
+        self.fakes = [ModelVllm(str(folder), sleeps=True, device="cpu") for _ in range(count)]
         urls = tuple(opened.enter_context(RawServer(fake)).url for fake in self.fakes)
         self.loaded = load(str(folder), dtype=torch.float32, device="cpu")
         spec = Vllm(url=urls, transfer="ipc", probe_tokens=32, health_seconds=60)

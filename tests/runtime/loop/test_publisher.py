@@ -7,13 +7,15 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import Health, ServerError
+from proxima.engine.protocol import Capabilities, Health, ServerError
 from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.training_loop import RunEnded
 
 
 class Fails:
     """An engine that takes no weights."""
+
+    capabilities = Capabilities()
 
     def __init__(self):
         self.asked = 0
