@@ -8,6 +8,7 @@ before truncation. Weights are loaded without a flush, with which the real one w
 import asyncio
 import base64
 import json
+import threading
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.engine.http.fake_sglang_weights import FakeUpdates
 from tests.engine.http.fake_vllm import experts_of
 from tests.engine.http.plain_servers import spans_of
 from tests.engine.http.small_http import SmallHttpServer
+
+LOADING = threading.Lock()  # two fakes that load at once would leave transformers without `tie_weights`
 
 
 @dataclass
@@ -177,7 +180,8 @@ class FakeSglang(SmallHttpServer):
         if not (Path(body["model_path"]) / "config.json").is_file():
             message = f"Failed to update weights: no model in {body['model_path']}."
             return httpx.Response(400, json={"success": False, "message": message, "num_paused_requests": 0})
-        self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
+        with LOADING:
+            self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
         self.weights += 1
         self._logits.clear()
         self.path = body["model_path"]
