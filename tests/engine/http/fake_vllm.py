@@ -73,7 +73,7 @@ class FakeVllm:
         self.processed, self.generate, self.control = processed, generate, control
         self.backend = backend
         self.sleeps, self.asleep = sleeps, set[str]()
-        self.routes, self.lora = routes, lora
+        self.routes, self.lora, self.loras = routes, lora, 1
         self.adapters = dict[str, str]()  # path by name, as registered
         self.adapter: Path | None = None  # the folder that the worker has read last
         self.version, self.paused, self.busy = "default", False, False
@@ -184,7 +184,7 @@ class FakeVllm:
             "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False}
             | {"enable_sleep_mode": self.sleeps},
             "cache_config": {"enable_prefix_caching": True},
-            "lora_config": {"max_lora_rank": self.lora} if self.lora else None,
+            "lora_config": {"max_lora_rank": self.lora, "max_loras": self.loras} if self.lora else None,
             "weight_transfer_config": None if self.backend is None else {"backend": self.backend},
         }
 

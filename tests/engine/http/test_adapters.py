@@ -210,6 +210,13 @@ async def test_a_server_that_could_not_load_says_so(tmp_path: Path) -> None:
     assert is_incomplete(replica.fake.version)
 
 
+async def test_a_server_of_several_adapters_takes_none(tmp_path: Path) -> None:
+    replica = Told(FakeVllm(lora=16), tmp_path)
+    replica.fake.loras = 2
+    facts = await replica.dialect.probe(replica.client)
+    assert facts.adapter_rank == 0 and "adapters" not in facts.transfers
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 

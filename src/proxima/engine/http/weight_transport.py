@@ -94,8 +94,8 @@ def is_this_machine(url: str) -> bool:
 
 def check_adapters(facts: ServerFacts, rank: int, server: str) -> None:
     """Raise FieldError unless a server loads adapters of this rank; `server` is its name in the message."""
-    remedy = "start it with proxima engine serve RECIPE (vLLM: --enable-lora --max-lora-rank, and"
-    remedy += " VLLM_ALLOW_RUNTIME_LORA_UPDATING=1), or set adapters_only=false"
+    remedy = "start it with proxima engine serve RECIPE (vLLM: --enable-lora --max-loras 1 --max-lora-rank,"
+    remedy += " and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1), or set adapters_only=false"
     if "adapters" not in facts.transfers:
         raise FieldError("adapters_only", True, f"is not possible: {server} loads no adapters", remedy=remedy)
     if rank > facts.adapter_rank:

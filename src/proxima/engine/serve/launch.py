@@ -196,7 +196,7 @@ def vllm_launch(
     variables = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(WORKER.parent)}
     if adapter_rank:
         rank = next(rank for rank in ADAPTER_RANKS if rank >= adapter_rank)
-        arguments += ["--enable-lora", "--max-lora-rank", str(rank)]
+        arguments += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if gpu:
         arguments += ["--gpu-memory-utilization", f"{serve.gpu_memory:g}"]
