@@ -58,6 +58,7 @@ class Running:
     tokens: list = field(default_factory=list)
     pairs: list = field(default_factory=list)
     mask: list = field(default_factory=list)
+    among: list = field(default_factory=list)  # log-probs among the tokens of the mask
     aborted: bool = False
     waiting: bool = False
 
@@ -295,6 +296,9 @@ class FakeSglang(SmallHttpServer):
         request.versions.append(self.version)
         request.pairs.append([value, token, None])
         request.mask.append(kept)
+        if request.body.get("return_sampling_mask"):
+            among = torch.log_softmax(logits[kept] / (request.sampling.get("temperature", 1.0) or 1.0), -1)
+            request.among.append(float(among[list(kept).index(token)]))
 
     def logits(self, ids):
         key = tuple(ids)
@@ -360,6 +364,7 @@ class FakeSglang(SmallHttpServer):
                 meta["output_top_logprobs"] = self.top_pairs(request, body["top_logprobs_num"])
         if body.get("return_sampling_mask"):
             meta["output_token_sampling_mask"] = list(request.mask)
+            meta["output_token_sampling_logprobs"] = list(request.among)
         if body.get("return_routed_experts") and self.options.enable_return_routed_experts and ending is not None:
             fed = [*body["input_ids"], *request.tokens[:-1]]
             meta["routed_experts"] = base64.b64encode(experts_of(fed).astype("<i4").tobytes()).decode()

@@ -398,7 +398,7 @@ def new_job() -> GenerationJob:
 
 def check_job(job: GenerationJob) -> None:
     (segment,) = job.kept
-    check_tokens(job.request, job.tokens, segment.log_prob)
+    check_tokens(job.request, job.tokens, [value for value, _ in segment.log_probs])
 
 
 #: behaviours with which a completion is right all the same

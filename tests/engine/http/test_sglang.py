@@ -19,7 +19,7 @@ from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
 from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.server_checks import check_facts, check_masks
+from proxima.engine.http.server_checks import capabilities_of, check_facts, check_masks
 from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling, ServerError
 from proxima.engine.serve.launch import Serve
@@ -116,6 +116,21 @@ async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(
     mask = SamplingMask.joined([chunk.sampling_mask for chunk in outcome])
     mask.check(tokens_of(outcome))
     assert len(mask) == 6 and mask.counts.max() <= 4
+    assert all(chunk.sampled_log_prob is None for chunk in without)
+    sampled, reported = (
+        np.concatenate([getattr(chunk, name) for chunk in outcome]) for name in ("sampled_log_prob", "log_prob")
+    )
+    assert len(sampled) == 6 and (sampled > reported).all() and (sampled <= 0).all()  # of fewer tokens
+
+
+def test_both_log_probs_come_with_masks():
+    """So a training over masks can read those of the distribution sampled from."""
+    facts = ServerFacts(
+        server="sglang 1", model="m", log_probs="untruncated", sampling_mask=True, sampled_with_masks=True
+    )
+    assert capabilities_of(Sglang(sampling_mask=True), facts).log_probs == "both"
+    assert capabilities_of(Sglang(), facts).log_probs == "untruncated"
+    assert capabilities_of(Sglang(sampling_mask=True), replace(facts, log_probs="raw")).log_probs == "raw"
 
 
 @pytest.mark.parametrize(("incremental", "interval"), [(False, 1), (False, 3), (True, 1), (True, 3)])

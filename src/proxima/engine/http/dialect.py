@@ -48,6 +48,7 @@ class ServerFacts:
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
         largest_mask: the largest top-k with which it does, which its option `mask_option` sets; None: any.
+        sampled_with_masks: with a mask it also returns the log-prob under the distribution sampled from.
         routed_experts: it returns the experts of each token.
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
@@ -75,6 +76,7 @@ class ServerFacts:
     sampling_mask: bool = False
     largest_mask: int | None = None
     mask_option: str = ""
+    sampled_with_masks: bool = False
     routed_experts: bool = False
     latest_routes: bool = False
     batch_invariant: bool = False
@@ -165,6 +167,8 @@ class Chunk(Columns):
     Args:
         tokens: [T] int32.
         log_prob: [T] float32, nats, in the mode of `ServerFacts.log_probs`.
+        sampled_log_prob: [T] float32, nats, under the distribution sampled from, where the server reports it beside
+            `log_prob`.
         finish_reason: set on the last chunk.
         version_spans: on the last chunk, if the server reports them: (version, start, end) over all tokens of the
             request.
@@ -176,6 +180,7 @@ class Chunk(Columns):
 
     tokens: Ints
     log_prob: Floats
+    sampled_log_prob: Floats | None = None
     finish_reason: FinishReason | None = None
     version_spans: tuple[tuple[str, int, int], ...] | None = None
     prompt_tokens: Ints | None = None

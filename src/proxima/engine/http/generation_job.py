@@ -71,6 +71,7 @@ class JobSegment:
 
     Args:
         marks: (tokens before it, version): the weights of the replica, according to the updates that were sent to it.
+        log_probs: `log_prob` and `sampled_log_prob` of `Chunk`; NaN where the second is absent.
         spans: the versions that the server reports at the end: (version, start, end).
         confirmed: after the first token the server has confirmed that it has the weights it was given.
         routes: of all input tokens, starting with the prompt's first.
@@ -79,7 +80,7 @@ class JobSegment:
 
     marks: list[tuple[int, int]]
     tokens: list[int] = field(default_factory=list)
-    log_prob: list[float] = field(default_factory=list)
+    log_probs: list[tuple[float, float]] = field(default_factory=list)
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
     routes: ExpertIds | None = None
@@ -88,7 +89,7 @@ class JobSegment:
 
     def cut(self, length: int) -> None:
         """Drop the tokens from index `length` on."""
-        del self.tokens[length:], self.log_prob[length:]
+        del self.tokens[length:], self.log_probs[length:]
         if self.masks:
             self.masks = [SamplingMask.joined(self.masks).part(0, length)]
 
@@ -212,7 +213,8 @@ class GenerationJob:
         before = len(segment.tokens)
         self._check(chunk)
         segment.tokens += chunk.tokens.tolist()
-        segment.log_prob += chunk.log_prob.tolist()
+        beside = np.full_like(chunk.log_prob, np.nan) if chunk.sampled_log_prob is None else chunk.sampled_log_prob
+        segment.log_probs += zip(chunk.log_prob.tolist(), beside.tolist(), strict=True)
         if self.masked:
             segment.masks.append(mask_of(chunk))
         if self.length > self.limit:
@@ -250,6 +252,8 @@ class GenerationJob:
         if len(impossible):
             raise WrongAnswerError(f"token {impossible[0]} of a vocabulary of {self.rules.vocabulary}")
         check_finite(chunk.log_prob)
+        if chunk.sampled_log_prob is not None:
+            check_finite(chunk.sampled_log_prob)
 
     def _asked(self) -> Ints:
         """The tokens that the current attempt asked the server to continue."""
@@ -332,8 +336,11 @@ class GenerationJob:
 
     def _completion(self, reason: FinishReason) -> Completion:
         request, sampling, tokens = self.request, self.request.sampling, self.tokens
-        reported = np.array([value for segment in self._segments for value in segment.log_prob], np.float32)
+        pairs = [pair for segment in self._segments for pair in segment.log_probs]
+        reported, beside = np.ascontiguousarray(np.array(pairs, np.float32).reshape(-1, 2).T)
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
+        if not np.isnan(beside).any():
+            sampled = beside
         text = decoded(self.rules.tokenizer, tokens)
         masks = [mask for segment in self._segments for mask in segment.masks]
         routes, prompt_routes = self._routes()

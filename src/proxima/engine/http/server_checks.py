@@ -245,10 +245,11 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
         plain: `score` refers to tokens given by a caller, not to completions under truncation.
     """
     assert facts.log_probs is not None
+    both = spec.sampling_mask and facts.sampled_with_masks and facts.log_probs == "untruncated"
     return Capabilities(
         score=plain or spec.untruncated == "score",
         in_flight=True,
-        log_probs=facts.log_probs,
+        log_probs="both" if both else facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,
     )

@@ -57,6 +57,7 @@ from proxima.engine.serve.launch import SPARE
 GENERATE = "/generate"
 LOADS = "/v1/loads"
 IDLE_SECONDS = 5.0  # that a call to flush the cache waits until no request holds on to it
+SAMPLED = "output_token_sampling_logprobs"  # under the distribution sampled from, beside sampling masks
 MASK_OPTION, LARGEST_MASK = "--sampling-mask-max-tokens", 4096  # the largest top-k of a mask: option and default
 PAUSES: dict[PauseMode, str] = {"abort": "abort", "keep": "retract"}
 PROMPT = tuple(range(10, 34))  # ids that every vocabulary has
@@ -241,10 +242,13 @@ class _StreamReader:
                 self._check_abort(ending)
             total = whole(meta["completion_tokens"], "completion_tokens")
             pairs = items(meta.get("output_token_logprobs") or [], "output_token_logprobs")
-            new, mask = self._new(pairs, total, "log-probs", aborted=aborted), None
+            new, mask, sampled = self._new(pairs, total, "log-probs", aborted=aborted), None, None
             if self.request.sampling_mask:
                 sets = items(meta.get("output_token_sampling_mask") or [], "output_token_sampling_mask")
                 mask = mask_of_sets(self._new(sets, total, "sampling masks", aborted=aborted))
+            if self.request.sampling_mask and (among := meta.get(SAMPLED)) is not None:
+                among = self._new(items(among, SAMPLED), total, "log-probs of masks", aborted=aborted)
+                sampled = np.asarray([number(value, "a log-prob") for value in among], np.float32)
             tokens = id_list([pair[1] for pair in new], "output_token_logprobs")
             values = [math.nan if pair[0] is None else number(pair[0], "a log-prob") for pair in new]
             # an aborted answer may count a token that it lacks: its spans and routes would cover it too
@@ -260,6 +264,7 @@ class _StreamReader:
         return Chunk(
             tokens=np.asarray(tokens, np.int32),
             log_prob=np.asarray(values, np.float32),
+            sampled_log_prob=sampled,
             finish_reason=reason,
             version_spans=checked_spans,
             sampling_mask=mask,
@@ -346,6 +351,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         sampling_mask=bool(masks) and all(isinstance(mask, list) and len(mask) <= 2 for mask in masks or ()),
         largest_mask=settings.get("sampling_mask_max_tokens"),
         mask_option=MASK_OPTION,
+        sampled_with_masks=bool(masks) and isinstance(meta.get(SAMPLED), list),
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
