@@ -13,7 +13,7 @@ WARM, WARM_CUT = Sampling(temperature=0.7), Sampling(temperature=0.7, top_k=20)
 
 
 def found(mode: str, *, score: bool = False) -> Capabilities:
-    return Capabilities(score=score, log_probs=mode)
+    return Capabilities(score=score, scores_any_temperature=mode == "both", log_probs=mode)
 
 
 def needs(**fields) -> EngineRequirements:

@@ -50,7 +50,8 @@ class ServerLike(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(score=True, deterministic=True, log_probs=self.log_probs)
+        anywhere = self.log_probs == "both"
+        return Capabilities(score=True, scores_any_temperature=anywhere, deterministic=True, log_probs=self.log_probs)
 
     def check(self, needs: EngineRequirements) -> list[str]:
         ASKED.append(needs)

@@ -177,6 +177,7 @@ class Capabilities:
         takes_weights: `publish` loads new weights.
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
+        scores_any_temperature: it is at every temperature; else at 1 alone.
         in_flight: `in_flight` is available.
         sampling_mask: the tokens that could have been sampled are reported with each token of a truncated completion.
         deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other queued
@@ -193,6 +194,7 @@ class Capabilities:
     takes_weights: bool = True
     pause_modes: frozenset[PauseMode] = frozenset({"keep", "wait", "abort"})
     score: bool = False
+    scores_any_temperature: bool = True
     in_flight: bool = False
     sampling_mask: bool = False
     deterministic: bool = False

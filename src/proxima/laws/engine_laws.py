@@ -70,7 +70,7 @@ async def columns(_: EngineUnderTest, engine: Engine) -> None:
 
 async def log_probs(case: EngineUnderTest, engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
-    temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score only at temperature 1
+    temperature = 0.7 if engine.capabilities.scores_any_temperature else 1.0
     wanted = requests(temperature=temperature)
     made = await completions(engine, wanted)
     pairs = zip(wanted, made, strict=True)

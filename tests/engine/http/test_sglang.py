@@ -128,7 +128,8 @@ def test_both_log_probs_come_with_masks():
     facts = ServerFacts(
         server="sglang 1", model="m", log_probs="untruncated", sampling_mask=True, sampled_with_masks=True
     )
-    assert capabilities_of(Sglang(sampling_mask=True), facts).log_probs == "both"
+    both = capabilities_of(Sglang(sampling_mask=True), facts)
+    assert both.log_probs == "both" and not both.scores_any_temperature
     assert capabilities_of(Sglang(), facts).log_probs == "untruncated"
     assert capabilities_of(Sglang(sampling_mask=True), replace(facts, log_probs="raw")).log_probs == "raw"
 

@@ -248,6 +248,7 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
     both = spec.sampling_mask and facts.sampled_with_masks and facts.log_probs == "untruncated"
     return Capabilities(
         score=plain or spec.untruncated == "score",
+        scores_any_temperature=False,
         in_flight=True,
         log_probs="both" if both else facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
@@ -324,7 +325,7 @@ def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine:
         raise UserError(
             f"{engine} does not score tokens, which the {needs.role} is for", remedy=f"use another, {forward}"
         )
-    if capabilities.log_probs != "both" and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
+    if not capabilities.scores_any_temperature and (wrong := [t for t in needs.score_temperatures if t not in (0, 1)]):
         reason = f"{engine} scores tokens under softmax(logits) alone, and sampling.temperature is {wrong[0]:g}"
         raise UserError(reason, remedy=f"set sampling.temperature=1, {forward}")
 
