@@ -50,8 +50,10 @@ class ServerLike(EngineSpec):
 
     @property
     def capabilities(self) -> Capabilities:
-        anywhere = self.log_probs == "both"
-        return Capabilities(score=True, scores_any_temperature=anywhere, deterministic=True, log_probs=self.log_probs)
+        any_temperature = self.log_probs == "both"
+        return Capabilities(
+            score=True, scores_any_temperature=any_temperature, deterministic=True, log_probs=self.log_probs
+        )
 
     def check(self, needs: EngineRequirements) -> list[str]:
         ASKED.append(needs)

@@ -260,7 +260,9 @@ class SenderGroup:
 def _without_watchdog() -> Iterator[None]:
     """For a new NCCL group: its waits raise after the deadline, for which `send` is prepared. By default
     (TORCH_NCCL_ASYNC_ERROR_HANDLING=3), torch starts a thread for each group that ends the process, here the training
-    run, when a collective exceeds its deadline or another member has gone; with blocking waits it starts none."""
+    run, when a collective exceeds its deadline or another member has gone; with blocking waits it starts none.
+
+    The worker in the server has the same function, because it can't import this one."""
     name = "TORCH_NCCL_BLOCKING_WAIT"  # is read when a group is made
     before = os.environ.get(name)
     os.environ[name] = "1"

@@ -330,9 +330,9 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         workers = whole(size, "world_size", 1) * whole(
             _of(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
         )
-    # of several adapters a worker keeps those that were unloaded, and there is no telling which one to replace
-    alone = (_of(config, "lora_config", "max_loras") or 1) == 1
-    allowed = alone and _of(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
+    # with room for several, a worker keeps adapters that were unloaded: it would not know which one to replace
+    holds_one = (_of(config, "lora_config", "max_loras") or 1) == 1
+    allowed = holds_one and _of(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
     largest = whole(_of(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank") if allowed else 0
     ways = ["folder", *(["group", "ipc"] if workers else []), *(["adapters"] if largest else [])]
     first = await _first_choice(client)
