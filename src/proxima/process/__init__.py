@@ -4,6 +4,7 @@
                    kills a group or a tree; says what an exit code means
     entry          the first thing in such a process, and in those below it
     limits         memory, files, and what code may not do
+    sandbox        which sandbox a program runs in, and the command line that puts it there
     worker         killable workers for code that may hang or crash; `fork_server` forks them, and is kept running; one
                    that died is replaced, and calls queue for them
     code_runner    runs a program that a model wrote, in `code_process`

@@ -16,10 +16,12 @@ from typing import Any
 
 from proxima.process import entry
 from proxima.process.entry import prctl
+from proxima.process.sandbox import Sandbox
 
 PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
 SECONDS = 10.0  # that the kernel may take to end processes
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # variables
+NO_SANDBOX = Sandbox()
 START = Path(entry.__file__).resolve()
 # Options of `subprocess.Popen` for a program that is not ours: Linux kills it when the thread that started it ends.
 ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}
@@ -31,16 +33,24 @@ class Child:
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
+    sandbox: Sandbox = NO_SANDBOX
 
     def end(self, seconds: float = 0.0) -> int:
         """Close the socket, wait `seconds` for the process to end by itself, even if what it runs has stopped it, then
         kill it with its group. Returns its exit code; may be called twice."""
         self.channel.close()
         self.process.send_signal(signal.SIGCONT)
-        return wait_or_kill(self.process, seconds)
+        return self.sandbox.exit_code(wait_or_kill(self.process, seconds))
 
 
-def start_module(module: str, *arguments: object, flag: str = "-P", fds: Sequence[int] = (), **options: Any) -> Child:
+def start_module(
+    module: str,
+    *arguments: object,
+    flag: str = "-P",
+    fds: Sequence[int] = (),
+    sandbox: Sandbox = NO_SANDBOX,
+    **options: Any,
+) -> Child:
     """Start a module as `__main__` of another process.
 
     The process is in a session of its own. It ends when the socket is closed or the thread that called this function
@@ -51,22 +61,26 @@ def start_module(module: str, *arguments: object, flag: str = "-P", fds: Sequenc
         arguments: `sys.argv[2:]`.
         flag: of the interpreter.
         fds: descriptors that the process inherits.
+        sandbox: in which it runs; its exit code is then that of `Sandbox.exit_code`.
         options: of `subprocess.Popen`; standard streams are the null device unless given.
-    Raises: OSError: the process can't be started.
+    Raises: OSError: the process can't be started. SandboxMissing.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            process = subprocess.Popen(
-                [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)],
-                pass_fds=(theirs.fileno(), *fds),
-                start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
-                **{**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **options},
-            )
+            program = [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)]
+            with sandbox.command(program, options.pop("env", os.environ)) as command:
+                process = subprocess.Popen(
+                    command.arguments,
+                    env=command.environment,
+                    pass_fds=(theirs.fileno(), *fds, *command.fds),
+                    start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
+                    **{**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **options},
+                )
         except BaseException:
             ours.close()
             raise
-    return Child(process, ours)
+    return Child(process, ours, sandbox)
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:

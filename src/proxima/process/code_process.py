@@ -1,5 +1,5 @@
-"""The process that runs the code from a completion, in a folder with `setup.py` and `solution.py`, started by
-`code_runner`. Its arguments are KIND SECONDS MEMORY_MB. Standard library only.
+"""The process that runs the code from a completion, in a folder of its own, started by `code_runner`. Its arguments are
+KIND SECONDS MEMORY_MB; `setup.py` and `solution.py` come through its channel. Standard library only.
 
 It does not know the tests. A `program` reads standard input. The functions of a `module` are called through the
 channel: one line of JSON per request, one per reply. So the code can pass a test only by returning the right values;
@@ -49,6 +49,13 @@ def limit_process(seconds: int, memory_mb: int) -> None:
     if hasattr(signal, "pidfd_send_signal"):
         del signal.pidfd_send_signal  # no audit event
     confine("code under test", os.getcwd())
+
+
+def receive_files(channel: LineChannel) -> None:
+    """Write the files of the code, which the first message holds, into the folder."""
+    for name, text in zip(SOURCES, channel.receive(), strict=True):
+        with open(name, "w", encoding="utf-8", errors="replace") as stream:
+            stream.write(text)
 
 
 def run_files(name: str) -> dict[str, Any]:
@@ -103,11 +110,12 @@ def serve_objects(channel: LineChannel) -> None:
 
 if __name__ == "__main__":
     kind, *numbers = sys.argv[2:]
-    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel = LineChannel(socket.socket(fileno=int(sys.argv[1])))
+    receive_files(channel)
     limit_process(*map(int, numbers))
     sys.excepthook = show_error
     if kind == "program":
-        channel.close()
+        channel.connection.close()
         run_files("__main__")
     else:
-        serve_objects(LineChannel(channel))
+        serve_objects(channel)

@@ -1,17 +1,20 @@
 """Runs code that a model wrote in a process of its own, `code_process`."""
 
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager, suppress
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from proxima.process.children import ONE_THREAD, Child, start_module
+from proxima.process.children import NO_SANDBOX, ONE_THREAD, Child, start_module
+from proxima.process.json_lines import LineChannel
+from proxima.process.sandbox import Sandbox
 
 
 @contextmanager
-def running_code(code: str, setup: str, limits: Sequence[int], kind: str = "module", **streams: Any) -> Iterator[Child]:
+def running_code(
+    code: str, setup: str, limits: Sequence[int], kind: str = "module", sandbox: Sandbox = NO_SANDBOX, **streams: Any
+) -> Iterator[Child]:
     """A process of the code, in a folder and a session of its own and without this process's environment. It is killed
     at the end, with all that it started.
 
@@ -19,38 +22,48 @@ def running_code(code: str, setup: str, limits: Sequence[int], kind: str = "modu
         code, setup: Python; `setup` runs first.
         limits: seconds of CPU time, and MiB of address space.
         kind: `module` or `program`, see `code_process`.
+        sandbox: its /tmp is the folder, unless its kind is `none`.
         streams: standard streams, as of `start_module`.
     """
-    with tempfile.TemporaryDirectory(prefix="proxima-code-", ignore_cleanup_errors=True) as folder:
-        for name, text in (("setup.py", setup), ("solution.py", code)):
-            Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+    with ExitStack() as stack:
+        folder = "/tmp"
+        if sandbox.kind == "none":
+            folder = stack.enter_context(TemporaryDirectory(prefix="proxima-code-", ignore_cleanup_errors=True))
+            streams["cwd"] = folder
         environment = {"LANG": "C.UTF-8", **ONE_THREAD, "HOME": folder, "TMPDIR": folder}
-        child = start_module(
-            "proxima.process.code_process", kind, *limits, flag="-I", cwd=folder, env=environment, **streams
-        )
-        try:
-            yield child
-        finally:
-            child.end()
+        module = "proxima.process.code_process"
+        child = start_module(module, kind, *limits, flag="-I", env=environment, sandbox=sandbox, **streams)
+        stack.callback(child.end)
+        with suppress(OSError):  # it has ended; the caller finds out
+            LineChannel(child.channel).send([setup, code])
+        yield child
 
 
 def run_program(
-    code: str, limits: Sequence[int], seconds: float, *, setup: str = "", given: str = "", errors: bool = False
+    code: str,
+    limits: Sequence[int],
+    seconds: float,
+    *,
+    setup: str = "",
+    given: str = "",
+    errors: bool = False,
+    sandbox: Sandbox = NO_SANDBOX,
 ) -> tuple[int | None, str]:
     """Run the code as a program within `seconds`; return its exit code, None if the time was up, and its output.
 
     Args:
-        code, setup, limits: see `running_code`.
+        code, setup, limits, sandbox: see `running_code`.
         given: its standard input.
         errors: the output has what it writes to its standard error, too.
     """
-    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:  # files, so that output has a limit
+    with TemporaryFile() as stdin, TemporaryFile() as output:  # files, so that output has a limit
         stdin.write(given.encode("utf-8", "replace"))
         stdin.seek(0)
         stderr = subprocess.STDOUT if errors else subprocess.DEVNULL
-        with running_code(code, setup, limits, "program", stdin=stdin, stdout=output, stderr=stderr) as child:
+        streams = {"stdin": stdin, "stdout": output, "stderr": stderr}
+        with running_code(code, setup, limits, "program", sandbox, **streams) as child:
             try:
-                ended = child.process.wait(max(0.0, seconds))
+                ended = sandbox.exit_code(child.process.wait(max(0.0, seconds)))
             except subprocess.TimeoutExpired:
                 ended = None
         output.seek(0)

@@ -1,0 +1,218 @@
+"""Which sandbox a program runs in, and the command line that puts it there. Standard library only.
+
+In bubblewrap a program has namespaces of its own: no network, no other process, no IPC; a read-only root of the
+system's libraries, the interpreter and its packages; a private /proc, /dev and /tmp; its own environment and no
+capability; and a filter of system calls. It ends with the process that started it. For root it runs as an unprivileged
+user, since the kernel does not limit root's processes.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+SandboxChoice = Literal["auto", "bubblewrap", "container", "none"]
+CHOICES = ("auto", "bubblewrap", "container", "none")
+REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
+TRIAL_SECONDS = 60.0
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store")
+ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+USERS = range(61184, 65520)  # ids that distributions leave to transient users
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class SandboxMissing(Exception):
+    """A sandbox that can't be used here; the message says why."""
+
+
+@dataclass(frozen=True)
+class SandboxCommand:
+    """How to start a program in its sandbox: arguments and environment, and descriptors to pass besides its own."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sandbox:
+    """A sandbox for one program at a time.
+
+    Args:
+        kind: `bubblewrap`, `container` or `none`; see `resolve` for `auto`.
+        readable: files and folders that it shows, read-only, besides the system's and the interpreter's.
+        writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
+        space_mb: MiB of the private /tmp, and of /dev/shm.
+        processes: processes and threads that the program may have; 0: it sets its own limit.
+    """
+
+    kind: str = "none"
+    readable: tuple[str, ...] = ()
+    writable: str | None = None
+    space_mb: int = 64
+    processes: int = 0
+
+    @contextmanager
+    def command(self, program: Sequence[str], environment: Mapping[str, str]) -> Iterator[SandboxCommand]:
+        """How to start a program; its descriptors are closed at the end, when the program has been started.
+
+        Raises: SandboxMissing: this kind can't be used.
+        """
+        if self.kind == "bubblewrap":
+            receive, send = os.pipe()
+            try:
+                with open(send, "wb") as pipe:
+                    pipe.write(system_call_filter())
+                arguments = bubblewrap_arguments(self, program, receive)
+                yield SandboxCommand(arguments, environment, (receive,))
+            finally:
+                os.close(receive)
+        elif self.kind == "container":
+            yield container_command(self, program, environment)
+        else:
+            yield SandboxCommand(program, environment)
+
+    def exit_code(self, code: int) -> int:
+        """The exit code of the program, -N after signal N, given that of the command."""
+        return 128 - code if self.kind != "none" and code > 128 else code
+
+
+def container_command(sandbox: Sandbox, program: Sequence[str], environment: Mapping[str, str]) -> SandboxCommand:
+    """How to start a program in a container that shows what the sandbox does.
+
+    Raises: SandboxMissing.
+    """
+    raise SandboxMissing("code can't run in a container yet")
+
+
+def resolve(choice: str) -> str:
+    """The kind of sandbox for a choice: for `auto`, bubblewrap where it works, else `none`.
+
+    Raises: SandboxMissing: the kind that was asked for can't be used.
+    """
+    if choice == "container":
+        with Sandbox(kind=choice).command(["true"], {}):
+            return choice
+    why = bubblewrap_problem() if choice in ("auto", "bubblewrap") else ""
+    if choice == "bubblewrap" and why:
+        raise SandboxMissing(why)
+    return "bubblewrap" if choice == "auto" and not why else "none" if choice == "auto" else choice
+
+
+def fallback_note(choice: str) -> str:
+    """The line for the start of a run whose `auto` found no sandbox; empty if there is nothing to say."""
+    why = bubblewrap_problem() if choice == "auto" else ""
+    return why and f"code runs without a sandbox, under limits that contain only accidents: {why}; {REMEDY}"
+
+
+@lru_cache(maxsize=1)
+def bubblewrap_problem() -> str:
+    """Why bubblewrap can't be used here, after a trial start; empty if it can."""
+    if sys.platform != "linux":
+        return "bubblewrap needs Linux"
+    for program in ("bwrap", *["setpriv"] * (os.geteuid() == 0)):
+        if shutil.which(program) is None:
+            return f"bubblewrap needs the program {program}, which is not installed"
+    try:
+        with Sandbox(kind="bubblewrap").command([sys.executable, "-I", "-c", ""], {}) as trial:
+            options = {"env": trial.environment, "pass_fds": trial.fds, "stdin": subprocess.DEVNULL}
+            ran = subprocess.run(trial.arguments, capture_output=True, timeout=TRIAL_SECONDS, **options)  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"a trial start of bubblewrap failed: {error}"
+    last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
+    return f"a trial start of bubblewrap failed: {last[0] if last else ran.returncode}" if ran.returncode else ""
+
+
+@lru_cache(maxsize=1)
+def interpreter_paths() -> tuple[str, ...]:
+    """The files and folders that this interpreter needs, isolated from the user's folder and variables."""
+    listed = subprocess.run(
+        [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=TRIAL_SECONDS,
+    )  # fmt: skip
+    return (sys.base_prefix, sys.prefix, *json.loads(listed.stdout), str(PACKAGE))
+
+
+def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: int) -> list[str]:
+    """The command line of bubblewrap that runs a program; it reads its filter of system calls from `filter_fd`."""
+    tmp = ["--perms", "1777", "--size", str(sandbox.space_mb << 20), "--tmpfs"]
+    shown = [path for path in SYSTEM if os.path.exists(path)]
+    links = [path for path in shown if os.path.islink(path)]
+    shown = [path for path in shown if path not in links]
+    shown += [path for path in (*ETC, *interpreter_paths(), *sandbox.readable) if os.path.exists(path)]
+    places = outermost(shown)
+    folders = {str(parent) for path in (*places, sandbox.writable or "/tmp") for parent in Path(path).parents[:-1]}
+    line = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    line += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]
+    line += [*tmp, "/tmp"]
+    for folder in sorted(folders):
+        line += ["--perms", "0755", "--dir", folder]
+    for path in links:
+        line += ["--symlink", os.readlink(path), path]
+    for path in places:
+        line += ["--ro-bind", path, path]
+    if sandbox.writable is not None:
+        line += ["--bind", sandbox.writable, sandbox.writable]
+    line += ["--proc", "/proc", "--dev", "/dev", *tmp, "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"]
+    line += ["--chdir", sandbox.writable or "/tmp"]
+    limits = [f"--nproc={sandbox.processes}", "--core=0"] if sandbox.processes else []
+    inside = [*(["prlimit", *limits] if limits else []), *program]
+    if os.geteuid() != 0:
+        return [*line, "--unshare-user", "--uid", "1000", "--gid", "1000", "--", *inside]
+    user = USERS[secrets.randbelow(len(USERS))]
+    if sandbox.writable is not None:
+        os.chown(sandbox.writable, user, user)
+    line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--"]
+    return [*line, "setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all", *inside]
+
+
+def outermost(paths: Sequence[str]) -> list[str]:
+    """The paths, without those that lie in another."""
+    kept: list[str] = []
+    for path in sorted({os.path.abspath(path) for path in paths}, key=len):
+        if not any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in kept):
+            kept.append(path)
+    return kept
+
+
+# System calls that no capability guards: of other processes, namespaces, keys, memory that no limit counts, and the
+# kernel itself. By machine: the number of its architecture, `clone`, `ioctl`, and what is refused.
+_SINCE_2019 = (425, 438, 447)  # io_uring_setup, pidfd_getfd, memfd_secret
+SYSTEM_CALLS = {
+    # ptrace, syslog, personality, unshare, setns, process_vm_readv, process_vm_writev, kcmp, add_key, request_key,
+    # keyctl, shmget, semget, msgget, mq_open, memfd_create, bpf, userfaultfd, perf_event_open, name_to_handle_at
+    "x86_64": (0xC000003E, 56, 16, (101, 103, 135, 272, 308, 310, 311, 312, 248, 249, 250, 29, 64, 68, 240, 319, 321,
+                                    323, 298, 303)),
+    "aarch64": (0xC00000B7, 220, 29, (117, 116, 92, 97, 268, 270, 271, 272, 217, 218, 219, 194, 190, 186, 180, 279, 280,
+                                      282, 241, 264)),
+}  # fmt: skip
+NEW_NAMESPACES = 0x7E020000  # flags of `clone`
+CLONE3 = 435  # its flags are in memory, where a filter can't read them; without it libraries use `clone`
+TYPES_INTO_TERMINAL = (0x5412, 0x541C)  # requests of `ioctl`: TIOCSTI, TIOCLINUX
+
+
+@lru_cache(maxsize=1)
+def system_call_filter() -> bytes:
+    """A program of classic BPF for seccomp; on another architecture than those of `SYSTEM_CALLS`, it allows all."""
+    load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
+    if os.uname().machine not in SYSTEM_CALLS:
+        return struct.pack("HBBI", give, 0, 0, allow)
+    architecture, clone, ioctl, refused = SYSTEM_CALLS[os.uname().machine]
+    lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
+    lines += [(above, 0, 1, 0x40000000), (give, 0, 0, refuse), (equal, 0, 1, CLONE3), (give, 0, 0, unknown)]
+    for number in (*refused, *_SINCE_2019):
+        lines += [(equal, 0, 1, number), (give, 0, 0, refuse)]
+    lines += [(equal, 0, 4, clone), (load, 0, 0, 16), (any_bit, 0, 1, NEW_NAMESPACES), (give, 0, 0, refuse)]
+    lines += [(give, 0, 0, allow), (equal, 0, 4, ioctl), (load, 0, 0, 24)]
+    lines += [(equal, 1, 0, TYPES_INTO_TERMINAL[0]), (equal, 0, 1, TYPES_INTO_TERMINAL[1]), (give, 0, 0, refuse)]
+    return b"".join(struct.pack("HBBI", *line) for line in [*lines, (give, 0, 0, allow)])

@@ -1,0 +1,79 @@
+"""The command line that puts a program into bubblewrap: what the program sees, may and leaves behind."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from proxima.process import sandbox
+from proxima.process.code_runner import run_program
+from proxima.process.sandbox import Sandbox, SandboxMissing, outermost, resolve
+
+WHY = sandbox.bubblewrap_problem()
+needs_bubblewrap = pytest.mark.skipif(bool(WHY), reason=WHY)
+FACTS = """import json, os
+def tried(path):
+    try:
+        open(path, "w").close()
+        return True
+    except OSError:
+        return False
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+print(json.dumps({
+    "variables": sorted(os.environ), "folder": os.getcwd(), "top": sorted(os.listdir("/")),
+    "processes": sum(name.isdecimal() for name in os.listdir("/proc")), "links": os.listdir("/sys/class/net")
+    if os.path.exists("/sys") else [], "capabilities": int(status["CapEff"], 16), "filter": int(status["Seccomp"]),
+    "written": [path for path in WRITTEN if tried(path)],
+}))
+"""
+
+
+def facts_in(box, written):
+    program = [sys.executable, "-I", "-c", FACTS.replace("WRITTEN", repr(written))]
+    with box.command(program, {"GIVEN": "1"}) as command:
+        options = {"env": command.environment, "pass_fds": command.fds, "check": True, "timeout": 60}
+        return json.loads(subprocess.run(command.arguments, stdout=subprocess.PIPE, **options).stdout)
+
+
+@needs_bubblewrap
+def test_a_program_sees_the_interpreter_its_folder_and_little_else(tmp_path):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    folder.mkdir(), other.mkdir()
+    inside, outside = str(folder / "x"), str(other / "x")
+    places = [inside, outside, "/tmp/x", "/dev/shm/x", "/x", "/dev/x", "/usr/x", f"{sys.prefix}/x"]
+    facts = facts_in(Sandbox(kind="bubblewrap", writable=str(folder)), places)
+    assert facts["written"] == [inside, "/tmp/x", "/dev/shm/x"] and (folder / "x").exists()
+    assert facts["folder"] == str(folder) and facts["processes"] <= 2 and facts["links"] == []
+    assert set(facts["variables"]) <= {"GIVEN", "LC_CTYPE", "PWD"}
+    assert facts["capabilities"] == 0 and facts["filter"] == 2
+    shown = {"bin", "dev", "etc", "lib", "lib32", "lib64", "nix", "proc", "tmp", "usr"}
+    assert set(facts["top"]) <= shown | {
+        path.split("/")[1] for path in (sys.prefix, sys.base_prefix, *sys.path) if path
+    }
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("code", ["print(input())", "import os; os.abort()", "import sys; sys.exit(3)", "1 / 0"])
+def test_a_program_prints_and_ends_as_without_the_sandbox(code):
+    ran = [run_program(code, (5, 512), 60, given="hi", errors=True, sandbox=Sandbox(kind=kind)) for kind in
+           ("bubblewrap", "none")]  # fmt: skip
+    assert ran[0] == ran[1]
+
+
+def test_auto_falls_back_and_a_sandbox_that_was_asked_for_does_not(monkeypatch):
+    monkeypatch.setattr(sandbox, "bubblewrap_problem", lambda: "bubblewrap needs the program bwrap")
+    assert resolve("auto") == resolve("none") == "none"
+    assert "bwrap" in sandbox.fallback_note("auto") and sandbox.fallback_note("none") == ""
+    with pytest.raises(SandboxMissing, match="bwrap"):
+        resolve("bubblewrap")
+
+
+def test_a_missing_program_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    problem = sandbox.bubblewrap_problem.__wrapped__()
+    assert "bwrap" in problem
+
+
+def test_folders_inside_others_are_bound_once():
+    assert outermost(["/usr/lib", "/usr", "/usrlocal", "/a/b/", "/a/b/c"]) == ["/usr", "/a/b", "/usrlocal"]
