@@ -33,5 +33,6 @@ def test_the_table_has_every_environment_and_argument():
         (line,) = re.findall(rf"^\| `{name}` \|.*$", table, re.MULTILINE)
         for parameter in list(inspect.signature(cls).parameters.values()):
             default = parameter.default
-            shown = "" if default in (None, parameter.empty, "", (), False) else f" `{default:g}`"
+            number = isinstance(default, int | float)
+            shown = "" if default in (None, parameter.empty, "", (), False) else f" `{default:{'g' * number}}`"
             assert f"`{parameter.name}`{shown}" in line.rpartition("|")[0].rpartition("|")[2], (name, parameter)

@@ -5,15 +5,16 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from proxima.data import FieldError, require
+from proxima.data.kinds import Kinds
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
@@ -23,6 +24,13 @@ from proxima.system.user_modules import user_module_file
 AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
+RUNNERS = Kinds(
+    {
+        "none": "proxima.environment.agents:LocalRunner",
+        "bubblewrap": "proxima.environment.boxed_agents:SandboxRunner",
+        "container": "proxima.environment.boxed_agents:ContainerRunner",
+    }
+)  # by the sandbox of an agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +46,11 @@ class AgentJob:
     base_url: str
     api_key: str
     model: str = "policy"
+
+    def variables(self, base_url: str = "") -> dict[str, str]:
+        """The environment variables of an OpenAI client, for an agent that reaches the endpoint at `base_url`."""
+        url = base_url or self.base_url
+        return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
 
 
 class Agents(Protocol):
@@ -65,17 +78,29 @@ class AgentSpec:
             passed as JSON on standard input. The last line of output may be the reward, a number; of longer output,
             the last 64 KiB are kept.
         workers: number of processes that run the function, or of programs that run at once.
+        container: an image, or the fields of `process.containers.Container`: each program runs in a container of it.
+        sandbox: `bubblewrap`: each program runs in a sandbox of its own; `none`: beside the run, with its rights.
+        readable: files and folders that the sandbox shows besides the system's and those of the command.
     """
 
     run: str = ""
     command: tuple[str, ...] = ()
     workers: int = 0
+    container: str | Mapping[str, Any] = ""
+    sandbox: str = "none"
+    readable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
+        boxes = {"container": bool(self.container), "sandbox": self.sandbox != "none"}
+        require(self.sandbox in RUNNERS, "sandbox", self.sandbox, f"must be {', '.join(RUNNERS)}")
+        require(not all(boxes.values()), "sandbox", self.sandbox, "can't be given together with `container`")
+        for field, given in boxes.items():
+            require(not (given and self.run), field, vars(self)[field], "needs `command` in place of `run`")
+        require(self.sandbox != "container" or bool(self.container), "container", None, "must name an image")
         missing = missing_for_server()
         field, value = ("run", self.run) if self.run else ("command", self.command)
         require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
@@ -86,65 +111,110 @@ class AgentSpec:
             require(importable, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
 
     def build(self) -> Agents:
-        """Build the agents."""
-        return (
-            FunctionAgents(self.run, self.workers or 1) if self.run else CommandAgents(self.command, self.workers or 16)
+        """Build the agents; FieldError: their container or sandbox can't be used."""
+        if self.run:
+            return FunctionAgents(self.run, self.workers or 1)
+        kind = "container" if self.container else self.sandbox
+        return CommandAgents(RUNNERS[kind](self), self.workers or 16)
+
+
+class Runner(Protocol):
+    """Starts the programs of agents."""
+
+    def running(self, job: AgentJob) -> AbstractAsyncContextManager[asyncio.subprocess.Process]:
+        """The program of an episode, with pipes to its standard streams. At the end it is killed with all that it has
+        started, and its exit code is known.
+
+        Raises:
+            FieldError: it can't be started.
+        """
+
+    def describe(self, code: int, errors: str) -> str:
+        """Describe how a program ended, given what it wrote to its standard error."""
+
+    def close(self) -> None:
+        """Kill the programs that are still running."""
+
+
+class LocalRunner:
+    """Starts the programs beside the run, with its rights and environment."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.command = tuple(spec.command)
+        self._running: set[asyncio.subprocess.Process] = set()
+
+    @asynccontextmanager
+    async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await start_program(self.command, os.environ | job.variables(), **ENDS_WITH_US)
+        self._running.add(process)
+        try:
+            yield process
+        finally:
+            kill_group(process.pid)
+            self._running.discard(process)
+            await process.wait()
+
+    def describe(self, code: int, errors: str) -> str:
+        last, *_ = errors.strip().splitlines()[-1:] or [""]
+        return describe_exit(code, last[:200])
+
+    def close(self) -> None:
+        for process in self._running:
+            kill_group(process.pid)
+
+
+async def start_program(
+    command: Sequence[str], environment: Mapping[str, str], **options: Any
+) -> asyncio.subprocess.Process:
+    """Start the program of an agent; FieldError if it can't be started."""
+    pipe = asyncio.subprocess.PIPE
+    try:
+        return await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, **options
         )
+    except OSError as error:
+        bound = f"can't be started: {error.strerror}"
+        raise FieldError("task.environment.command", list(command), bound) from None
 
 
 class CommandAgents:
-    """Agents that run one process per episode.
+    """Agents that run one program per episode.
 
     Args:
-        command: see `AgentSpec`.
-        most: maximum number of processes at once.
+        runner: starts the programs.
+        most: maximum number of programs at once.
     """
 
-    def __init__(self, command: Sequence[str], most: int) -> None:
-        self.command, self._places = tuple(command), asyncio.Semaphore(most)
-        self._running: set[asyncio.subprocess.Process] = set()
+    def __init__(self, runner: Runner, most: int) -> None:
+        self._runner, self._places = runner, asyncio.Semaphore(most)
 
     async def play(self, job: AgentJob) -> float | None:
-        variables = {"OPENAI_BASE_URL": job.base_url, "OPENAI_API_KEY": job.api_key, "OPENAI_MODEL": job.model}
-        async with self._places:
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *self.command,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                    env=os.environ | variables,
-                    **ENDS_WITH_US,
-                )
-            except OSError as error:
-                bound = f"can't be started: {error.strerror}"
-                raise FieldError("task.environment.command", list(self.command), bound) from None
-            self._running.add(process)
-            assert process.stdin and process.stdout and process.stderr
-            row = json.dumps(dict(job.row)).encode()
-            try:
-                (out, cut), (errors, cut_errors), _ = await asyncio.gather(
-                    _end_of(process.stdout), _end_of(process.stderr), _feed(process.stdin, row)
-                )
-            finally:
-                kill_group(process.pid)
-                self._running.discard(process)
-                await process.wait()
+        async with self._places, self._runner.running(job) as process:
+            out, errors, cut = await read_to_end(process, json.dumps(dict(job.row)).encode())
+        assert process.returncode is not None
         if process.returncode:
-            last, *_ = errors.decode(errors="replace").strip().splitlines()[-1:] or [""]
-            how = describe_exit(process.returncode, last[:200])
-            how += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
+            how = self._runner.describe(process.returncode, errors.decode(errors="replace"))
+            how += f" ({cut:,} bytes of its output are cut)" if cut else ""
             raise EnvironmentFailure(f"the agent ended with {how}")
         lines = out.decode(errors="replace").strip().splitlines()
-        if cut and len(lines) < 2:  # what is left of a number may be another one
+        if len(out) == KEPT_BYTES and len(lines) < 2:  # what is left of a number may be another one
             raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")
         with suppress(ValueError):
             return float(lines[-1]) if lines else None
         return None
 
     def close(self) -> None:
-        for process in self._running:
-            kill_group(process.pid)
+        self._runner.close()
+
+
+async def read_to_end(process: asyncio.subprocess.Process, given: bytes) -> tuple[bytes, bytes, int]:
+    """Write to a program's standard input; return the ends of its output and its errors, and the number of bytes before
+    them, once both have ended."""
+    assert process.stdin and process.stdout and process.stderr
+    (out, cut), (errors, cut_errors), _ = await asyncio.gather(
+        _end_of(process.stdout), _end_of(process.stderr), _feed(process.stdin, given)
+    )
+    return out, errors, cut + cut_errors
 
 
 class FunctionAgents:

@@ -100,8 +100,7 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            arguments = {**self.spec.arguments, **self.interface.settled}
-            load = {**vars(self.spec), "arguments": arguments, "log": self.log}
+            load = {**vars(self.spec), "log": self.log}
             return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error

@@ -63,7 +63,7 @@ def asking_agents_end():
 @quick_ticks()
 def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
     """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
-    if agent in agent_functions.ASKING:
+    if isinstance(agent, str) and agent in agent_functions.ASKING:
         agents, given = ASKING, replace(prompt(), metadata={"agent": agent})
     else:
         agents = (agent if isinstance(agent, AgentSpec) else AgentSpec(run=f"{HERE}:{agent}")).build()

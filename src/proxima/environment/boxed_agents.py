@@ -1,0 +1,188 @@
+"""Runs the programs of agents in containers or sandboxes, from which they reach the run's endpoint and nothing else."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from proxima.data import FieldError, require
+from proxima.environment.agents import AgentJob, AgentSpec, start_program
+from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
+from proxima.process.containers import PORT, Container, ContainerFailed, Containers, Place, Places, last_lines
+from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, resolve
+
+ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
+MOST_CONNECTIONS = 32  # to the endpoint, of one agent: it may not use up the files of the run
+PART = 1 << 16  # bytes
+END_SECONDS = 30.0  # that an engine may take to remove a container whose first process has ended
+SAID = {125: "can't be started", 126: "can't be run", 127: "its command was not found"}
+
+
+def container_of(given: str | Mapping[str, Any]) -> Container:
+    """The container that a recipe specifies; ContainerFailed or FieldError if it is invalid."""
+    values = {"image": given} if isinstance(given, str) else dict(given)
+    names = [field.name for field in fields(Container)]
+    for name, value in values.items():
+        require(name in names, f"container.{name}", value, "is not a field", remedy=f"it has {', '.join(names)}")
+    require("image" in values, "container", values, "needs an image")
+    return Container(**values | {"mounts": tuple(values.get("mounts", ()))})
+
+
+def field_error(error: ContainerFailed, place: str) -> FieldError:
+    """The error of a field for one of a container."""
+    field = f"{place}.{error.field}" if error.field else place
+    return FieldError(field, error.value, error.message, remedy=error.remedy)
+
+
+class ContainerRunner:
+    """Starts each program in a container of its own."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.command = tuple(spec.command)
+        try:
+            self.containers = Containers(container_of(spec.container))
+        except ContainerFailed as error:
+            raise field_error(error, "container") from None
+
+    @asynccontextmanager
+    async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
+        place = self.containers.places.add()
+        variables = job.variables(ADDRESS)
+        options = ["--interactive", "--env=HOME=/tmp", *(f"--env={name}" for name in variables)]  # no value: the key
+        folder = self.containers.places.folder  # conmon leaves a file in the current folder
+        line = self.containers.command(place, self.command, *options, port=PORT)
+        async with forwarded(place, job.base_url):
+            process = None
+            try:
+                process = await start_program(line, os.environ | variables, start_new_session=True, cwd=folder)
+                yield process
+            finally:
+                place.close()
+                if process is not None:
+                    await _ended(process)
+
+    def describe(self, code: int, errors: str) -> str:
+        how = f"{describe_exit(128 - code)} (exit code {code})" if 128 < code < 160 else f"exit code {code}"
+        said = last_lines(errors)
+        return ": ".join(filter(None, [f"{how} of its container", SAID.get(code, ""), said]))
+
+    def close(self) -> None:
+        self.containers.close()
+
+
+class SandboxRunner:
+    """Starts each program in a sandbox of bubblewrap."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.command = tuple(spec.command)
+        self.readable = tuple(os.path.abspath(path) for path in (*spec.readable, *_files_of(spec.command)))
+        self._running: set[asyncio.subprocess.Process] = set()
+        try:
+            resolve("bubblewrap")
+            self.places = Places()
+        except SandboxMissing as error:
+            raise FieldError("sandbox", spec.sandbox, f"can't be used here: {error}", remedy=REMEDY) from None
+        except ContainerFailed as error:
+            raise field_error(error, "sandbox") from None
+
+    @asynccontextmanager
+    async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
+        place = self.places.add()
+        sandbox = Sandbox(kind="bubblewrap", readable=(str(place.folder), *self.readable), processes=256)
+        relay = str(place.folder / self.places.relay.name)
+        program = [relay, str(place.folder), str(PORT), *self.command]
+        variables = job.variables(ADDRESS) | {"HOME": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+        async with forwarded(place, job.base_url):
+            try:
+                with sandbox.command(program, variables) as start:
+                    process = await start_program(
+                        start.arguments, start.environment, pass_fds=start.fds, **ENDS_WITH_US
+                    )
+                self._running.add(process)
+                try:
+                    yield process
+                finally:
+                    kill_group(process.pid)
+                    self._running.discard(process)
+                    await process.wait()
+            finally:
+                place.close()
+
+    def describe(self, code: int, errors: str) -> str:
+        return describe_exit(Sandbox(kind="bubblewrap").exit_code(code), last_lines(errors))
+
+    def close(self) -> None:
+        for process in self._running:
+            kill_group(process.pid)
+        self.places.close()
+
+
+def _files_of(command: Sequence[str]) -> list[str]:
+    """The files that a command names, and the virtual environments of its programs."""
+    found = []
+    for word in command:
+        if os.path.exists(word):
+            environment = Path(word).parent.parent
+            found.append(str(environment) if (environment / "pyvenv.cfg").is_file() else word)
+    return found
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait until an engine's command has ended; one that does not is killed."""
+    try:
+        await asyncio.wait_for(process.wait(), END_SECONDS)
+    except TimeoutError:
+        kill_group(process.pid)
+        await process.wait()
+
+
+@asynccontextmanager
+async def forwarded(place: Place, base_url: str) -> AsyncIterator[None]:
+    """Serve the socket `net` of a place: each connection is forwarded to the endpoint at `base_url`, up to
+    MOST_CONNECTIONS of them at once."""
+    address = urlsplit(base_url)
+    tasks: set[asyncio.Task[None]] = set()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(tasks) == MOST_CONNECTIONS:
+            writer.close()
+            return
+        tasks.add(task := asyncio.ensure_future(_forward(reader, writer, address.hostname, address.port)))
+        task.add_done_callback(tasks.discard)
+
+    socket = place.folder / "net"
+    server = await asyncio.start_unix_server(connected, socket)
+    socket.chmod(0o666)  # no other user can enter the folder above
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str | None, port: int | None
+) -> None:
+    """Copy both ways between a connection and the endpoint until both sides have ended."""
+    writers = [writer]
+    try:
+        with suppress(OSError):
+            reader_there, writer_there = await asyncio.open_connection(host, port)
+            writers.append(writer_there)
+            await asyncio.gather(_copy(reader, writer_there), _copy(reader_there, writer))
+    finally:
+        for each in writers:
+            each.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while part := await reader.read(PART):
+        writer.write(part)
+        await writer.drain()
+    writer.write_eof()

@@ -1,0 +1,312 @@
+"""Containers by the command line of podman or docker: how they start, what they may use, and that none of them outlives
+the run. Standard library only.
+
+A container has no network. Its first process is `relay.c`, compiled when the run starts, which reaches the run through
+unix sockets in a folder that the container sees as `/proxima`: `life`, a connection that ends the container when it is
+closed, so also when the run is killed; and `net`, for what the caller serves at `PORT` of the container's loopback
+interface.
+"""
+
+import os
+import re
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from proxima.process import container_guardian as guardian
+from proxima.process.children import start_module
+
+ENGINES = ("podman", "docker")
+INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
+RELAY = f"{INSIDE}/relay"
+PORT = 8642  # of a container's loopback interface
+RELAY_SOURCE = Path(__file__).with_name("relay.c")
+COMPILE = ("cc", "-static", "-O1", "-pthread")
+MOST_FILES = 4096  # open at once, per process
+MOST_PROCESSES = 4096  # of a user; `pids` limits those of a container
+RELAY_THREADS = 128  # a container may have them besides its processes
+PULL_SECONDS, TRIAL_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0
+
+
+class ContainerFailed(Exception):
+    """Containers can't be used; `field` is the field of `Container` that is wrong."""
+
+    def __init__(self, field: str, value: object, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.field, self.value, self.message, self.remedy = field, value, message, remedy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """A container as specified in a recipe.
+
+    Args:
+        image: its name; it is pulled before the first step if the engine does not have it.
+        engine: `podman`, `docker`, or `auto`: the first of them that is installed.
+        memory_mb: MiB of memory, files in /tmp included; swap is not used.
+        cpus: number of processors.
+        pids: number of processes and threads.
+        mounts: files and folders that it sees, read-only: PATH, seen at the same path, or PATH:SEEN.
+        workdir: a folder of the container in which its command starts, writable and empty; empty: that of the image.
+        writable: true: all files of the image may be changed in the container; false: only /tmp, /run and `workdir`.
+    """
+
+    image: str
+    engine: str = "auto"
+    memory_mb: int = 1024
+    cpus: float = 1.0
+    pids: int = 256
+    mounts: tuple[str, ...] = ()
+    workdir: str = ""
+    writable: bool = False
+
+    def __post_init__(self) -> None:
+        for field, fine, bound in (
+            ("image", bool(re.fullmatch(r"[\w][\w.:/@-]*", self.image)), "is not the name of an image"),
+            ("engine", self.engine in ("auto", *ENGINES), f"must be auto, {' or '.join(ENGINES)}"),
+            ("memory_mb", self.memory_mb >= 16, "must be >= 16"),
+            ("cpus", self.cpus > 0, "must be > 0"),
+            ("pids", self.pids >= 1, "must be >= 1"),
+            ("workdir", not self.workdir or self.workdir.startswith("/"), "must be an absolute path"),
+        ):
+            if not fine:
+                raise ContainerFailed(field, getattr(self, field), bound)
+        for mount in self.mounts:
+            if not Path(mount.partition(":")[0]).exists():
+                raise ContainerFailed("mounts", mount, "does not exist")
+
+    def limits(self, program: str) -> list[str]:
+        """The options that say what a container may use, for an engine's command line."""
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+        options = ["--network=none", "--cap-drop=all", "--security-opt=no-new-privileges", "--pull=never"]
+        options += [f"--memory={self.memory_mb}m", f"--memory-swap={self.memory_mb}m", f"--cpus={self.cpus:g}"]
+        options += [f"--pids-limit={self.pids + RELAY_THREADS}", f"--ulimit=nofile={files}:{files}", "--ulimit=core=0"]
+        if os.path.exists("/sys/fs/selinux/enforce"):
+            options += ["--security-opt=label=disable"]  # else SELinux refuses the sockets
+        if Path(program).name == "podman":  # its default may be above what this user may set
+            options += [f"--ulimit=nproc={MOST_PROCESSES}:{MOST_PROCESSES}"]
+        options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={self.memory_mb}m"]
+        if self.workdir:
+            place = f"{self.workdir}:rw,exec,mode=1777,size={self.memory_mb}m"
+            options += [f"--tmpfs={place}", f"--workdir={self.workdir}"]
+        for mount in self.mounts:
+            path, _, seen = mount.partition(":")
+            options += [f"--volume={Path(path).resolve()}:{seen or Path(path).resolve()}:ro"]
+        return options if self.writable else [*options, "--read-only"]
+
+
+class Place:
+    """The folder of one container or sandbox, with its socket `life`, which listens until `close`."""
+
+    def __init__(self, folder: Path, name: str, relay: Path) -> None:
+        self.folder, self.name = folder, name
+        folder.mkdir()
+        os.link(relay, folder / relay.name)
+        self._life = socket.socket(socket.AF_UNIX)
+        self._life.bind(str(folder / "life"))
+        self._life.listen()
+        (folder / "life").chmod(0o666)  # no other user can enter the folder above
+
+    def close(self) -> None:
+        """End the container, if it runs: its first process is connected to `life`."""
+        self._life.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Places:
+    """A private folder with the relay, and in it a place for each container or sandbox.
+
+    Raises:
+        ContainerFailed: the relay can't be compiled.
+    """
+
+    def __init__(self) -> None:
+        self.run = f"proxima-{_owner(os.getpid())}-{secrets.token_hex(4)}"
+        _remove_folders()
+        parent = tempfile.gettempdir()
+        self.folder = Path(parent if len(parent) < 40 else "/tmp", self.run)  # paths of sockets are short
+        self.folder.mkdir(mode=0o700)
+        self._numbers = count()
+        try:
+            self.relay = compile_relay(self.folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def add(self) -> Place:
+        """A place for another container."""
+        number = next(self._numbers)
+        return Place(self.folder / str(number), f"{self.run}-{number}", self.relay)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Containers:
+    """Starts containers, until `close`.
+
+    Raises:
+        ContainerFailed: they can't be used here; the message says why.
+    """
+
+    def __init__(self, spec: Container) -> None:
+        self.spec, self.program = spec, engine_program(spec)
+        ensure_image(self.program, spec.image)
+        if dead := [name for name in guardian.names(self.program) if _is_dead(name)]:
+            guardian.remove(self.program, dead)  # of runs that were killed together with their guardians
+        self.places = Places()
+        facts = self.program, self.places.run, self.places.folder
+        self._guardian = start_module(guardian.__name__, *facts, flag="-I")
+        try:
+            self._try()
+        except BaseException:
+            self.close()
+            raise
+
+    def command(
+        self, place: Place, program: Sequence[str], *options: str, port: int = 0, spec: Container | None = None
+    ) -> list[str]:
+        """The command that runs a program in a container, which is removed when it ends.
+
+        Args:
+            program: empty: the container waits for its end.
+            options: more of them, for `run`.
+            port: where `net` is served, 0: nowhere.
+            spec: another than that of these containers, whose image the engine has.
+        """
+        spec = spec or self.spec
+        line = [self.program, "run", "--rm", f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
+        line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
+        line += [*spec.limits(self.program), *options, f"--entrypoint={RELAY}", spec.image]
+        return [*line, INSIDE, str(port), *program]
+
+    def _try(self) -> None:
+        """Start a container that ends at once: one line says why no container can start, instead of each episode."""
+        place = self.places.add()
+        try:
+            ran = _run(self.command(place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
+        except subprocess.TimeoutExpired:
+            message = f"does not start in {TRIAL_SECONDS:g} s"
+            raise ContainerFailed("image", self.spec.image, message) from None
+        finally:
+            place.close()
+        if ran.returncode:
+            message = f"can't be started by {self.program}: {last_lines(ran.stderr or ran.stdout)}"
+            raise ContainerFailed("image", self.spec.image, message)
+
+    def close(self) -> None:
+        """Remove what is left of the containers; may be called twice."""
+        self._guardian.end(END_SECONDS)
+
+
+def engine_program(spec: Container) -> str:
+    """The path of the engine's program."""
+    for name in ENGINES if spec.engine == "auto" else (spec.engine,):
+        if program := shutil.which(name):
+            return program
+    missing = "podman nor docker is" if spec.engine == "auto" else f"{spec.engine} is not"
+    message = f"needs a container engine, and {'neither ' * (spec.engine == 'auto')}{missing} installed"
+    raise ContainerFailed("image", spec.image, message, "install podman")
+
+
+@lru_cache(maxsize=64)
+def ensure_image(program: str, image: str) -> str:
+    """Pull an image if the engine does not have it, showing its progress. Returns the image's id.
+
+    Raises:
+        ContainerFailed: it can't be pulled.
+    """
+    asked = [program, "image", "inspect", "--format", "{{.Id}}", image]
+    found = _run(asked, TRIAL_SECONDS)
+    if found.returncode:
+        print(f"pulling the image {image} by {program}", file=sys.stderr, flush=True)
+        with subprocess.Popen(
+            [program, "pull", image],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as pull:
+            assert pull.stdout is not None
+            kept = deque[str](maxlen=3)
+            for line in pull.stdout:
+                print(line, end="", file=sys.stderr, flush=True)
+                kept.append(line)
+        if pull.returncode:
+            message = f"is not an image that {program} has, and can't be pulled: {last_lines(''.join(kept))}"
+            remedy = "build or pull it, or set `engine` to the program that has it"
+            raise ContainerFailed("image", image, message, remedy)
+        found = _run(asked, TRIAL_SECONDS)
+    return found.stdout.strip()
+
+
+def compile_relay(folder: Path) -> Path:
+    """Compile the first process of containers and sandboxes into a folder.
+
+    Raises:
+        ContainerFailed: there is no compiler, or no static C library.
+    """
+    relay = folder / "relay"
+    remedy = "install a C compiler and a static C library (Debian: gcc libc6-dev; Fedora: gcc glibc-static)"
+    try:
+        made = _run([*COMPILE, str(RELAY_SOURCE), "-o", str(relay)], TRIAL_SECONDS)
+    except OSError as error:
+        raise ContainerFailed("", None, f"a container needs {COMPILE[0]}: {error.strerror}", remedy) from None
+    if made.returncode:
+        raise ContainerFailed("", None, f"{COMPILE[0]} can't compile relay.c: {last_lines(made.stderr)}", remedy)
+    return relay
+
+
+def _remove_folders() -> None:
+    """Remove the folders of runs of this machine that are gone."""
+    for parent in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(parent).glob("proxima-*-*-*-*"):
+            if _is_dead(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _owner(pid: int) -> str:
+    """A process of this machine: its name, the process id, and when it started, which tells ids used again apart."""
+    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{_machine()}-{pid}-{started}"
+
+
+def _machine() -> str:
+    return re.sub(r"[^a-zA-Z0-9]", "_", socket.gethostname())[:32] or "_"
+
+
+def _is_dead(name: str) -> bool:
+    """True if a container or folder belongs to a process of this machine that has ended."""
+    parts = name.split("-")
+    if len(parts) < 5 or parts[0] != "proxima" or parts[1] != _machine() or not parts[2].isdigit():
+        return False
+    with suppress(OSError):
+        return not name.startswith(f"proxima-{_owner(int(parts[2]))}-")
+    return True
+
+
+def last_lines(text: str, lines: int = 4, characters: int = 500) -> str:
+    """The last lines of what a program said, as one line."""
+    return " | ".join(line.strip() for line in text.strip().splitlines()[-lines:])[-characters:]
+
+
+def _run(command: Sequence[str], seconds: float, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Run a command without input and return its output, as text."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.run(
+        command, stdin=null, stdout=pipe, stderr=pipe, text=True, errors="replace", timeout=seconds, **options
+    )

@@ -1,0 +1,188 @@
+"""Agents in containers of podman and in sandboxes of bubblewrap, against the endpoint of a run."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.data import FieldError
+from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents
+from proxima.environment.boxed_agents import ContainerRunner
+from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.sandbox import bubblewrap_problem
+from tests.containers import busybox_image as busybox_image
+from tests.containers import left
+from tests.processes import eventually
+from tests.rollout.episodes.test_agent_player import Scripted, play
+
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
+ASKS = """
+read row
+said=$(wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" \\
+  --post-data '{"messages": [{"role": "user", "content": "begin"}]}' $OPENAI_BASE_URL/chat/completions)
+case "$said" in *"it is 4"*) echo 0.5;; *) echo "$said" >&2; exit 3;; esac
+"""
+LONG = {"row": {"question": "x"}, "base_url": "http://127.0.0.1:9/v1", "api_key": "secret"}
+
+
+def shell(image, code, **fields):
+    return AgentSpec(command=("/bin/sh", "-c", code), container={"image": image, "memory_mb": 64, **fields})
+
+
+def play_one(agents, seconds=60):
+    async def run():
+        return await asyncio.wait_for(agents.play(AgentJob(**LONG)), seconds)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def agents(busybox_image):
+    """Plays the code of a shell in a container."""
+    shared = ContainerRunner(shell(busybox_image, "true", pids=16))
+
+    def run(code, seconds=60):
+        shared.command = ("/bin/sh", "-c", code)
+        return play_one(CommandAgents(shared, 1), seconds)
+
+    yield run
+    shared.close()
+
+
+def test_an_agent_in_a_container_is_answered(busybox_image):
+    policy = Scripted(lambda context, request: "it is 4")
+    completions = play(policy, shell(busybox_image, ASKS), samples=2)
+    assert [c.episode.reward for c in completions] == [0.5, 0.5] and not any(c.episode.failure for c in completions)
+    assert left() == []
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("echo one >&2; echo two >&2; exit 3", "the agent ended with exit code 3 of its container: one | two"),
+        ("kill -9 $$", "the agent ended with SIGKILL"),
+        ("head -c 300m /dev/zero | tail -c 290m", "out of memory"),
+        ("exec /bin/none", "exit code 127 of its container"),
+    ],
+)
+def test_how_a_container_ended_is_named(agents, code, failure):
+    with pytest.raises(EnvironmentFailure) as error:
+        agents(code)
+    assert failure in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "touch /x || echo 1",  # the image can't be changed
+        "echo x > /tmp/x && cat /tmp/x && echo 1",
+        "test $(grep -c : /proc/net/dev) = 1 && echo 1",  # the loopback interface
+        "kill -9 1; kill -19 1; echo 1",  # the first process is out of reach
+        "cat /proc/1/environ || echo 1",
+        "test $(cat /proc/self/oom_score_adj) = 1000 && echo 1",
+        "grep -q 'CapBnd:.*0000000000000000' /proc/self/status && grep -q 'NoNewPrivs:.*1' /proc/self/status && echo 1",
+        "ls /proc | grep -c '^[0-9]' > /tmp/n; test $(cat /tmp/n) -lt 9 && echo 1",
+    ],
+)
+def test_what_an_agent_sees(agents, code):
+    assert agents(code) == 1
+
+
+def test_an_agent_that_takes_too_long_is_gone_afterwards(agents):
+    with pytest.raises(TimeoutError):
+        agents("sleep 1000", seconds=3)
+    assert left() == []
+
+
+def test_a_fork_bomb_ends_with_its_container(agents):
+    with pytest.raises(EnvironmentFailure, match="can't fork"):
+        agents("b() { b | b & }; b; sleep 1; exit 4")
+    assert left() == []
+
+
+PARENT = """
+import asyncio, sys
+from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents
+from proxima.environment.boxed_agents import ContainerRunner
+async def main():
+    agents = AgentSpec(command=("/bin/sleep", "1000"), container={"image": sys.argv[1], "memory_mb": 32}).build()
+    job = AgentJob(row={}, base_url="http://127.0.0.1:9/v1", api_key="k")
+    tasks = [asyncio.create_task(agents.play(job)) for _ in range(4)]
+    print("started", flush=True)
+    await asyncio.gather(*tasks)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("moment", ["while they start", "while they run"])
+def test_a_killed_run_leaves_no_container(busybox_image, moment):
+    with subprocess.Popen([sys.executable, "-c", PARENT, busybox_image], stdout=subprocess.PIPE) as run:
+        assert run.stdout.readline() == b"started\n"
+        if moment == "while they run":
+            eventually(lambda: len(left()) == 4)
+        run.kill()
+    name = f"-{run.pid}-"
+    eventually(lambda: not [each for each in left() if name in each] and not [*Path("/tmp").glob(f"proxima-*{name}*")])
+
+
+def test_a_killed_run_whose_guardian_is_killed_is_cleaned_by_the_next(busybox_image):
+    name = f"proxima-{socket.gethostname()}-999999-1-abcd-0"
+    line = ["podman", "create", f"--name={name}", "--label=proxima.run=x", busybox_image, "/bin/true"]
+    subprocess.run(line, check=True, capture_output=True)
+    shell(busybox_image, "true").build().close()
+    assert left() == []
+
+
+def test_an_image_that_nobody_has(busybox_image):
+    with pytest.raises(FieldError) as error:
+        shell("localhost/no-such-image:7", "true").build()
+    assert error.value.field == "container.image" and "can't be pulled" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_agent_in_a_sandbox_is_answered():
+    if bubblewrap_problem():
+        pytest.skip(bubblewrap_problem())
+    policy = Scripted(lambda context, request: "it is 4")
+    code = (
+        "import json, os, urllib.request as u, pathlib\n"
+        "body = json.dumps({'messages': [{'role': 'user', 'content': 'begin'}]}).encode()\n"
+        "head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "said = json.load(u.urlopen(u.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body, head)))\n"
+        "assert said['choices'][0]['message']['content'] == 'it is 4'\n"
+        f"assert not pathlib.Path({__file__!r}).exists()\n"
+        "assert pathlib.Path('/proc/net/dev').read_text().count(':') == 1\n"
+        "print(0.5)"
+    )
+    (completion,) = play(policy, AgentSpec(command=(sys.executable, "-c", code), sandbox="bubblewrap"))
+    assert completion.episode.reward == 0.5 and not completion.episode.failure
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"run": "json:load", "container": "x"}, "container"),
+        ({"command": ("x",), "container": {"image": "x", "size": 3}}, "container.size"),
+        ({"command": ("x",), "container": {"image": "x", "engine": "lxc"}}, "container.engine"),
+        ({"command": ("x",), "container": {"image": "-v/:/host"}}, "container.image"),
+        ({"command": ("x",), "container": {"image": "x", "memory_mb": 1}}, "container.memory_mb"),
+        ({"command": ("x",), "container": {"image": "x", "mounts": ["/nowhere/at/all"]}}, "container.mounts"),
+        ({"command": ("x",), "container": {"memory_mb": 100}}, "container"),
+        ({"command": ("x",), "container": "x", "sandbox": "bubblewrap"}, "sandbox"),
+        ({"command": ("x",), "sandbox": "chroot"}, "sandbox"),
+        ({"command": ("x",), "sandbox": "container"}, "container"),
+    ],
+)
+def test_bad_specs(fields, field):
+    with pytest.raises(FieldError) as error:
+        AgentSpec(**fields).build()
+    assert error.value.field == field
+
+
+def test_an_agent_without_a_box_loads_none_of_it():
+    code = "from proxima.environment.agents import AgentSpec; import sys; AgentSpec(command=('x',)).build(); "
+    code += "print([name for name in sys.modules if 'boxed' in name or 'containers' in name])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
