@@ -125,6 +125,7 @@ ALLOWED_LATE_IMPORTS |= {
     "proxima.cli.train_run: proxima.view.eval_tables": "a table of rich, which only a reward model's run prints",
     "proxima.cli.train_run: proxima.view.terminal": "likewise",
     "proxima.rollout.episodes.worlds: proxima.rollout.episodes.agent_player": "serves by starlette, of the extra serve",
+    "proxima.reward.workers.graders: proxima.reward.workers": "runs code: other rewards load no sandbox",
     "proxima.model.adapters.lora: proxima.model.adapters.merged_lora": "derives from a class of peft",
     "proxima.runtime.placement.rendezvous: proxima.training.sharded_checkpoint": "derives from one of torch",
 }

@@ -2,7 +2,11 @@
 
 import pytest
 
+from proxima.data import FieldError
 from proxima.environment.builtin import PythonCode
+from proxima.environment.hosts import Hosts
+from proxima.environment.interface import EnvironmentSpec
+from tests.sandboxes import needs_bubblewrap
 
 pytestmark = pytest.mark.slow
 
@@ -44,3 +48,23 @@ def test_an_endless_program_ends():
     assert said == f"1\nerror: timed out after {seconds} s"
     busy = PythonCode(seconds=1).python("while True: pass")
     assert busy.startswith("error: ") and "\n" not in busy  # the clock, or its CPU time, ends it
+
+
+@needs_bubblewrap
+def test_workers_use_the_sandbox_that_the_inspection_found():
+    hosts = Hosts(EnvironmentSpec(kind="python"))
+    try:
+        assert hosts.interface.settled == {"sandbox": "bubblewrap"} and hosts.interface.notes == ()
+    finally:
+        hosts.close()
+
+
+def test_without_bubblewrap_it_is_refused_or_noted_before_the_run(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    hosts = Hosts(EnvironmentSpec(kind="python"))
+    try:
+        assert hosts.interface.settled == {"sandbox": "none"} and "bwrap" in hosts.interface.notes[0]
+    finally:
+        hosts.close()
+    with pytest.raises(FieldError, match=r"environment.sandbox.*bwrap.*install bubblewrap"):
+        Hosts(EnvironmentSpec(kind="python", arguments={"sandbox": "bubblewrap"}))

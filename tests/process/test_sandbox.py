@@ -8,10 +8,9 @@ import pytest
 
 from proxima.process import sandbox
 from proxima.process.code_runner import run_program
-from proxima.process.sandbox import Sandbox, SandboxMissing, outermost, resolve
+from proxima.process.sandbox import Sandbox, SandboxMissing, outermost, usable_kind
+from tests.sandboxes import needs_bubblewrap
 
-WHY = sandbox.bubblewrap_problem()
-needs_bubblewrap = pytest.mark.skipif(bool(WHY), reason=WHY)
 FACTS = """import json, os
 def tried(path):
     try:
@@ -31,9 +30,9 @@ print(json.dumps({
 
 def facts_in(box, written):
     program = [sys.executable, "-I", "-c", FACTS.replace("WRITTEN", repr(written))]
-    with box.command(program, {"GIVEN": "1"}) as command:
-        options = {"env": command.environment, "pass_fds": command.fds, "check": True, "timeout": 60}
-        return json.loads(subprocess.run(command.arguments, stdout=subprocess.PIPE, **options).stdout)
+    with box.command(program) as (line, fds):
+        ran = subprocess.run(line, env={"GIVEN": "1"}, pass_fds=fds, stdout=subprocess.PIPE, check=True, timeout=60)
+    return json.loads(ran.stdout)
 
 
 @needs_bubblewrap
@@ -63,10 +62,10 @@ def test_a_program_prints_and_ends_as_without_the_sandbox(code):
 
 def test_auto_falls_back_and_a_sandbox_that_was_asked_for_does_not(monkeypatch):
     monkeypatch.setattr(sandbox, "bubblewrap_problem", lambda: "bubblewrap needs the program bwrap")
-    assert resolve("auto") == resolve("none") == "none"
+    assert usable_kind("auto") == usable_kind("none") == "none"
     assert "bwrap" in sandbox.fallback_note("auto") and sandbox.fallback_note("none") == ""
     with pytest.raises(SandboxMissing, match="bwrap"):
-        resolve("bubblewrap")
+        usable_kind("bubblewrap")
 
 
 def test_a_missing_program_is_named(monkeypatch):
@@ -76,4 +75,4 @@ def test_a_missing_program_is_named(monkeypatch):
 
 
 def test_folders_inside_others_are_bound_once():
-    assert outermost(["/usr/lib", "/usr", "/usrlocal", "/a/b/", "/a/b/c"]) == ["/usr", "/a/b", "/usrlocal"]
+    assert outermost(["/usr/lib", "/usr", "/usrlocal", "/a/b/", "/a/b/c"]) == ["/a/b", "/usr", "/usrlocal"]

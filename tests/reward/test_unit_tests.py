@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from proxima.data import FieldError, UserError
+from proxima.process import sandbox
 from proxima.reward.unit_tests import UnitTests, as_tests, code_of
 from proxima.reward.workers.run_unit_tests import run_unit_tests
 from tests.processes import eventually, is_running
 from tests.reward.make import LONG, SHORT, ask, prompt, runner, scored
+from tests.sandboxes import needs_bubblewrap
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 ELSEWHERE = Path(tempfile.gettempdir()) / f"written-by-code-under-test-of-{os.getpid()}"
@@ -292,3 +295,26 @@ def test_the_code_is_the_last_python_block():
     assert code_of("```py\na\n```\ntext\n```python\nb\n```\n```text\nout\n```") == "b\n"
     assert code_of("```\na\n```\n```\nb\n```") == "b\n"
     assert code_of("```python\ncut off") == "cut off"
+
+
+def test_a_sandbox_that_was_asked_for_and_is_missing_is_refused_and_auto_says_so(monkeypatch):
+    monkeypatch.setattr(sandbox, "bubblewrap_problem", lambda: "bubblewrap needs the program bwrap")
+    with runner(UnitTests(sandbox="bubblewrap")) as made, pytest.raises(UserError, match=r"sandbox.*bwrap.*install"):
+        made.check()
+    with runner(UnitTests(), UnitTests(name="again"), UnitTests(name="none", sandbox="none")) as made:
+        made.check()
+        (note,) = made.notes()
+    assert "bwrap" in note and "sandbox=none" in note
+    with pytest.raises(FieldError, match="must be one of auto, bubblewrap"):
+        UnitTests(sandbox="docker").check()
+
+
+@needs_bubblewrap
+def test_the_same_scores_in_and_out_of_the_sandbox():
+    codes = ["def add(a, b): return a + b", "def add(a, b): return 3", "def add(a, b) return"]
+    for tests in (ADD, {"inputs": ["1 2\n"], "outputs": ["3\n"]}):
+        codes[0] = codes[0] if tests is ADD else "print(sum(map(int, input().split())))"
+        inside, outside = (
+            scored([UnitTests(seconds=LONG, sandbox=kind)], tests, *codes) for kind in ("bubblewrap", "none")
+        )
+        assert [s.value for s in inside] == [1, 0, 0] and inside == outside

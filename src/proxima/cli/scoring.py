@@ -236,6 +236,8 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
     rewards = config.runtime.rewards(config.reward, workers=workers)
     try:
         rewards.check()
+        for note in rewards.notes():
+            print(f"NOTE {note}", file=sys.stderr)
         if rewards.comparing and unanswered:
             raise UserError(f"{file} has no answers to compare with", remedy="name their column with --answer")
         return asyncio.run(_score(rewards, texts)), list(rewards.labels)

@@ -13,7 +13,7 @@ from proxima.data import FieldError, require
 from proxima.environment.agents import AgentJob, AgentSpec, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.containers import PORT, Container, ContainerFailed, Containers, Place, Places, last_lines
-from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, resolve
+from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, usable_kind
 
 ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
 MOST_CONNECTIONS = 32  # to the endpoint, of one agent: it may not use up the files of the run
@@ -82,7 +82,7 @@ class SandboxRunner:
         self.readable = tuple(os.path.abspath(path) for path in (*spec.readable, *_files_of(spec.command)))
         self._running: set[asyncio.subprocess.Process] = set()
         try:
-            resolve("bubblewrap")
+            usable_kind("bubblewrap")
             self.places = Places()
         except SandboxMissing as error:
             raise FieldError("sandbox", spec.sandbox, f"can't be used here: {error}", remedy=REMEDY) from None
@@ -98,10 +98,8 @@ class SandboxRunner:
         variables = job.variables(ADDRESS) | {"HOME": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
         async with forwarded(place, job.base_url):
             try:
-                with sandbox.command(program, variables) as start:
-                    process = await start_program(
-                        start.arguments, start.environment, pass_fds=start.fds, **ENDS_WITH_US
-                    )
+                with sandbox.command(program) as (line, fds):
+                    process = await start_program(line, variables, pass_fds=fds, **ENDS_WITH_US)
                 self._running.add(process)
                 try:
                     yield process

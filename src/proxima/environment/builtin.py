@@ -16,6 +16,7 @@ from proxima.data.json_reader import load_json
 from proxima.data.random import mix
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.code_runner import run_program
+from proxima.process.sandbox import CHOICES, REMEDY, Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
 
 LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -75,19 +76,29 @@ def _value(node: ast.expr) -> int | float:
 
 class PythonCode(Environment):
     """A tool `python`, which runs a program. Each call runs in a new process without state from earlier calls; it
-    may not use the network or files outside its folder. Not a sandbox against hostile code (`process.limits`).
+    may not start processes, or use the network or files outside its folder. In a sandbox it can't.
 
     Args:
         seconds: limit of a call's wall-clock time and of its CPU time.
         memory_mb: MiB of address space.
         characters: maximum length of the output shown to the model; the middle of a longer one is left out.
+        sandbox: where the program runs; see `proxima.reward.unit_tests.UnitTests`.
     """
 
-    def __init__(self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000) -> None:
+    def __init__(
+        self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000, sandbox: SandboxChoice = "auto"
+    ) -> None:
         require(seconds >= 1, "seconds", seconds, "must be >= 1")
         require(memory_mb >= 64, "memory_mb", memory_mb, "must be >= 64: Python itself needs that")
         require(characters >= 40, "characters", characters, "must be >= 40")
+        require(sandbox in CHOICES, "sandbox", sandbox, f"must be one of {', '.join(CHOICES)}")
         self.seconds, self.memory_mb, self.characters = seconds, memory_mb, characters
+        try:
+            self.sandbox = Sandbox(kind=usable_kind(sandbox))
+        except SandboxMissing as error:
+            raise FieldError("sandbox", sandbox, f"can't be used: {error}", remedy=REMEDY) from None
+        self.settled = {"sandbox": self.sandbox.kind}  # arguments with which workers create it after the inspection
+        self.notes = [note] if (note := fallback_note(sandbox)) else []
 
     def python(self, code: str) -> str:
         """Run a Python program and return what it prints.
@@ -95,7 +106,9 @@ class PythonCode(Environment):
         Args:
             code: the program; it prints what you want to know
         """
-        ended, printed = run_program(code, (self.seconds, self.memory_mb), self.seconds, errors=True)
+        ended, printed = run_program(
+            code, (self.seconds, self.memory_mb), self.seconds, errors=True, sandbox=self.sandbox
+        )
         printed = printed.strip()
         if len(printed) > self.characters:
             printed = f"{printed[: self.characters // 2]}\n...\n{printed[-self.characters // 2 :]}"
@@ -119,7 +132,7 @@ class Search(Environment):
         require(top >= 1, "top", top, "must be >= 1")
         require(characters >= 1, "characters", characters, "must be >= 1")
         require(Path(corpus).is_file(), "corpus", corpus, "does not exist", remedy="name a JSONL file of passages")
-        self.passages, self.index = read_corpus(str(Path(corpus).resolve()))
+        self.passages, self.index = read_corpus(str(Path(corpus).usable_kind()))
         self.top, self.characters = min(top, len(self.passages)), characters
 
     def search(self, query: str) -> str:
@@ -189,7 +202,7 @@ class Sqlite(Environment):
         require(Path(path).is_file(), named, path, "does not exist")
         self.rows, self.seconds = rows, seconds
         try:
-            self.database = open_database(str(Path(path).resolve()), script is not None)
+            self.database = open_database(str(Path(path).usable_kind()), script is not None)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise FieldError(named, path, f"can't be read as a database: {error}", remedy=remedy) from error
 

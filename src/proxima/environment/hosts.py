@@ -100,7 +100,8 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
-            load = {**vars(self.spec), "log": self.log}
+            arguments = {**self.spec.arguments, **self.interface.settled}
+            load = {**vars(self.spec), "arguments": arguments, "log": self.log}
             return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error

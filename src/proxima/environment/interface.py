@@ -68,7 +68,8 @@ class EnvironmentSpec:
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
-        return EnvironmentInterface(**{**result.value, **{n: tuple(result.value[n]) for n in ("schemas", "columns")}})
+        tuples = {name: tuple(value) for name, value in result.value.items() if isinstance(value, list)}
+        return EnvironmentInterface(**{**result.value, **tuples})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +81,16 @@ class EnvironmentInterface:
         responds: it answers a message that calls no tool.
         reward: the member read at the end; empty: none, though turns may have rewards (`Reply.reward`).
         columns: the columns that `reset` requires.
+        settled: arguments of a built-in class, by name, whose values the inspection has decided for all workers.
+        notes: lines for the user at the start of a run.
     """
 
     schemas: tuple[Mapping[str, Any], ...] = ()
     responds: bool = False
     reward: Literal["get_reward", "reward", ""] = ""
     columns: tuple[str, ...] = ()
+    settled: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def tools(self) -> dict[str, Mapping[str, Any]]:
@@ -288,7 +293,10 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
     require(responds or bool(schemas), "environment", kind, bound, remedy=remedy)
     reward = "get_reward" if callable(member(environment, "get_reward")) else ""
     reward = reward or ("reward" if hasattr(environment, "reward") else "")
-    return {"schemas": schemas, "responds": responds, "reward": reward, "columns": _columns(environment)}
+    read = {"schemas": schemas, "responds": responds, "reward": reward, "columns": _columns(environment)}
+    if kind in ENVIRONMENTS:  # a user's class may have attributes of these names
+        read |= {"settled": member(environment, "settled") or {}, "notes": member(environment, "notes") or []}
+    return read
 
 
 def _columns(environment: Any) -> list[str]:

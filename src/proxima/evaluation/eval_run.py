@@ -117,12 +117,15 @@ def run_eval(
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)
         facts: dict[str, Any] = {}
+        told = set[str]()
         for note in notes:
             observer.warning(note)
         for loaded in suites:
             name, start, questions = loaded.suite.name, now(), loaded.questions
             for note in loaded.notes:
-                observer.warning(note)
+                if note not in told:
+                    observer.warning(note)
+                told.add(note)
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
             with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
                 rewards.start()

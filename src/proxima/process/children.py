@@ -9,19 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence, Set
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proxima.process import entry
 from proxima.process.entry import prctl
-from proxima.process.sandbox import Sandbox
+
+if TYPE_CHECKING:  # few programs run in one
+    from proxima.process.sandbox import Sandbox
 
 PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
 SECONDS = 10.0  # that the kernel may take to end processes
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")  # variables
-NO_SANDBOX = Sandbox()
 START = Path(entry.__file__).resolve()
 # Options of `subprocess.Popen` for a program that is not ours: Linux kills it when the thread that started it ends.
 ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}
@@ -33,14 +34,15 @@ class Child:
 
     process: "subprocess.Popen[bytes]"
     channel: socket.socket
-    sandbox: Sandbox = NO_SANDBOX
+    sandbox: "Sandbox | None" = None
 
     def end(self, seconds: float = 0.0) -> int:
         """Close the socket, wait `seconds` for the process to end by itself, even if what it runs has stopped it, then
         kill it with its group. Returns its exit code; may be called twice."""
         self.channel.close()
         self.process.send_signal(signal.SIGCONT)
-        return self.sandbox.exit_code(wait_or_kill(self.process, seconds))
+        code = wait_or_kill(self.process, seconds)
+        return self.sandbox.exit_code(code) if self.sandbox else code
 
 
 def start_module(
@@ -48,7 +50,7 @@ def start_module(
     *arguments: object,
     flag: str = "-P",
     fds: Sequence[int] = (),
-    sandbox: Sandbox = NO_SANDBOX,
+    sandbox: "Sandbox | None" = None,
     **options: Any,
 ) -> Child:
     """Start a module as `__main__` of another process.
@@ -69,11 +71,15 @@ def start_module(
     with theirs:
         try:
             program = [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)]
-            with sandbox.command(program, options.pop("env", os.environ)) as command:
+            with (
+                sandbox.command(program, options.get("env") or ()) if sandbox else nullcontext((program, ())) as (
+                    line,
+                    its_fds,
+                )
+            ):
                 process = subprocess.Popen(
-                    command.arguments,
-                    env=command.environment,
-                    pass_fds=(theirs.fileno(), *fds, *command.fds),
+                    line,
+                    pass_fds=(theirs.fileno(), *fds, *its_fds),
                     start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
                     **{**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **options},
                 )

@@ -6,14 +6,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from proxima.process.children import NO_SANDBOX, ONE_THREAD, Child, start_module
+from proxima.process.children import ONE_THREAD, Child, start_module
 from proxima.process.json_lines import LineChannel
 from proxima.process.sandbox import Sandbox
+
+NONE = Sandbox()
 
 
 @contextmanager
 def running_code(
-    code: str, setup: str, limits: Sequence[int], kind: str = "module", sandbox: Sandbox = NO_SANDBOX, **streams: Any
+    code: str, setup: str, limits: Sequence[int], kind: str = "module", sandbox: Sandbox = NONE, **streams: Any
 ) -> Iterator[Child]:
     """A process of the code, in a folder and a session of its own and without this process's environment. It is killed
     at the end, with all that it started.
@@ -47,7 +49,7 @@ def run_program(
     setup: str = "",
     given: str = "",
     errors: bool = False,
-    sandbox: Sandbox = NO_SANDBOX,
+    sandbox: Sandbox = NONE,
 ) -> tuple[int | None, str]:
     """Run the code as a program within `seconds`; return its exit code, None if the time was up, and its output.
 

@@ -13,15 +13,15 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 SandboxChoice = Literal["auto", "bubblewrap", "container", "none"]
-CHOICES = ("auto", "bubblewrap", "container", "none")
+CHOICES = get_args(SandboxChoice)
 REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
 TRIAL_SECONDS = 60.0
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store")
@@ -34,21 +34,12 @@ class SandboxMissing(Exception):
     """A sandbox that can't be used here; the message says why."""
 
 
-@dataclass(frozen=True)
-class SandboxCommand:
-    """How to start a program in its sandbox: arguments and environment, and descriptors to pass besides its own."""
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    fds: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
     """A sandbox for one program at a time.
 
     Args:
-        kind: `bubblewrap`, `container` or `none`; see `resolve` for `auto`.
+        kind: `bubblewrap`, `container` or `none`; see `usable_kind` for `auto`.
         readable: files and folders that it shows, read-only, besides the system's and the interpreter's.
         writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
         space_mb: MiB of the private /tmp, and of /dev/shm.
@@ -62,8 +53,12 @@ class Sandbox:
     processes: int = 0
 
     @contextmanager
-    def command(self, program: Sequence[str], environment: Mapping[str, str]) -> Iterator[SandboxCommand]:
-        """How to start a program; its descriptors are closed at the end, when the program has been started.
+    def command(
+        self, program: Sequence[str], variables: Iterable[str] = ()
+    ) -> Iterator[tuple[Sequence[str], tuple[int, ...]]]:
+        """The command line that starts a program in the sandbox, and the descriptors to pass to it besides the
+        program's own; they are closed at the end. It is started with the environment of the program: a container, whose
+        command may need others, passes on `variables`.
 
         Raises: SandboxMissing: this kind can't be used.
         """
@@ -72,35 +67,32 @@ class Sandbox:
             try:
                 with open(send, "wb") as pipe:
                     pipe.write(system_call_filter())
-                arguments = bubblewrap_arguments(self, program, receive)
-                yield SandboxCommand(arguments, environment, (receive,))
+                yield bubblewrap_arguments(self, program, receive), (receive,)
             finally:
                 os.close(receive)
-        elif self.kind == "container":
-            yield container_command(self, program, environment)
         else:
-            yield SandboxCommand(program, environment)
+            yield container_arguments(self, program, variables) if self.kind == "container" else program, ()
 
     def exit_code(self, code: int) -> int:
         """The exit code of the program, -N after signal N, given that of the command."""
         return 128 - code if self.kind != "none" and code > 128 else code
 
 
-def container_command(sandbox: Sandbox, program: Sequence[str], environment: Mapping[str, str]) -> SandboxCommand:
-    """How to start a program in a container that shows what the sandbox does.
+def container_arguments(sandbox: Sandbox, program: Sequence[str], variables: Iterable[str]) -> list[str]:
+    """The command line that runs a program in a container that shows what the sandbox does, with these variables.
 
     Raises: SandboxMissing.
     """
     raise SandboxMissing("code can't run in a container yet")
 
 
-def resolve(choice: str) -> str:
+def usable_kind(choice: str) -> str:
     """The kind of sandbox for a choice: for `auto`, bubblewrap where it works, else `none`.
 
     Raises: SandboxMissing: the kind that was asked for can't be used.
     """
     if choice == "container":
-        with Sandbox(kind=choice).command(["true"], {}):
+        with Sandbox(kind=choice).command(["true"]):
             return choice
     why = bubblewrap_problem() if choice in ("auto", "bubblewrap") else ""
     if choice == "bubblewrap" and why:
@@ -123,9 +115,10 @@ def bubblewrap_problem() -> str:
         if shutil.which(program) is None:
             return f"bubblewrap needs the program {program}, which is not installed"
     try:
-        with Sandbox(kind="bubblewrap").command([sys.executable, "-I", "-c", ""], {}) as trial:
-            options = {"env": trial.environment, "pass_fds": trial.fds, "stdin": subprocess.DEVNULL}
-            ran = subprocess.run(trial.arguments, capture_output=True, timeout=TRIAL_SECONDS, **options)  # type: ignore[call-overload]
+        with Sandbox(kind="bubblewrap").command([sys.executable, "-I", "-c", ""]) as (line, fds):
+            ran = subprocess.run(
+                line, env={}, pass_fds=fds, stdin=subprocess.DEVNULL, capture_output=True, timeout=TRIAL_SECONDS
+            )
     except (OSError, subprocess.SubprocessError) as error:
         return f"a trial start of bubblewrap failed: {error}"
     last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
@@ -144,41 +137,46 @@ def interpreter_paths() -> tuple[str, ...]:
 
 def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: int) -> list[str]:
     """The command line of bubblewrap that runs a program; it reads its filter of system calls from `filter_fd`."""
-    tmp = ["--perms", "1777", "--size", str(sandbox.space_mb << 20), "--tmpfs"]
-    shown = [path for path in SYSTEM if os.path.exists(path)]
-    links = [path for path in shown if os.path.islink(path)]
-    shown = [path for path in shown if path not in links]
-    shown += [path for path in (*ETC, *interpreter_paths(), *sandbox.readable) if os.path.exists(path)]
-    places = outermost(shown)
-    folders = {str(parent) for path in (*places, sandbox.writable or "/tmp") for parent in Path(path).parents[:-1]}
-    line = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    present = [path for path in SYSTEM if os.path.exists(path)]
+    links = [path for path in present if os.path.islink(path)]
+    shown = [path for path in (*ETC, *interpreter_paths(), *sandbox.readable) if os.path.exists(path)]
+    places = outermost([*shown, *(path for path in present if path not in links)])
+    folder = sandbox.writable or "/tmp"
+    private = ["--perms", "1777", "--size", str(sandbox.space_mb << 20), "--tmpfs"]
+    line = [_found("bwrap"), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     line += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]
-    line += [*tmp, "/tmp"]
-    for folder in sorted(folders):
-        line += ["--perms", "0755", "--dir", folder]
+    line += [*private, "/tmp"]
+    for parent in sorted({str(parent) for path in (*places, folder) for parent in Path(path).parents[:-1]}):
+        line += ["--perms", "0755", "--dir", parent]
     for path in links:
         line += ["--symlink", os.readlink(path), path]
     for path in places:
         line += ["--ro-bind", path, path]
     if sandbox.writable is not None:
         line += ["--bind", sandbox.writable, sandbox.writable]
-    line += ["--proc", "/proc", "--dev", "/dev", *tmp, "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"]
-    line += ["--chdir", sandbox.writable or "/tmp"]
-    limits = [f"--nproc={sandbox.processes}", "--core=0"] if sandbox.processes else []
-    inside = [*(["prlimit", *limits] if limits else []), *program]
+    line += ["--proc", "/proc", "--dev", "/dev", *private, "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"]
+    line += ["--chdir", folder]
+    inside = [*program]
+    if sandbox.processes:
+        inside = [_found("prlimit"), f"--nproc={sandbox.processes}", "--core=0", *inside]
     if os.geteuid() != 0:
         return [*line, "--unshare-user", "--uid", "1000", "--gid", "1000", "--", *inside]
     user = USERS[secrets.randbelow(len(USERS))]
     if sandbox.writable is not None:
         os.chown(sandbox.writable, user, user)
-    line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--"]
-    return [*line, "setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all", *inside]
+    line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", _found("setpriv")]
+    return [*line, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all", *inside]
+
+
+def _found(program: str) -> str:
+    """The path of a program, found by this process's PATH: that of the sandboxed program may be another."""
+    return shutil.which(program) or program
 
 
 def outermost(paths: Sequence[str]) -> list[str]:
     """The paths, without those that lie in another."""
     kept: list[str] = []
-    for path in sorted({os.path.abspath(path) for path in paths}, key=len):
+    for path in sorted({os.path.abspath(path) for path in paths}, key=lambda path: (len(path), path)):
         if not any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in kept):
             kept.append(path)
     return kept

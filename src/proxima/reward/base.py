@@ -82,6 +82,10 @@ class WeightedReward:
     def check(self) -> None:
         """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
 
+    def notes(self) -> list[str]:
+        """Lines for the user at the start of a run, after `check`."""
+        return []
+
     def load(self) -> None:
         """Load the weights of a model before the first `score`; called where `where` is `compute`."""
 

@@ -102,6 +102,10 @@ class RewardRunner:
                 with _named(reward.label):
                     reward.check()
 
+    def notes(self) -> list[str]:
+        """Lines of the rewards for the user at the start of a run, each once."""
+        return list(dict.fromkeys(note for reward in self.rewards for note in reward.notes()))
+
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         """For each row's answer, the reason why a reward of nonzero weight can't score that row, or None; blocks.
 

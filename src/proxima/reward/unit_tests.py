@@ -10,7 +10,9 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
+from proxima.process.sandbox import SandboxChoice, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
+from proxima.reward.sandboxed import sandbox_kind
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -36,16 +38,18 @@ class UnitTests(PooledReward):
         entry_point: column with the name of the function passed to `check`; null: the tests call it by its name.
         seconds: wall-clock time for all tests of a completion, > 0; `runtime.reward_timeout` does not apply.
         memory_mb: MiB of address space for the code, >= 64.
+        sandbox: where the code runs: `bubblewrap`, in namespaces without network, other processes and files but those
+            of the interpreter; `none`, under limits that contain only accidents; `auto`: bubblewrap where it works,
+            else none, and a line at the start of the run says so.
     Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
         could be loaded; `timed_out`.
     Raises: ValueError if the tests can't be run with any code: they are not Python, need a package that is missing, or
-        pass an object that is not plain data to the code.
+        pass an object that is not plain data to the code. FieldError before the run: the sandbox can't be used.
     Edge cases: code that raises, exits, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by
         lines without trailing white space. Lists, dicts and sets that the code changes in place are changed for the
         tests too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other
         objects are stand-ins whose methods can be called, equal only to themselves.
-    The limits contain accidents: loops, memory, files outside its folder, processes, connections. They are no sandbox:
-        a hostile program can read what you can read. Run untrusted models in a container.
+    The code may not start processes or threads, and has `memory_mb`, `seconds`, 64 open files and 64 MiB of disk.
     """
 
     partial: bool = False
@@ -53,6 +57,7 @@ class UnitTests(PooledReward):
     entry_point: str | None = None
     seconds: float = 6.0
     memory_mb: int = 1024
+    sandbox: SandboxChoice = "auto"
 
     kind = "unit_tests"
     where = "function"
@@ -64,6 +69,12 @@ class UnitTests(PooledReward):
         super().__post_init__()
         require(0 < self.seconds < 1e6, "seconds", self.seconds, "must be > 0 seconds")
         require(self.memory_mb >= 64, "memory_mb", self.memory_mb, "must be >= 64 MiB")
+
+    def check(self) -> None:
+        sandbox_kind(self.sandbox)
+
+    def notes(self) -> list[str]:
+        return [note] if (note := fallback_note(self.sandbox)) else []
 
     def answer_job(self, answer: Any) -> Job | str | None:
         try:
@@ -80,7 +91,7 @@ class UnitTests(PooledReward):
         if not code.strip():
             return self.parse_result(prompt, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
         arguments: dict[str, Any] = {"code": code, "tests": tests, "setup": setup, "entry_point": entry_point}
-        arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb}
+        arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb, "sandbox": sandbox_kind(self.sandbox)}
         return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader has its own limit
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:

@@ -40,7 +40,8 @@ class ReferenceAnswers:
 def validate_answers(
     rewards: RewardRunner, sets: Sequence[ReferenceAnswers], *, limit: int, most_unreadable: float, seed: int
 ) -> list[str]:
-    """Check the rewards and the answers that they will read; returns a warning for each set with unreadable answers.
+    """Check the rewards and the answers that they will read; returns their notes, and a warning for each set with
+    unreadable answers.
 
     Their rows are not skipped, so that the rows that a run consumes depend only on the order of the data.
 
@@ -55,9 +56,9 @@ def validate_answers(
     for answers in sets:
         require_columns(rewards.rewards, answers, limit, seed)
     rewards.check()
-    if not rewards.comparing:
-        return []
-    return [note for answers in sets for note in _notes(answers, rewards, limit, most_unreadable, seed)]
+    compared = sets if rewards.comparing else ()
+    unread = [note for answers in compared for note in _notes(answers, rewards, limit, most_unreadable, seed)]
+    return [*rewards.notes(), *unread]
 
 
 def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:

@@ -169,7 +169,8 @@ async def test_the_first_adapter_is_registered_and_later_ones_replace_it(tmp_pat
     replica.fake.calls.clear()
     first, second = handover(tmp_path, 0), handover(tmp_path, 1)
     await replica.push(first)
-    (before, registered, after) = replica.spoken()
+    (before, headless, registered, after) = replica.spoken()
+    assert headless == ("/collective_rpc", {"method": "skip_head_adapter"})
     link = Path(replica.fake.adapters[ADAPTER])
     assert registered == ("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(link)})
     assert is_incomplete(before[1]["new_version"]) and after[1] == {"new_version": "run.v0"}
@@ -197,7 +198,8 @@ async def test_an_adapter_of_another_run_is_removed(tmp_path: Path) -> None:
     newest = handover(tmp_path, 0)
     await replica.push(newest)
     assert replica.fake.adapter == newest.folder
-    assert [path for path, _ in replica.spoken()][1:3] == ["/v1/unload_lora_adapter", "/v1/load_lora_adapter"]
+    calls = ["/v1/unload_lora_adapter", "/collective_rpc", "/v1/load_lora_adapter"]
+    assert [path for path, _ in replica.spoken()][1:4] == calls
 
 
 async def test_a_server_that_could_not_load_says_so(tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ async def test_what_a_server_can_do_is_found_by_asking(tiny):
     assert not facts.keeps_kv and not facts.seeds and not facts.batch_invariant
 
 
+async def test_a_server_that_a_run_has_left_paused_answers_the_next_one(tiny):
+    async with fake(tiny) as talk:
+        await talk.pause("keep")
+        assert talk.server.paused
+        async with asyncio.timeout(LONG):
+            assert await talk.dialect.probe(talk.client) == talk.facts
+
+
 async def test_a_server_can_do_less(tiny):
     options = {"spans": False, "return_original_logprob": True, "enable_deterministic_inference": True}
     async with fake(tiny, **options) as talk:

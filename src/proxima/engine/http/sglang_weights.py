@@ -151,13 +151,14 @@ async def _in_group(client: ServerClient, path: str, body: Mapping[str, Any], se
 
 
 async def wake(client: ServerClient) -> bool:
-    """End an update that an earlier run has broken off, and resume the server. True: its weights are incomplete."""
+    """Resume a server that an earlier run has left paused, which the server does not report, or in the middle of an
+    update of its weights, which is ended first. True: its weights are incomplete."""
     for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
         if not await _is_incomplete(client):
-            return False
+            break
         await asyncio.sleep(1.0)
-    if incomplete := await end_broken_update(client):
-        await client.post("/continue_generation", {})
+    incomplete = await end_broken_update(client)
+    await client.post("/continue_generation", {})
     return incomplete
 
 

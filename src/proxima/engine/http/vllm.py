@@ -169,6 +169,7 @@ class VllmDialect(Dialect):
         else:
             if ADAPTER in paths:  # of another run, or lost by the workers
                 await client.post_text("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, alone=True)
+            await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=seconds, alone=True)
             named = {"lora_name": ADAPTER, "lora_path": str(link)}
             await client.post_text("/v1/load_lora_adapter", named, seconds=seconds, alone=True)
         await client.post("/update_weight_version", {"new_version": weights.label})

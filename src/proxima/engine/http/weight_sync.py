@@ -90,7 +90,9 @@ class WeightSync:
         self.kind, reason = choose_transport(self.spec, facts, self.setup.adapter_rank)
         if self.kind != "folder":
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
-        return f"engine: new weights go by {self.kind}: {reason}"
+        ignored = self.spec.adapters_only and self.kind != "adapters"  # the model here is not the one that is trained
+        also = "; engine.adapters_only has no effect outside training" if ignored else ""
+        return f"engine: new weights go by {self.kind}: {reason}{also}"
 
     def label_of(self, tag: str, number: int, version: int) -> str:
         """The servers' name for the weights of an engine's publication `number`."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from proxima.reward.workers import run_unit_tests
 from proxima.reward.workers.user_function import (
     grade_function,
     grade_function_batch,
@@ -110,6 +109,8 @@ def decode_json(value: Any) -> Any:
 
 def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
     """Run the unit tests of a row against the completion's code."""
+    from proxima.reward.workers import run_unit_tests  # `warm_up` has loaded it
+
     run_unit_tests.hide_memory()
     return run_unit_tests.run_unit_tests(**arguments)
 

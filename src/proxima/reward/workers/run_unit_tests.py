@@ -21,6 +21,7 @@ from typing import Any
 from proxima.process.code_runner import run_program, running_code
 from proxima.process.entry import prctl
 from proxima.process.json_lines import LineChannel, decode, encode
+from proxima.process.sandbox import Sandbox
 
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
@@ -165,14 +166,21 @@ def hide_memory() -> None:
 
 
 def run_unit_tests(
-    *, code: str, tests: Mapping[str, Any], setup: str, entry_point: str | None, seconds: float, memory_mb: int
+    *,
+    code: str,
+    tests: Mapping[str, Any],
+    setup: str,
+    entry_point: str | None,
+    seconds: float,
+    memory_mb: int,
+    sandbox: str = "none",
 ) -> dict[str, Any]:
-    """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code within `seconds`.
-    ValueError if they can't be run with any code."""
-    deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
+    """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code, in a kind of
+    sandbox, within `seconds`. ValueError if they can't be run with any code."""
+    deadline, limits, box = time.monotonic() + seconds, (int(seconds) + 1, memory_mb), Sandbox(kind=sandbox)
     if "programs" in tests:
-        return _run_programs(code, setup, limits, tests["programs"], deadline)
-    with running_code(code, setup, limits) as child:
+        return _run_programs(code, setup, limits, tests["programs"], deadline, box)
+    with running_code(code, setup, limits, sandbox=box) as child:
         module = Code(child.channel)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
@@ -289,12 +297,13 @@ def _listed(value: Any) -> Any:
 
 
 def _run_programs(
-    code: str, setup: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float
+    code: str, setup: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float, sandbox: Sandbox
 ) -> dict[str, Any]:
     """Run the code once for each standard input."""
     passed, timed_out = 0, False
     for given, expected in programs:
-        ended, output = run_program(code, limits, deadline - time.monotonic(), setup=setup, given=given)
+        left = deadline - time.monotonic()
+        ended, output = run_program(code, limits, left, setup=setup, given=given, sandbox=sandbox)
         timed_out |= ended is None
         passed += ended == 0 and _lines(output) == _lines(expected)
     return {"runs": True, "passed": passed / len(programs), "timed_out": timed_out}

@@ -144,6 +144,7 @@ def make_worlds(
                     workers, memory_mb = given.workers, given.memory_mb
                     hosts = Hosts(spec, workers=workers, call_seconds=given.call_seconds, memory_mb=memory_mb)
                     shared.append(hosts)
+                    notes += hosts.interface.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
                 worlds[path] = world = World(play, hosts, model)

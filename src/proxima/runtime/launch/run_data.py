@@ -112,6 +112,7 @@ def load_run_data(config: RunConfig) -> RunData:
         worlds = make_worlds(played, prompts, model, Play.of(config), notes)
         world = worlds.get("task")
         held_out = [replace(each, world=worlds.get(path)) for path, each in zip(paths, held_out, strict=True)]
+    notes = list(dict.fromkeys(notes))  # rewards and environments may have the same
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
 
 

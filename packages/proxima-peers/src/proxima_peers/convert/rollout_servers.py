@@ -12,7 +12,7 @@ SERVED = (
     "Started from its own environment, which `proxima engine install` makes; {kind: local} generates in this "
     "process instead."
 )
-SGLANG = "start it, and set engine={kind: sglang, url: 'http://HOST:PORT'}; here engine local generates"
+PARALLEL = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}  # the servers' options
 DTYPES = {
     **dict.fromkeys(("float16", "fp16", "half"), "float16"),
     **dict.fromkeys(("bfloat16", "bf16"), "bfloat16"),
@@ -23,7 +23,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class ServerNames:
-    """A peer's names for the settings of a vLLM server that it starts; empty if it lacks a setting."""
+    """A peer's names for the settings of a server that it starts; empty if it lacks a setting."""
 
     gpu_memory: str = ""
     parallel: str = ""
@@ -37,7 +37,10 @@ VERL = ServerNames(
     *(f"actor_rollout_ref.rollout.{name}" for name in ("enforce_eager", "dtype", "quantization")),
 )
 TRL = ServerNames("vllm_gpu_memory_utilization", "vllm_tensor_parallel_size")
-AREAL = ServerNames("vllm.gpu_memory_utilization", "vllm.tensor_parallel_size", "vllm.enforce_eager")
+AREAL = {
+    "vllm": ServerNames("vllm.gpu_memory_utilization", "vllm.tensor_parallel_size", "vllm.enforce_eager"),
+    "sglang": ServerNames("sglang.mem_fraction_static", "sglang.tp_size", "sglang.disable_cuda_graph"),
+}
 
 
 def verl_engine(d: Draft, o: Options) -> None:
@@ -46,10 +49,8 @@ def verl_engine(d: Draft, o: Options) -> None:
     if not o.given(name):
         return
     kind = str(o.get(name, default=""))
-    if kind in ("vllm", "vllm_rollout"):
-        _served(d, o, VERL, o.origin(name))
-    elif kind == "sglang":
-        d.drops(name, f"sglang: {SGLANG}")
+    if kind in ("vllm", "vllm_rollout", "sglang"):
+        _served(d, o, VERL, o.origin(name), kind=kind.removesuffix("_rollout"))
     else:
         d.drops(name, f"{kind}: engine local generates, in the trainer's process")
 
@@ -84,24 +85,30 @@ def trl_engine(d: Draft, o: Options) -> None:
 
 
 def areal_engine(d: Draft, o: Options) -> None:
-    """`allocation_mode`, or since 1.0 `rollout.backend`: `vllm:d4t2+…` means 4 servers with 2 devices each."""
+    """`allocation_mode`, or since 1.0 `rollout.backend`: `sglang:d4t2+…` means 4 servers with 2 devices each."""
     names = ("rollout.backend", "allocation_mode")
     if not o.given(*names):
         return
     kind, _, layout = str(o.get(*names, default="")).partition("+")[0].partition(":")
-    if kind.startswith("sglang"):
-        d.drops(next(name for name in names if o.given(name)), f"sglang: {SGLANG}")
-    elif kind.startswith("vllm"):
+    if kind in AREAL:
         sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", layout)}
-        _served(d, o, AREAL, o.origin(*names), replicas=sizes.get("d", 1), parallel=sizes.get("t", 1))
+        shape = {"replicas": sizes.get("d", 1), "parallel": sizes.get("t", 1)}
+        _served(d, o, AREAL[kind], o.origin(*names), kind=kind, **shape)
 
 
 def _served(
-    d: Draft, o: Options, names: ServerNames, origin: str, *, replicas: int = 1, parallel: int | None = None
+    d: Draft,
+    o: Options,
+    names: ServerNames,
+    origin: str,
+    *,
+    kind: str = "vllm",
+    replicas: int = 1,
+    parallel: int | None = None,
 ) -> None:
-    """`engine: {kind: vllm, serve: …}`."""
+    """`engine: {kind: KIND, serve: …}`."""
     path = "engine.serve"
-    d.put("engine.kind", "vllm", origin, SERVED)
+    d.put("engine.kind", kind, origin, SERVED)
     d.put(f"{path}.replicas", replicas, origin if replicas > 1 else "one server with all weights")
     share = o.number(names.gpu_memory, least=0, most=1)
     if share:
@@ -116,4 +123,4 @@ def _served(
     devices = parallel if parallel is not None and parallel > 1 else o.whole(names.parallel, default=1, least=1)
     if devices > 1:
         source = o.origin(names.parallel) if o.given(names.parallel) else origin
-        d.put(f"{path}.arguments", ["--tensor-parallel-size", str(devices)], source)
+        d.put(f"{path}.arguments", [PARALLEL[kind], str(devices)], source)

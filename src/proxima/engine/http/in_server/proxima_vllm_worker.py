@@ -46,6 +46,14 @@ class ProximaWorker:
         (number,) = worker.list_loras()
         worker.add_lora(LoRARequest("proxima", number, folder, load_inplace=True))
 
+    def skip_head_adapter(self) -> None:
+        """Compute no adapter of the output head: proxima's have none. On a CPU, vLLM's computation of it fails, and
+        ends the server, where tokens of one request are scored and another is sampled in one forward pass."""
+        worker: Any = self
+        for module in worker.model_runner.model.modules():
+            if (wrapper := getattr(module, "punica_wrapper", None)) is not None:
+                wrapper.add_lora_logits = lambda logits, *_, **__: logits
+
 
 def _forget_packed_experts(model: Any) -> list[tuple[Any, Any]]:
     """Must be called before a load. On a CPU, experts are packed for their kernel when it is created; a load that finds
