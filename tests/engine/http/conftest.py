@@ -23,7 +23,7 @@ def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture(autouse=True)
 def _no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that is open is taken for broken off at once."""
-    monkeypatch.setattr("proxima.engine.http.vllm.UPDATE_POLLS", 0)
+    monkeypatch.setattr("proxima.engine.http.vllm_weights.UPDATE_POLLS", 0)
     monkeypatch.setattr("proxima.engine.http.sglang_weights.UPDATE_POLLS", 0)
 
 

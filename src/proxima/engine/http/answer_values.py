@@ -4,7 +4,7 @@ number in quotes counts as a number."""
 import binascii
 import io
 from base64 import b64decode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,14 @@ def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
         (short_text(span["version"], "a version"), whole(span["start"], "a start"), whole(span["end"], "an end"))
         for span in items(value, "weight_versions")
     )
+
+
+def value_at(values: Any, *names: str) -> Any:
+    """What an answer has under these keys, one inside the other; None where one is missing."""
+    value: Any = values
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def _short(value: object) -> str:

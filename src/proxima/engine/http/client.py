@@ -5,7 +5,7 @@ import asyncio
 import os
 import re
 import ssl
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -288,3 +288,15 @@ def as_expected(client: ServerClient, path: str, answer: object = None) -> Itera
         else:
             problem = f"{type(error).__name__}: {error}"
         raise ServerError(client.url, path, f"an answer of unexpected form: {one_line(problem)}") from error
+
+
+async def answer_or_none(call: Awaitable[Any]) -> Any:
+    """The answer to a call; None: the server answers with an error status, for example because it has no such path."""
+    try:
+        return await call
+    except UserError:
+        return None
+    except ServerError as error:
+        if error.status in (None, OK):
+            raise
+        return None

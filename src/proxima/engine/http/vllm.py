@@ -3,11 +3,12 @@
 Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which reports which weights sampled
 which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `find_vllm_facts` finds out what a server supports;
 `in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
+
+New weights: `vllm_weights.py`.
 """
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
@@ -28,16 +29,14 @@ from proxima.engine.http.answer_values import (
     one_line,
     plain_name,
     short_text,
+    value_at,
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, OK, TOKEN, RefusedError, ServerClient, as_expected
+from proxima.engine.http.client import ANSWER, TOKEN, RefusedError, ServerClient, answer_or_none, as_expected
 from proxima.engine.http.dialect import (
-    ADAPTER,
     BROKEN_UPDATE,
     ENDINGS,
-    INCOMPLETE,
-    UPDATE_POLLS,
     Chunk,
     Dialect,
     ServerFacts,
@@ -46,9 +45,16 @@ from proxima.engine.http.dialect import (
     WeightHandover,
     WrittenTokens,
     check_scorable,
-    is_incomplete,
 )
 from proxima.engine.http.engine import ServerSpec
+from proxima.engine.http.vllm_weights import (
+    MOVE_SECONDS,
+    close_broken_update,
+    give_adapter,
+    give_weights,
+    wake,
+    wake_up,
+)
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import TRANSFER
 
@@ -56,7 +62,6 @@ GENERATE = "/inference/v1/generate"
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
 COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
 PROMPT = (17, 42, 99, 7)  # ids that every vocabulary has
-MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 
 
 class VllmDialect(Dialect):
@@ -91,7 +96,7 @@ class VllmDialect(Dialect):
         async with aclosing(client.events(GENERATE, body, request.stream_size())) as events:
             async for event in events:
                 with as_expected(client, GENERATE, event):
-                    chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]
+                    chunks = [chunkvalue_at(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
@@ -136,14 +141,7 @@ class VllmDialect(Dialect):
         Raises:
             ServerError: a call failed, or the weights are gone; the server has no new weights, or incomplete ones.
         """
-        updates = _files_of(client.url, weights) if weights.updates is None else weights.updates()
-        await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
-        await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
-        await start_update(client, weights.seconds)
-        async for update in updates:
-            await client.post("/update_weights", {"update_info": update}, seconds=weights.seconds, alone=True)
-        finish = {"weight_version": weights.label}
-        await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
+        await give_weights(client, weights)
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
         """See `Dialect.check_transfer`."""
@@ -158,21 +156,7 @@ class VllmDialect(Dialect):
         Raises:
             ServerError: a call failed.
         """
-        await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
-        served = await client.get("/v1/models")
-        with as_expected(client, "/v1/models", served):
-            paths = {card["id"]: card["root"] for card in served["data"]}
-        seconds = weights.seconds
-        if facts.adapter is not None and paths.get(ADAPTER) == str(link):
-            call = {"method": "replace_adapter", "kwargs": {"folder": str(weights.folder)}}
-            await client.post("/collective_rpc", call, seconds=seconds, alone=True)
-        else:
-            if ADAPTER in paths:  # of another run, or lost by the workers
-                await client.post_text("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, alone=True)
-            await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=seconds, alone=True)
-            named = {"lora_name": ADAPTER, "lora_path": str(link)}
-            await client.post_text("/v1/load_lora_adapter", named, seconds=seconds, alone=True)
-        await client.post("/update_weight_version", {"new_version": weights.label})
+        await give_adapter(client, facts, weights, link)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.
@@ -278,7 +262,7 @@ def _image_parts(addresses: Sequence[str]) -> list[dict[str, str]]:
     return [{"type": "image_url", "url": address} for address in addresses]
 
 
-def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
+def chunkvalue_at(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
     """The chunk of one event, with the experts of each token if `routes` gives their shape.
 
     Raises:
@@ -318,23 +302,23 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         UserError: it refuses the token, its model does not generate text, or it was started without --enable-scale-out.
     """
     models = await client.get("/v1/models")
-    incomplete = await _wake(client)
-    version = await _optional(client.get("/version"))
+    incomplete = await wake(client)
+    version = await answer_or_none(client.get("/version"))
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
         model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
-    settings = await _optional(client.get("/server_info?config_format=json")) or {}
-    config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
-    parallel, workers = _of(config, "parallel_config"), None
-    if (size := _of(parallel, "world_size")) is not None:
+    settings = await answer_or_none(client.get("/server_info?config_format=json")) or {}
+    config, device = settings.get("vllm_config") or {}, value_at(settings, "vllm_config", "device_config", "device")
+    parallel, workers = value_at(config, "parallel_config"), None
+    if (size := value_at(parallel, "world_size")) is not None:
         workers = whole(size, "world_size", 1) * whole(
-            _of(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
+            value_at(parallel, "data_parallel_size") or 1, "data_parallel_size", 1
         )
     # with room for several, a worker keeps adapters that were unloaded: it would not know which one to replace
-    holds_one = (_of(config, "lora_config", "max_loras") or 1) == 1
-    allowed = holds_one and _of(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
-    largest = whole(_of(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank") if allowed else 0
+    holds_one = (value_at(config, "lora_config", "max_loras") or 1) == 1
+    allowed = holds_one and value_at(settings, "vllm_env", "VLLM_ALLOW_RUNTIME_LORA_UPDATING") is True
+    largest = whole(value_at(config, "lora_config", "max_lora_rank") or 0, "max_lora_rank") if allowed else 0
     ways = ["folder", *(["group", "ipc"] if workers else []), *(["adapters"] if largest else [])]
     first = await _first_choice(client)
 
@@ -345,84 +329,27 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
 
     log_probs, why = await find_log_prob_mode(pair)
     return ServerFacts(
-        server=f"vllm {one_line(_of(version, 'version') or '?', 40)}",
+        server=f"vllm {one_line(value_at(version, 'version') or '?', 40)}",
         model=model,
         max_length=longest,
-        dtype=plain_name(_of(config, "model_config", "dtype")),
-        quantization=plain_name(_of(config, "model_config", "quantization")),
+        dtype=plain_name(value_at(config, "model_config", "dtype")),
+        quantization=plain_name(value_at(config, "model_config", "quantization")),
         log_probs=log_probs,
-        takes_weights=_of(config, "weight_transfer_config", "backend") == TRANSFER,
+        takes_weights=value_at(config, "weight_transfer_config", "backend") == TRANSFER,
         version_spans=bool(first.get("weight_versions")),
         keeps_kv=True,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
         seeds=device != "cpu",
-        sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
+        sampling_mask=bool(value_at(config, "model_config", "return_sampling_mask")),
         routed_experts=isinstance(first.get("routed_experts"), str),
-        batch_invariant=bool(_of(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
-        sleeps=bool(_of(config, "model_config", "enable_sleep_mode")),
+        batch_invariant=bool(value_at(settings, "vllm_env", "VLLM_BATCH_INVARIANT")) and device == "cuda",
+        sleeps=bool(value_at(config, "model_config", "enable_sleep_mode")),
         transfers=tuple(ways),
         adapter_rank=largest,
         workers=workers or 1,
         device=device,
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
     )
-
-
-async def _each(updates: Sequence[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
-    for update in updates:
-        yield update
-
-
-def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, Any]]:
-    """The updates that a folder consists of, one for each file."""
-    if not (files := sorted(weights.folder.glob("*.safetensors"))):
-        raise ServerError(url, "", f"no weights are left in {weights.folder}")
-    return _each([{"file": str(file), "last": file == files[-1]} for file in files])
-
-
-async def _wake(client: ServerClient) -> bool:
-    """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
-    middle of an update of its weights. True: its weights are incomplete."""
-    for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
-        if not await _is_incomplete(client):
-            break
-        await asyncio.sleep(1.0)
-    asleep = _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True
-    if asleep:
-        await wake_up(client, "weights", "kv_cache")
-    incomplete = await close_broken_update(client)
-    if asleep:
-        await client.post("/resume")
-    return incomplete
-
-
-async def _is_incomplete(client: ServerClient) -> bool:
-    return is_incomplete(_of(await _optional(client.get("/weight_info")), "weight_version"))
-
-
-async def close_broken_update(client: ServerClient) -> bool:
-    """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
-    it. Its weights, and their label, remain incomplete; True if they are."""
-    incomplete = await _is_incomplete(client)
-    if incomplete:
-        await start_update(client, MOVE_SECONDS)
-        await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)
-    return incomplete
-
-
-async def start_update(client: ServerClient, seconds: float) -> None:
-    """Start an update of the weights. One that the server holds open is finished first."""
-    try:
-        await client.post("/start_weight_update", seconds=seconds, alone=True)
-    except ServerError:
-        await client.post("/finish_weight_update", {}, seconds=seconds, alone=True)
-        await client.post("/start_weight_update", seconds=seconds, alone=True)
-
-
-async def wake_up(client: ServerClient, *tags: str) -> None:
-    """Make the server take parts of its memory again, in this order; whatever is already awake is left unchanged."""
-    for tag in tags:
-        await client.post(f"/wake_up?tags={tag}", seconds=MOVE_SECONDS)
 
 
 async def _first_choice(client: ServerClient) -> dict[str, Any]:
@@ -453,22 +380,3 @@ async def _tokens(client: ServerClient, prompt: tuple[int, ...], sampling: Mappi
     with as_expected(client, GENERATE, answer):
         choice: dict[str, Any] = answer["choices"][0]
         return choice
-
-
-async def _optional(call: Awaitable[Any]) -> Any:
-    """The answer to a call; None: the server answers with an error status, for example because it has no such path."""
-    try:
-        return await call
-    except UserError:
-        return None
-    except ServerError as error:
-        if error.status in (None, OK):
-            raise
-        return None
-
-
-def _of(values: Any, *names: str) -> Any:
-    value: Any = values
-    for name in names:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value

@@ -1,0 +1,101 @@
+"""New weights for vLLM: its weight-transfer API, adapters, and what a run that broke off has left behind."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.engine.http.answer_values import value_at
+from proxima.engine.http.client import ServerClient, answer_or_none, as_expected
+from proxima.engine.http.dialect import ADAPTER, INCOMPLETE, UPDATE_POLLS, ServerFacts, WeightHandover, is_incomplete
+from proxima.engine.protocol import ServerError
+
+MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
+
+
+async def give_weights(client: ServerClient, weights: WeightHandover) -> None:
+    """See `VllmDialect.load_weights`."""
+    updates = _files_of(client.url, weights) if weights.updates is None else weights.updates()
+    await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
+    await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
+    await start_update(client, weights.seconds)
+    async for update in updates:
+        await client.post("/update_weights", {"update_info": update}, seconds=weights.seconds, alone=True)
+    finish = {"weight_version": weights.label}
+    await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
+
+
+async def give_adapter(client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+    """See `VllmDialect.load_adapter`."""
+    await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
+    served = await client.get("/v1/models")
+    with as_expected(client, "/v1/models", served):
+        paths = {card["id"]: card["root"] for card in served["data"]}
+    seconds = weights.seconds
+    if facts.adapter is not None and paths.get(ADAPTER) == str(link):
+        call = {"method": "replace_adapter", "kwargs": {"folder": str(weights.folder)}}
+        await client.post("/collective_rpc", call, seconds=seconds, alone=True)
+    else:
+        if ADAPTER in paths:  # of another run, or lost by the workers
+            await client.post_text("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, alone=True)
+        await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=seconds, alone=True)
+        named = {"lora_name": ADAPTER, "lora_path": str(link)}
+        await client.post_text("/v1/load_lora_adapter", named, seconds=seconds, alone=True)
+    await client.post("/update_weight_version", {"new_version": weights.label})
+
+
+async def _each(updates: Sequence[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
+    for update in updates:
+        yield update
+
+
+def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, Any]]:
+    """The updates that a folder consists of, one for each file."""
+    if not (files := sorted(weights.folder.glob("*.safetensors"))):
+        raise ServerError(url, "", f"no weights are left in {weights.folder}")
+    return _each([{"file": str(file), "last": file == files[-1]} for file in files])
+
+
+async def wake(client: ServerClient) -> bool:
+    """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
+    middle of an update of its weights. True: its weights are incomplete."""
+    for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
+        if not await _is_incomplete(client):
+            break
+        await asyncio.sleep(1.0)
+    asleep = value_at(await answer_or_none(client.get("/is_sleeping")), "is_sleeping") is True
+    if asleep:
+        await wake_up(client, "weights", "kv_cache")
+    incomplete = await close_broken_update(client)
+    if asleep:
+        await client.post("/resume")
+    return incomplete
+
+
+async def _is_incomplete(client: ServerClient) -> bool:
+    return is_incomplete(value_at(await answer_or_none(client.get("/weight_info")), "weight_version"))
+
+
+async def close_broken_update(client: ServerClient) -> bool:
+    """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
+    it. Its weights, and their label, remain incomplete; True if they are."""
+    incomplete = await _is_incomplete(client)
+    if incomplete:
+        await start_update(client, MOVE_SECONDS)
+        await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)
+    return incomplete
+
+
+async def start_update(client: ServerClient, seconds: float) -> None:
+    """Start an update of the weights. One that the server holds open is finished first."""
+    try:
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+    except ServerError:
+        await client.post("/finish_weight_update", {}, seconds=seconds, alone=True)
+        await client.post("/start_weight_update", seconds=seconds, alone=True)
+
+
+async def wake_up(client: ServerClient, *tags: str) -> None:
+    """Make the server take parts of its memory again, in this order; whatever is already awake is left unchanged."""
+    for tag in tags:
+        await client.post(f"/wake_up?tags={tag}", seconds=MOVE_SECONDS)
