@@ -183,34 +183,43 @@ def outermost(paths: Sequence[str]) -> list[str]:
 
 
 # System calls that no capability guards: of other processes, namespaces, keys, memory that no limit counts, and the
-# kernel itself. By machine: the number of its architecture, `clone`, `ioctl`, and what is refused.
+# kernel itself. By machine: the number of its architecture, `clone`, `ioctl`, `socket`, and what is refused.
 _SINCE_2019 = (425, 438, 447)  # io_uring_setup, pidfd_getfd, memfd_secret
 SYSTEM_CALLS = {
     # ptrace, syslog, personality, unshare, setns, process_vm_readv, process_vm_writev, kcmp, add_key, request_key,
     # keyctl, shmget, semget, msgget, mq_open, memfd_create, bpf, userfaultfd, perf_event_open, name_to_handle_at
-    "x86_64": (0xC000003E, 56, 16, (101, 103, 135, 272, 308, 310, 311, 312, 248, 249, 250, 29, 64, 68, 240, 319, 321,
-                                    323, 298, 303)),
-    "aarch64": (0xC00000B7, 220, 29, (117, 116, 92, 97, 268, 270, 271, 272, 217, 218, 219, 194, 190, 186, 180, 279, 280,
-                                      282, 241, 264)),
+    "x86_64": (0xC000003E, 56, 16, 41, (101, 103, 135, 272, 308, 310, 311, 312, 248, 249, 250, 29, 64, 68, 240, 319,
+                                        321, 323, 298, 303)),
+    "aarch64": (0xC00000B7, 220, 29, 198, (117, 116, 92, 97, 268, 270, 271, 272, 217, 218, 219, 194, 190, 186, 180, 279,
+                                           280, 282, 241, 264)),
 }  # fmt: skip
 NEW_NAMESPACES = 0x7E020000  # flags of `clone`
 CLONE3 = 435  # its flags are in memory, where a filter can't read them; without it libraries use `clone`
 TYPES_INTO_TERMINAL = (0x5412, 0x541C)  # requests of `ioctl`: TIOCSTI, TIOCLINUX
+FAMILIES = (1, 2, 10, 16)  # of sockets that may be made: AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
+ALLOW, REFUSE, UNKNOWN, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # actions of seccomp: EPERM, ENOSYS
+NUMBER, ARCHITECTURE, FIRST, SECOND = 0, 4, 16, 24  # places of what a filter reads: call, machine, arguments
 
 
 @lru_cache(maxsize=1)
 def system_call_filter() -> bytes:
-    """A program of classic BPF for seccomp; on another architecture than those of `SYSTEM_CALLS`, it allows all."""
-    load, equal, above, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000  # EPERM, ENOSYS
+    """A program of classic BPF for seccomp; on another machine than those of `SYSTEM_CALLS`, it allows all.
+
+    An instruction is its code, how many to skip if its test holds and if not, and its operand.
+    """
     if os.uname().machine not in SYSTEM_CALLS:
-        return struct.pack("HBBI", give, 0, 0, allow)
-    architecture, clone, ioctl, refused = SYSTEM_CALLS[os.uname().machine]
-    lines = [(load, 0, 0, 4), (equal, 1, 0, architecture), (give, 0, 0, kill), (load, 0, 0, 0)]
-    lines += [(above, 0, 1, 0x40000000), (give, 0, 0, refuse), (equal, 0, 1, CLONE3), (give, 0, 0, unknown)]
+        return struct.pack("HBBI", RETURN, 0, 0, ALLOW)
+    machine, clone, ioctl, make_socket, refused = SYSTEM_CALLS[os.uname().machine]
+    allow, refuse = (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, REFUSE)
+    lines = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    lines += [(AT_LEAST, 0, 1, 0x40000000), refuse, (EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, UNKNOWN)]
     for number in (*refused, *_SINCE_2019):
-        lines += [(equal, 0, 1, number), (give, 0, 0, refuse)]
-    lines += [(equal, 0, 4, clone), (load, 0, 0, 16), (any_bit, 0, 1, NEW_NAMESPACES), (give, 0, 0, refuse)]
-    lines += [(give, 0, 0, allow), (equal, 0, 4, ioctl), (load, 0, 0, 24)]
-    lines += [(equal, 1, 0, TYPES_INTO_TERMINAL[0]), (equal, 0, 1, TYPES_INTO_TERMINAL[1]), (give, 0, 0, refuse)]
-    return b"".join(struct.pack("HBBI", *line) for line in [*lines, (give, 0, 0, allow)])
+        lines += [(EQUAL, 0, 1, number), refuse]
+    lines += [(EQUAL, 0, 4, clone), (LOAD, 0, 0, FIRST), (ANY_BIT, 0, 1, NEW_NAMESPACES), refuse, allow]
+    lines += [(EQUAL, 0, 5, ioctl), (LOAD, 0, 0, SECOND), (EQUAL, 1, 0, TYPES_INTO_TERMINAL[0])]
+    lines += [(EQUAL, 0, 1, TYPES_INTO_TERMINAL[1]), refuse, allow]
+    lines += [(EQUAL, 0, 2 + 2 * len(FAMILIES), make_socket), (LOAD, 0, 0, FIRST)]
+    for family in FAMILIES:
+        lines += [(EQUAL, 0, 1, family), allow]
+    return b"".join(struct.pack("HBBI", *line) for line in [*lines, refuse, allow])

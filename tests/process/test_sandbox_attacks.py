@@ -1,0 +1,90 @@
+"""Attacks on the sandbox, from code as rewards run it and from programs that may start others: none gets out."""
+
+import os
+import secrets
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from proxima.process.code_runner import run_program
+from proxima.process.sandbox import Sandbox
+from proxima.reward.unit_tests import UnitTests
+from tests.campaigns import campaign
+from tests.process.attacks import ATTACKS, Scene
+from tests.reward.make import ask, runner
+from tests.sandboxes import needs_bubblewrap
+
+pytestmark = [pytest.mark.slow, needs_bubblewrap]
+SECONDS, MEMORY_MB = 4.0, 256
+OUTPUT_BYTES = 17 << 20
+BUBBLEWRAP = Sandbox(kind="bubblewrap")
+HERE = "tests/process/test_sandbox_attacks.py"
+SMALL = {"memory_of_others", "tcp_to_the_endpoint", "unix_abstract", "key_of_the_server", "signal_to_the_victim"}
+SMALL |= {"fork_and_count", "outlive_by_session", "new_user_namespace", "shared_memory", "fill_the_disk"}
+
+
+def cases(sibling, attacks):
+    """A few attacks, and the others as campaigns."""
+    small, large = ([attack for attack in attacks if (attack.name in SMALL) == few] for few in (True, False))
+    return [*small, *campaign(f"{HERE}::{sibling}", large)]
+
+
+CODE = cases("test_code_does_not_get_out", ATTACKS)
+SHOWN = [attack for attack in ATTACKS if attack.shown and (os.geteuid() == 0 or not attack.root)]
+SHOWN = cases("test_without_the_sandbox_it_does", SHOWN)
+PROGRAMS = [attack for attack in ATTACKS if not attack.limited]
+PROGRAMS = cases("test_a_program_that_may_start_others_does_not_get_out", PROGRAMS)
+
+
+@pytest.fixture(scope="module")
+def scene():
+    with closing(Scene()) as made:
+        yield made
+
+
+def attacked(scene, attack, sandbox):
+    memory_mb = MEMORY_MB + secrets.randbelow(1000)  # marks the processes: it is among their arguments
+    _, printed = run_program(scene.program(attack), (4, memory_mb), SECONDS, errors=True, sandbox=sandbox)
+    assert len(printed) < OUTPUT_BYTES
+    return printed, scene.escapes(printed, "proxima.process.code_process", str(memory_mb))
+
+
+@pytest.mark.parametrize("attack", CODE, ids=lambda attack: attack.name)
+def test_code_does_not_get_out(scene, attack):
+    printed, escapes = attacked(scene, attack, BUBBLEWRAP)
+    assert escapes == [], printed[-2000:]
+    assert "PLACE" not in printed.replace("PLACE[", "") and "NameError" not in printed and "SyntaxError" not in printed
+
+
+@pytest.mark.parametrize("attack", SHOWN, ids=lambda attack: attack.name)
+def test_without_the_sandbox_it_does(scene, attack):
+    printed, escapes = attacked(scene, attack, Sandbox())
+    assert escapes, printed[-2000:]
+
+
+@pytest.mark.parametrize("attack", PROGRAMS, ids=lambda attack: attack.name)
+def test_a_program_that_may_start_others_does_not_get_out(scene, attack):
+    mark = secrets.token_hex(8)
+    program = [sys.executable, "-I", "-c", scene.program(attack), mark]
+    with Sandbox(kind="bubblewrap", processes=64).command(program) as (line, fds):
+        process = subprocess.Popen(line, env={}, pass_fds=fds, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT)  # fmt: skip
+    try:
+        printed = process.communicate(timeout=SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed = process.communicate()[0]
+    assert scene.escapes(printed.decode(errors="replace"), mark) == [], printed[-2000:].decode(errors="replace")
+
+
+@pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out")
+def test_a_reward_scores_every_attack_with_0(scene):
+    codes = [f"```python\n{scene.program(attack)}\n```" for attack in ATTACKS]
+    memory_mb = MEMORY_MB + secrets.randbelow(1000)
+    with runner(UnitTests(seconds=SECONDS, memory_mb=memory_mb, sandbox="bubblewrap"), workers=4) as made:
+        scores = ask(made, ["assert add(1, 2) == 3"], *codes)
+        for attack, score in zip(ATTACKS, scores, strict=True):
+            assert (score.valid, score.value, score.error) == (True, 0, None), (attack.name, score)
+    assert scene.escapes("", "proxima.process.code_process", str(memory_mb)) == []
