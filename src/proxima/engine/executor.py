@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from proxima.data.columns import Floats
 from proxima.data.flow import Completion
@@ -15,6 +15,7 @@ from proxima.engine.protocol import (
     PauseMode,
     Request,
     ScoreRequest,
+    StagingEngine,
     WeightUpdate,
     close_engine,
 )
@@ -147,6 +148,10 @@ class Executor:
 
     async def in_flight(self) -> list[InFlight]:
         return await self.engine.in_flight()
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """See `StagingEngine`; for an engine whose capabilities have `stages`."""
+        await cast(StagingEngine, self.engine).stage(update)
 
     async def publish(self, update: WeightUpdate) -> None:
         self.newest = update.version

@@ -188,6 +188,7 @@ class Capabilities:
         sleeps: it is a `SleepingEngine`.
         reads_lent: `publish` reads the module's weights within `lent(module)` alone. On several ranks there is then no
             whole copy of them.
+        stages: it is a `StagingEngine`.
         max_length: most tokens of prompt and completion together; None: as in its setup.
     """
 
@@ -201,6 +202,7 @@ class Capabilities:
     log_probs: Literal["both", "processed", "untruncated", "raw"] = "both"
     sleeps: bool = False
     reads_lent: bool = False
+    stages: bool = False
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
@@ -408,6 +410,14 @@ class SleepingEngine(Engine, Protocol):
 
     async def wake(self) -> None:
         """Take the memory again, with the same weights."""
+        ...
+
+
+class StagingEngine(Engine, Protocol):
+    """An engine that copies new weights before it sends them, and samples meanwhile."""
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """Copy the weights that the next `publish` is given, whose pause is then shorter."""
         ...
 
 

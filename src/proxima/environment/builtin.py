@@ -132,7 +132,7 @@ class Search(Environment):
         require(top >= 1, "top", top, "must be >= 1")
         require(characters >= 1, "characters", characters, "must be >= 1")
         require(Path(corpus).is_file(), "corpus", corpus, "does not exist", remedy="name a JSONL file of passages")
-        self.passages, self.index = read_corpus(str(Path(corpus).usable_kind()))
+        self.passages, self.index = read_corpus(str(Path(corpus).resolve()))
         self.top, self.characters = min(top, len(self.passages)), characters
 
     def search(self, query: str) -> str:
@@ -202,7 +202,7 @@ class Sqlite(Environment):
         require(Path(path).is_file(), named, path, "does not exist")
         self.rows, self.seconds = rows, seconds
         try:
-            self.database = open_database(str(Path(path).usable_kind()), script is not None)
+            self.database = open_database(str(Path(path).resolve()), script is not None)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise FieldError(named, path, f"can't be read as a database: {error}", remedy=remedy) from error
 

@@ -40,6 +40,7 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import HttpEngine, ServerSpec
 from proxima.engine.http.generation_job import CompletionRules
+from proxima.engine.http.weight_sync import StagedWeights
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import Request, Sampling, ServerError, WeightUpdate
 from tests.engine.http.fake_model import (
@@ -391,18 +392,18 @@ class PlainSync:
         return f"{tag}.{number}.v{version}"
 
     async def prepare(self, update, label, dtype):
-        self.update, self.label = update, label
+        named = Path(str(update.module.weights))  # they are a number, and need no file
+        return StagedWeights(WeightHandover(version=update.version, label=label, folder=named), np.zeros(0))
 
     async def push(self, replica, push_round=None):
-        named = Path(str(self.update.module.weights))  # they are a number, and need no file
-        weights = WeightHandover(version=self.update.version, label=self.label, folder=named)
+        weights = self.newest.handover
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)
         given = WrittenTokens.of(np.concatenate(PROBE), None)
         scores = await replica.dialect.score(replica.client, replica.facts, given, len(PROBE[0]))
-        off = float(np.abs(scores - sequence_log_probs(self.update.module.weights, *PROBE)).max())
+        off = float(np.abs(scores - sequence_log_probs(float(weights.folder.name), *PROBE)).max())
         if off > 1e-5:
             raise UserError(f"engine: {replica.url} computes with other weights: {off:.3g} nats off")
         return {"seconds": 0.0, "probe_max": off}

@@ -69,7 +69,7 @@ def sync_of(loaded: LoadedModel) -> WeightSync:
 
 
 async def push(sync: WeightSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
-    await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
+    sync.newest = await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
     return await sync.push(server)
 
 

@@ -28,8 +28,9 @@ async def test_the_time_to_prepare_weights_is_told_apart_from_the_sync(fleet):
     async def later(*given):
         begun = time.monotonic()
         await asyncio.sleep(0.01)
-        await prepare(*given)
+        staged = await prepare(*given)
         passed.append(time.monotonic() - begun)
+        return staged
 
     engine._sync.prepare = later
     await engine.publish(update(1))

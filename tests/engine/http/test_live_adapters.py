@@ -61,7 +61,9 @@ async def test_versions_held_completions_and_a_killed_server(tmp_path: Path) -> 
                 for name in adapter_names(loaded.model):
                     weight = loaded.model.get_parameter(name)
                     weight.add_(0.02 * torch.randn(weight.shape, generator=draws))
-            await sync.prepare(WeightUpdate(version=version, module=loaded.model), f"live.{version}", "float32")
+            sync.newest = await sync.prepare(
+                WeightUpdate(version=version, module=loaded.model), f"live.{version}", "float32"
+            )
             await dialect.pause(client, replica.facts, "keep")
             return await sync.push(replica)
 

@@ -165,7 +165,7 @@ async def pushed(url: str, folder: Path) -> dict[str, Any]:
     replica = Replica(spec.addresses[0], spec.dialect(), spec, "live")
     try:
         replica.facts = await replica.dialect.probe(replica.client)
-        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "live.1", replica.facts.dtype)
+        sync.newest = await sync.prepare(WeightUpdate(version=1, module=loaded.model), "live.1", replica.facts.dtype)
         await replica.dialect.pause(replica.client, replica.facts, "keep")
         report = await sync.push(replica)
         await replica.dialect.resume(replica.client, replica.facts)

@@ -277,5 +277,5 @@ def _striking(found: list[psutil.Process], fault: str) -> Callable[[], None]:
 
 
 def _buckets_of(sync: WeightSync) -> int:
-    assert sync._staged is not None
-    return len(weight_buckets.Buckets(sync._staged.handover.folder).buckets)
+    assert sync.newest is not None
+    return len(weight_buckets.Buckets(sync.newest.handover.folder).buckets)

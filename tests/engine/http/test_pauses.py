@@ -73,6 +73,32 @@ async def test_keep_continues_with_the_kv_that_it_has(fleet):
             )
 
 
+async def test_completions_go_on_while_new_weights_are_staged(fleet):
+    asked = requests(4, 2)
+    engine, servers = fleet(2, facts=IN_PLACE, published=True)
+    task, new = await begun(engine, servers, asked), update(2)
+    await engine.stage(new)
+    assert all(server.label.endswith("v1") for server in servers)
+    go_on(servers)
+    check(asked, await task, 1)
+    labels = (await engine.health()).detail["sync"]
+    await engine.publish(new)
+    assert all(server.label.endswith("v2") for server in servers) and labels
+    check(asked, await collect(engine, asked), 2)
+
+
+async def test_a_server_that_returns_before_staged_weights_are_published_gets_the_former(fleet):
+    asked = requests(4, 2)
+    engine, servers = fleet(2, facts=IN_PLACE, published=True, health_seconds=0.01)
+    new = update(2)
+    await engine.stage(new)
+    servers[0].restart()
+    await until(lambda: engine._pool.counts["returned"] == 1)
+    check(asked, await collect(engine, asked), 1)
+    await engine.publish(new)
+    check(asked, await collect(engine, asked), 2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("facts", "paused"), PAUSED[::3])
 async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fleet):

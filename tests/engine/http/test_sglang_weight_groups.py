@@ -63,7 +63,7 @@ class Trainer:
             for weight in self.loaded.model.parameters():
                 weight.mul_(1.003)
         update = WeightUpdate(version=self.version, module=self.loaded.model)
-        await self.sync.prepare(update, self.label, self.replicas[0].facts.dtype)
+        self.sync.newest = await self.sync.prepare(update, self.label, self.replicas[0].facts.dtype)
 
     @property
     def label(self) -> str:

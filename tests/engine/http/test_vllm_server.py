@@ -82,7 +82,7 @@ async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, la
 
 
 async def push(sync: WeightSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
-    await sync.prepare(WeightUpdate(version=version, module=module), label, server.facts.dtype)
+    sync.newest = await sync.prepare(WeightUpdate(version=version, module=module), label, server.facts.dtype)
     await DIALECT.pause(server.client, server.facts, "keep")
     return await sync.push(server)
 
@@ -141,7 +141,9 @@ STALE += ["layers.14.self_attn.v_proj.weight", "layers.21.mlp.down_proj.weight",
 @pytest.mark.parametrize("name", STALE)
 async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
     async with replica(url) as server, syncing(trained, 128) as sync:
-        await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}", server.facts.dtype)
+        sync.newest = await sync.prepare(
+            WeightUpdate(version=0, module=trained.model), f"stale-{name}", server.facts.dtype
+        )
         assert sync._perturbed is not None
         name = f"model.{name}"
         put_weights(sync._perturbed.handover.folder, {name: trained.model.get_parameter(name)})

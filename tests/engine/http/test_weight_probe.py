@@ -98,7 +98,7 @@ async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> Asy
 
 
 async def push(sync: WeightSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
-    await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
+    sync.newest = await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
     return await sync.push(server)
 
 

@@ -28,18 +28,56 @@ class Fails:
 
     async def health(self):
         self.asked += 1
-        return Health()
+        return Health(ok=True, version=0)
 
 
-def publisher():
+class Stages(Fails):
+    """An engine that takes weights, and says what it is told."""
+
+    capabilities = Capabilities(stages=True)
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    async def stage(self, update):
+        self.told.append(("stage", update))
+
+    async def pause(self, mode):
+        self.told.append(("pause", None))
+
+    async def publish(self, update):
+        self.told.append(("publish", update))
+
+    async def resume(self):
+        self.told.append(("resume", None))
+
+
+def publisher(engine=None, turns=None):
     async def run(call):
         return call()
 
     stack = SimpleNamespace(gathered=lambda: SimpleNamespace(model=object()))
     learner = SimpleNamespace(compute=SimpleNamespace(run=run), stack=stack)
     folder = SimpleNamespace(engine_log=SimpleNamespace(name="engine.log"))
-    services = SimpleNamespace(store=SimpleNamespace(folder=folder, activity=None), observer=None)
-    return Publisher(SimpleNamespace(engine=Executor(Fails())), learner, services, DeviceTurns())
+    activity = SimpleNamespace(published=lambda version: None)
+    services = SimpleNamespace(store=SimpleNamespace(folder=folder, activity=activity), observer=None)
+    generator = SimpleNamespace(engine=Executor(engine or Fails()))
+    return Publisher(generator, learner, services, turns or DeviceTurns())
+
+
+def test_an_engine_stages_the_weights_before_its_pause():
+    engine = Stages()
+    asyncio.run(publisher(engine).publish(1, 1, deferring=False))
+    calls, (staged, _, published, _) = zip(*engine.told, strict=True)
+    assert calls == ("stage", "pause", "publish", "resume") and staged is published
+
+
+def test_an_engine_on_the_trainer_s_devices_is_paused_first():
+    engine, turns = Stages(), DeviceTurns()
+    turns.shared = True
+    asyncio.run(publisher(engine, turns).publish(1, 1, deferring=False))
+    assert [call for call, _ in engine.told] == ["pause", "publish", "resume"]
 
 
 def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():

@@ -105,9 +105,12 @@ class HttpEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        capabilities = capabilities_of(self.spec, self.facts, plain=True)
         return replace(
-            capabilities, max_length=self.rules.max_length, deterministic=self._pool.repeatable, reads_lent=True
+            capabilities_of(self.spec, self.facts, plain=True),
+            max_length=self.rules.max_length,
+            deterministic=self._pool.repeatable,
+            reads_lent=True,
+            stages=True,
         )
 
     def check(self, needs: EngineRequirements) -> list[str]:
@@ -167,6 +170,10 @@ class HttpEngine:
             return parts
 
         return await self._loop.run(work())
+
+    async def stage(self, update: WeightUpdate) -> None:
+        """See `StagingEngine`."""
+        await asyncio.shield(self._loop.run(self._keeper.stage(update)))
 
     async def publish(self, update: WeightUpdate) -> None:
         """Push new weights to every server, and verify that they arrived; see `ReplicaKeeper.publish`.

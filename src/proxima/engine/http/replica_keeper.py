@@ -16,7 +16,7 @@ from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.server_file import ServerFile
 from proxima.engine.http.version_proof import mark_confirmed
-from proxima.engine.http.weight_sync import Report, WeightSync, sync_figures
+from proxima.engine.http.weight_sync import Report, StagedWeights, WeightSync, sync_figures
 from proxima.engine.http.weight_transport import PushRound
 from proxima.engine.protocol import ServerError, WeightUpdate
 from proxima.engine.serve.servers import Servers
@@ -43,8 +43,9 @@ class ReplicaKeeper:
         self.facts, self.tokenizer, self.tag = facts, tokenizer, tag
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
-        self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
-        self._newest: str | None = None  # label of the weights that were prepared last
+        self._prepare_seconds = 0.0  # of the last `publish`, to copy the weights
+        self._newest: str | None = None  # label of the weights that servers are sent
+        self._staged: tuple[WeightUpdate, StagedWeights] | None = None  # those of the next `publish`
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
@@ -74,6 +75,34 @@ class ReplicaKeeper:
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
+    async def stage(self, update: WeightUpdate) -> None:
+        """See `StagingEngine.stage`. A server that returns before `publish` is sent the former weights.
+
+        Raises:
+            UserError: the weights can't be copied, or there is no way to send them.
+        """
+        async with self._publishing:
+            self._end_loading()
+            async with self._syncing:
+                await self._stage(update)
+
+    async def _stage(self, update: WeightUpdate) -> StagedWeights:
+        started_at = monotonic()
+        label = self.sync.label_of(self.tag, next(self._numbers), update.version)
+        if self._newest is None:  # a server that came late must not end the run
+            initial = [replica for replica in self.pool.serving if replica not in self._late]
+            self.pool.events += [line] if (line := await self.sync.check(initial)) is not None else []
+        staged = await self.sync.prepare(update, label, self.facts.dtype)
+        self._staged = update, staged
+        self._prepare_seconds = monotonic() - started_at
+        return staged
+
+    def _end_loading(self) -> None:
+        """End the loading of weights by servers that return, but once for each: it would be with outdated ones."""
+        for replica in self._loading.keys() - self._interrupted:
+            self._loading[replica].reschedule(0.0)
+            self._interrupted.add(replica)
+
     async def publish(self, update: WeightUpdate) -> None:
         """See `Engine.publish`. A replica that does not compute with the weights is ejected. It is an error at the
         first sync, where the cause is how it was started, and if no other replica has the weights or may return to get
@@ -87,17 +116,11 @@ class ReplicaKeeper:
 
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
-        for replica in self._loading.keys() - self._interrupted:
-            self._loading[replica].reschedule(0.0)  # it would return with outdated weights; next time it may go on
-            self._interrupted.add(replica)
+        self._end_loading()
         async with self._syncing:
-            label = self.sync.label_of(self.tag, next(self._numbers), update.version)
-            started_at = monotonic()
-            if self._newest is None:  # a server that came late must not end the run
-                initial = [replica for replica in pool.serving if replica not in self._late]
-                pool.events += [line] if (line := await self.sync.check(initial)) is not None else []
-            await self.sync.prepare(update, label, self.facts.dtype)
-            self._prepare_seconds = monotonic() - started_at
+            ahead, self._staged = self._staged, None
+            staged = ahead[1] if ahead is not None and ahead[0] is update else await self._stage(update)
+            self._staged = None
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
@@ -105,7 +128,8 @@ class ReplicaKeeper:
                 await pool.stop_sampling()
                 # what it holds, and will continue under new weights, must be from the weights that it was given
                 await pool.each(pool.serving, lambda replica: replica.proof.confirm(replica.proof.label))
-                first, self._newest = self._newest is None, label
+                first, self._newest = self._newest is None, staged.handover.label
+                self.sync.newest = staged
                 self.version, self.reports = update.version, []
                 await self._push_to_all(pool.serving, first=first)
             except BaseException:

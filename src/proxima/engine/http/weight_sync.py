@@ -76,7 +76,7 @@ class WeightSync:
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
-        self._staged: StagedWeights | None = None
+        self.newest: StagedWeights | None = None  # what `push` sends
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
         self._labels = set[str]()
@@ -121,16 +121,18 @@ class WeightSync:
             return f"engine: new weights go by folder: {error.reason}"
         return None
 
-    async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> None:
-        """Copy the weights for the transport, and compute the log-probs that the probe expects.
+    async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:
+        """Copy the weights for the transport, and compute the log-probs that the probe expects. Until `newest` is set
+        to the result, servers are sent the former weights.
 
         Args:
             dtype: of the servers; None: not reported.
         """
         module, version = update.module, update.version
-        self._staged = await self._compute(self._stage, module, version, label, dtype)
+        staged = await self._compute(self._stage, module, version, label, dtype)
         if self._perturbed is None:
             self._perturbed = await self._compute(self._stage_perturbed, module, version, f"{label}-perturbed")
+        return staged
 
     async def push(self, replica: Replica, push_round: PushRound | None = None) -> Report:
         """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
@@ -143,7 +145,7 @@ class WeightSync:
             ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
             UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
         """
-        staged, start = self._staged, monotonic()
+        staged, start = self.newest, monotonic()
         assert staged is not None
         if self.kind not in replica.facts.transfers:  # it was not there when this was chosen
             reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are"

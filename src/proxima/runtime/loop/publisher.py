@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor, HookError
-from proxima.engine.protocol import Engine, Health, ServerError, SleepingEngine, WeightUpdate
+from proxima.engine.protocol import Engine, Health, ServerError, SleepingEngine, StagingEngine, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.rollout.generator import GroupGenerator
@@ -70,11 +70,7 @@ class Publisher:
         engine = self.generator.engine
         try:
             with engine_errors():
-                await engine.pause()
-                weights = await self.learner.compute.run(self._weights)
-                await self.turns.wake()
-                await engine.publish(WeightUpdate(version=version, module=weights.model))
-                await engine.resume()
+                await self._send(engine, version)
         except HookError as error:
             for _, problem in error.failures:
                 if isinstance(problem, UserError):
@@ -89,6 +85,20 @@ class Publisher:
             self.activity.published(version)
             if figures := await self.reports.published(engine, version):
                 self.observer.synced(figures)
+
+    async def _send(self, engine: Engine, version: int) -> None:
+        """Pause the engine for its new weights; it samples while it stages them, if it can and has its own devices."""
+        stages = engine.capabilities.stages and not self.turns.shared
+        if not stages:
+            await engine.pause()
+        weights = await self.learner.compute.run(self._weights)
+        update = WeightUpdate(version=version, module=weights.model)
+        if stages:
+            await cast(StagingEngine, engine).stage(update)
+            await engine.pause()
+        await self.turns.wake()
+        await engine.publish(update)
+        await engine.resume()
 
     def _weights(self) -> LoadedModel:
         """The weights in the form that the engine reads. On shared devices they are gathered before it wakes."""
