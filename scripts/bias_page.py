@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from agent_world import AgentWorld
+from agent_world import AgentWorld, RoleWorld
 from enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound, TurnWorld
 from torch import Tensor
 
@@ -246,7 +246,7 @@ def page() -> str:
         variations=", ".join(f"{variation(d):.3f}" for d in DISTANCES),
     )
     parts = on_policy_part(), off_policy_part(), centering_part(), in_flight_part()
-    more = group_part(), turn_part(), agent_part(), bound_part()
+    more = group_part(), turn_part(), agent_part(), role_part(), bound_part()
     return "\n".join([head, *(line for part in (*parts, *more) for line in part)])
 
 
@@ -440,6 +440,28 @@ critic; a group of two, on policy, aggregate `sequence_mean_token_sum`.
         for advantage, spec in kinds
     ]
     yield plain_table(["agent", "advantage", "bias", "angle", "length", "spread"], rows)
+
+
+def role_part() -> Iterator[str]:
+    yield """
+## Several roles
+
+At most three turns of two roles, `RoleWorld`, which share rows of the policy. g* is Σ_p ∂J_p / ∂θ_p, each player's
+return by its own tokens; where all have one reward, it is ∇J. In `talk` and `zero_sum` the policy chooses who acts and
+how often, in `proposals` two attempts at a proposal are compared with each other. A group of two episodes, on policy,
+aggregate `sequence_mean_token_sum`.
+"""
+    kinds = [("`rloo`", ADVANTAGES["rloo"]()), ("`turn_returns`", ADVANTAGES["turn_returns"]())]
+    kinds += [("`gae`, `gamma: 1`, `lam: 1`", Gae(gamma=1.0, lam=1.0, whiten=False))]
+    kinds += [("`grpo`, scale group", ADVANTAGES["grpo"](scale="group"))]
+    rows = [
+        [game, advantage, *credited(spec, partial(RoleWorld, game=game))]
+        for game in ("talk", "zero_sum", "proposals")
+        for advantage, spec in kinds
+    ]
+    absent = credited(ADVANTAGES["rloo"](), partial(RoleWorld, game="talk", absent=False))
+    rows.append(["talk", "`rloo`, no reward where a role did not act", *absent])
+    yield plain_table(["game", "advantage", "bias", "angle", "length", "spread"], rows)
 
 
 def credited(advantage: Any, make_world: Callable[..., EnumerableWorld] = TurnWorld) -> list[str]:

@@ -11,6 +11,7 @@ from proxima.core.advantage.token import Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.loss import policy_loss
 from proxima.data.packed_batch import pack
+from proxima.data.players import contributions_of
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens
 from tests.rollout.episodes.test_agent_player import Scripted, play
@@ -61,7 +62,7 @@ def test_turns_that_saw_other_prompts_are_in_other_states(agent):
     episodes = [world.episode((1, 2, 1), 0), world.episode((2, 2, 1), 1)]
     group = group_of(0, episodes, [1.0, 0.0])
     items = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch([group], 1).completions
-    tokens = EpisodeTokens(pack(items), group.completions)
+    tokens = EpisodeTokens(pack(items), contributions_of([group]))
     rewards = tokens.rewards(torch.zeros(len(tokens.batch.loss_mask)), {"group", "turn", "state"})
     assert rewards.turn[tokens.loss_mask].tolist() == [0, 1, 2] * 2  # in time, whichever path has them
     states = {}
@@ -80,8 +81,9 @@ def test_columns_return_to_their_paths():
         path(model([6], turn=2)),
         path(model([7], turn=0), seen([8], turn=0), model([9], turn=3)),
     )
-    batch = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch([group_of(0, [completion], [1.0])], 1)
-    tokens = EpisodeTokens(pack(batch.completions), [completion])
+    groups = [group_of(0, [completion], [1.0])]
+    batch = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch(groups, 1)
+    tokens = EpisodeTokens(pack(batch.completions), contributions_of(groups))
     column = torch.arange(5.0)  # turns 1, 2, 0, an observation, turn 3
     assert tokens.in_time(column)[tokens.loss_mask].tolist() == [2.0, 0.0, 1.0, 4.0]
     assert tokens.in_paths(tokens.in_time(column)).tolist() == column.tolist()

@@ -14,6 +14,7 @@ from proxima.data.columns import SamplingMask
 from proxima.data.flow import Prompt
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import pack
+from proxima.data.players import contributions_of
 from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens, turns_of
@@ -72,7 +73,7 @@ def test_a_path_with_an_opening_of_its_own():
         *[(3, 0, 0, [1, 4]), (3, 1, 2, [7]), (3, 0, 0, [1, 4]), (3, 1, 2, [7]), (3, 2, 4, [8])],
         *[(4, 0, 1, [1, 5]), (4, 1, 3, [7]), (4, 0, 1, [1, 5]), (4, 1, 3, [7]), (4, 2, 5, [8])],
     ]
-    tokens = EpisodeTokens(pack(items), [c for group in groups for c in group.completions])
+    tokens = EpisodeTokens(pack(items), contributions_of(groups))
     rewards = tokens.rewards(torch.zeros(len(tokens.batch.loss_mask)), {"group", "turn", "state"})
     assert rewards.group.tolist() == [0, 0, 1, 1] and len(rewards.state.unique()) == 5  # -1 and two of each group
     with pytest.raises(UserError, match="episode of prompt 3 has several paths"):
@@ -225,7 +226,7 @@ def test_columns_of_turns():
     other = path(model([4, 5]), seen([20, 21, 22]), model([1, 2], turn=1), seen([30], turn=1), model([3], turn=2))
     groups = [group_of(7, [two_turns(), other], [1.0, 0.0])]
     batch = builder(ADVANTAGES["grpo"]()).step_batch(groups, 1)
-    tokens = EpisodeTokens(pack(batch.trajectories), groups[0].completions)
+    tokens = EpisodeTokens(pack(batch.trajectories), contributions_of(groups[:1]))
     rewards = tokens.rewards(tokens.batch.advantage, {"turn", "state"})
     assert rewards.turn.tolist() == [0, 0, -1, -1, -1, 1, 1, 1, 0, 0, -1, -1, -1, 1, 1, -1, 2]
     assert rewards.state.tolist() == [0, 0, -1, -1, -1, 1, 1, 1, 0, 0, -1, -1, -1, 1, 1, -1, 2]

@@ -20,7 +20,7 @@ from proxima.view.report import write_report
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-JSON_COLUMNS = ("answer", "metadata", "parts")
+JSON_COLUMNS = ("answer", "metadata", "parts", "players")
 
 
 @dataclass(frozen=True, repr=False)

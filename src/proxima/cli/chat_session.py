@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,7 +160,7 @@ def _as_json(prompt: str, completion: Completion) -> dict[str, Any]:
         facts |= {
             "turn": completion.turn,
             "sampled": completion.sampled.tolist(),
-            "episode": asdict(completion.episode),
+            "episode": completion.episode.facts(),
         }
     return {"prompt": prompt, **facts}
 

@@ -5,7 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated, Any
@@ -276,7 +276,7 @@ def score_rows(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion
     rows = []
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
-            facts = {"row": group.prompt.uid, "sample": completion.sample, **asdict(score)}
+            facts = {"row": group.prompt.uid, "sample": completion.sample, **score.facts()}
             facts["value"] = score.value if facts.pop("valid") else None
             rows.append((facts, completion))
     return rows

@@ -102,6 +102,7 @@ CHECKS: Sequence[Check] = (
     algorithm_section.selections_are_possible,
     algorithm_section.dynamic_sampling_has_a_selection,
     algorithm_section.baseline_rewards_are_per_completion,
+    algorithm_section.roles_have_their_baselines,
     runtime_section.overlap_is_possible,
     runtime_section.overlap_settings_have_an_effect,
     algorithm_section.next_policy_is_read,

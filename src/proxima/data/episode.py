@@ -61,6 +61,10 @@ class Episode:
         failure: why there is no result, one line; such an episode has no valid score. Empty: no failure.
         attempts: how many times the episode was started.
         forks: the number of other paths of the episode.
+        player: who wrote the turns of this path, where the policy plays several roles: a role, or a numbered attempt of
+            one, `solver/2`; empty: the episode has no roles.
+        rewards: reward units, that of each player by its name, on the last path only; `reward` is then the mean over
+            the roles. Empty: `reward` counts for all of them.
     """
 
     spans: tuple[Span, ...] = ()
@@ -69,15 +73,21 @@ class Episode:
     failure: str = ""
     attempts: int = 1
     forks: int = 0
+    player: str = ""
+    rewards: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def turns(self) -> tuple[Span, ...]:
         """The spans that the model wrote in this path."""
         return tuple(span for span in self.spans if span.sampled)
 
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values; those of roles only where there are any."""
+        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards")}
+
     def to_json(self) -> str:
         """Serialise as a line of JSON, which `from_json` reads."""
-        return json.dumps(asdict(self), ensure_ascii=True)
+        return json.dumps(self.facts(), ensure_ascii=True)
 
     @classmethod
     def from_json(cls, text: str) -> "Episode":

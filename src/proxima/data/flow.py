@@ -1,7 +1,7 @@
 """The host side of the data: a prompt, its completions, their scores, and the three together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -192,6 +192,8 @@ class Score:
         parts: the value of each reward by name, before its weight.
         error: why `valid` is False, one line.
         correct: whether the answer is right, if a reward can tell; accuracy is the mean.
+        players: the scores of the players of an episode by name, see `Episode.player`, where they differ; `value` is
+            then that of the whole episode, which is only measured.
     """
 
     value: float
@@ -199,6 +201,17 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     error: str | None = None
     correct: bool | None = None
+    players: Mapping[str, "Score"] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the fields as JSON values, which `of_facts` reads; `players` only where there are any."""
+        return {k: v for k, v in asdict(self).items() if v or k != "players"}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> "Score":
+        """Restore a score from its `facts`."""
+        players: Mapping[str, Any] = facts.get("players") or {}
+        return cls(**{**facts, "players": {name: cls.of_facts(score) for name, score in players.items()}})
 
     @classmethod
     def failed(cls, error: str) -> "Score":

@@ -1,9 +1,10 @@
-"""One entry per completion: the input of advantages and selections."""
+"""One entry per completion, or per player of an episode with roles: the input of advantages and selections."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Annotated, Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from proxima.data.field_checks import check_fields
 from proxima.data.flow import Group
+from proxima.data.players import Contribution, contributions_of
 
 METRICS = ("reward", "accuracy", "length", "truncated")  # in addition to the parts
 METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
@@ -35,6 +37,8 @@ class Outcomes:
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
         identity: [S] int, unique per completion of a run: the key of random choices among completions.
+        role: [S] int, the same number for players of the same role; None: no episode has roles. An entry is then a
+            player, see `data.players`, and groups are of those that are compared with each other.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -48,6 +52,7 @@ class Outcomes:
     correct: Annotated[Tensor | None, "float S"] = None
     baseline: Annotated[Tensor | None, "float S"] = None
     identity: Annotated[Tensor | None, "int S"] = None
+    role: Annotated[Tensor | None, "int S"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -88,7 +93,8 @@ class Outcomes:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], rewards: Sequence[str] = ()) -> "Outcomes":
-        """The outcomes of the groups' completions, in order; `group` is the position in `groups`.
+        """The outcomes of the groups' completions, in order; `group` is the position in `groups`, and that of players
+        a number above.
 
         Args:
             groups: the scored groups.
@@ -97,15 +103,17 @@ class Outcomes:
         `parts` has a column for each reward; NaN where its scorer failed or it does not apply to the row. Details of a
         reward (`name/detail`) have no column.
         """
-        rows = [(i, g, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
+        rows = [(i, g, c, c.score) for i, g in enumerate(groups) for c in contributions_of([g])]
+        roles = list(dict.fromkeys(c.role for _, _, c, _ in rows))
         fullest = sorted((s.parts for *_, s in rows), key=len, reverse=True)  # most likely in the recipe's order
         names = list(rewards) or [name for name in dict.fromkeys(chain.from_iterable(fullest)) if "/" not in name]
         nan, floats = float("nan"), partial(torch.tensor, dtype=torch.float64)
         baseline = [g.baseline for _, g, _, _ in rows]
+        others = defaultdict[Hashable, int](count(len(groups)).__next__)
         return cls(
             reward=floats([s.value for *_, s in rows]),
             valid=torch.tensor([s.valid for *_, s in rows], dtype=torch.bool),
-            group=torch.tensor([i for i, *_ in rows], dtype=torch.long),
+            group=torch.tensor([others[c.group] if c.role else i for i, _, c, _ in rows], dtype=torch.long),
             length=torch.tensor([c.generated for _, _, c, _ in rows], dtype=torch.long),
             truncated=torch.tensor([c.truncated for _, _, c, _ in rows], dtype=torch.bool),
             parts=floats([s.parts.get(name, nan) for *_, s in rows for name in names]).view(len(rows), -1)
@@ -113,6 +121,14 @@ class Outcomes:
             else None,
             part_names=tuple(names),
             baseline=floats(baseline) if baseline and None not in baseline else None,
-            identity=torch.tensor([(g.prompt.uid << 20) + c.sample for _, g, c, _ in rows], dtype=torch.long),
+            identity=torch.tensor([_identity(c) for _, _, c, _ in rows], dtype=torch.long),
+            role=torch.tensor([roles.index(c.role) for _, _, c, _ in rows]) if any(roles) else None,
             correct=floats([s.correct if s.valid and s.correct is not None else nan for *_, s in rows]),
         )
+
+
+def _identity(contribution: Contribution) -> int:
+    """The completion's number, and for its players different ones."""
+    completion = contribution.completion
+    first = contribution.paths[0].turn if contribution.role and contribution.paths else 0
+    return (completion.prompt_uid << 20) + completion.sample ^ (first % 2048 << 52)

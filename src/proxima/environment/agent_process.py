@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -59,6 +59,8 @@ async def _played(function: Callable[..., Any], job: dict[str, Any]) -> dict[str
             reward = await function(**arguments)
         else:
             reward = await asyncio.to_thread(function, **arguments)
+        if isinstance(reward, Mapping):  # of each role
+            return {"reward": {str(name): float(value) for name, value in reward.items()}}
         return {"reward": None if reward is None else float(reward)}
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")

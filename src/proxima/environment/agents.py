@@ -15,12 +15,15 @@ from typing import Any, Protocol
 
 from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds
+from proxima.data.players import ROLE
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_module_file
 
+AgentReward = float | Mapping[str, float] | None  # of the episode; of each role, or player, by its name; none
+TAKEN = ("mean", "std", "invalid", "max", "part")  # what `reward/<role>` is without roles
 AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
@@ -56,8 +59,8 @@ class AgentJob:
 class Agents(Protocol):
     """Plays episodes, many at once."""
 
-    async def play(self, job: AgentJob) -> float | None:
-        """Play an episode and return the reward that the agent itself gives, None if it gives no reward.
+    async def play(self, job: AgentJob) -> AgentReward:
+        """Play an episode and return the reward that the agent itself gives.
 
         Raises:
             EnvironmentFailure: the agent failed.
@@ -73,14 +76,16 @@ class AgentSpec:
 
     Args:
         run: `module:function`. The function receives those of `row`, `base_url`, `api_key` and `model` that are among
-            its parameters, may be `async`, and returns a reward or None.
+            its parameters, may be `async`, and returns a reward, a mapping from roles to rewards, or None.
         command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
-            passed as JSON on standard input. The last line of output may be the reward, a number; of longer output,
-            the last 64 KiB are kept.
+            passed as JSON on standard input. The last line of output may be the reward, a number, or a JSON object with
+            that of each role; of longer output, the last 64 KiB are kept.
         workers: number of processes that run the function, or of programs that run at once.
         container: an image, or the fields of `process.containers.Container`: each program runs in a container of it.
         sandbox: `bubblewrap`: each program runs in a sandbox of its own; `none`: beside the run, with its rights.
         readable: files and folders that the sandbox shows besides the system's and those of the command.
+        roles: names of the roles that the policy plays; the agent requests `policy/<role>` as its model, or
+            `policy/<role>/<number>` for one of several attempts. Empty: no roles, and a model's name is ignored.
     """
 
     run: str = ""
@@ -89,8 +94,13 @@ class AgentSpec:
     container: str | Mapping[str, Any] = ""
     sandbox: str = "none"
     readable: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        bound = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(TAKEN)}"
+        valid = isinstance(self.roles, list | tuple) and len({*map(str, self.roles)}) == len(self.roles)
+        valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in TAKEN for r in self.roles)
+        require(valid, "roles", self.roles, bound)
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
@@ -188,7 +198,7 @@ class CommandAgents:
     def __init__(self, runner: Runner, most: int) -> None:
         self._runner, self._places = runner, asyncio.Semaphore(most)
 
-    async def play(self, job: AgentJob) -> float | None:
+    async def play(self, job: AgentJob) -> AgentReward:
         async with self._places, self._runner.running(job) as process:
             out, errors, cut = await read_to_end(process, json.dumps(dict(job.row)).encode())
         assert process.returncode is not None
@@ -199,9 +209,7 @@ class CommandAgents:
         lines = out.decode(errors="replace").strip().splitlines()
         if len(out) == KEPT_BYTES and len(lines) < 2:  # what is left of a number may be another one
             raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")
-        with suppress(ValueError):
-            return float(lines[-1]) if lines else None
-        return None
+        return _reward(lines[-1]) if lines else None
 
     def close(self) -> None:
         self._runner.close()
@@ -230,7 +238,7 @@ class FunctionAgents:
         self.reference = reference
         self._workers: list[_AgentProcess | None] = [None] * workers
 
-    async def play(self, job: AgentJob) -> float | None:
+    async def play(self, job: AgentJob) -> AgentReward:
         busy = [0 if worker is None else len(worker.waiting) for worker in self._workers]
         place = busy.index(min(busy))
         worker = self._workers[place]
@@ -258,7 +266,7 @@ class _AgentProcess:
         self._program = Program((sys.executable, str(SCRIPT), reference), name="the agent's process")
         threading.Thread(target=self._read, daemon=True).start()
 
-    async def play(self, job: AgentJob) -> float | None:
+    async def play(self, job: AgentJob) -> AgentReward:
         number, answered = next(self._numbers), Future[dict[str, Any]]()
         with self._giving:
             if self.ended:
@@ -274,7 +282,7 @@ class _AgentProcess:
             self.waiting.pop(number, None)
         if "error" in answer:
             raise EnvironmentFailure(f"the agent failed: {answer['error']}")
-        reward: float | None = answer["reward"]
+        reward: AgentReward = answer["reward"]
         return reward
 
     def _read(self) -> None:
@@ -297,6 +305,15 @@ class _AgentProcess:
         """Kill the process and everything that it started."""
         self.ended = True
         self._program.kill()
+
+
+def _reward(line: str) -> AgentReward:
+    """The reward in the last line of a program's output: a number, or a JSON object of numbers."""
+    with suppress(ValueError, TypeError, AttributeError):
+        if line.startswith("{"):
+            return {str(name): float(value) for name, value in json.loads(line).items()}
+        return float(line)
+    return None
 
 
 async def _end_of(stream: asyncio.StreamReader) -> tuple[bytes, int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data.flow import Completion, Group, Prompt
+from proxima.data.players import role_metrics
 from proxima.engine.protocol import Engine
 from proxima.evaluation.estimators import powers_of_two
 from proxima.evaluation.group_metrics import estimates, mean_estimates, question_scores
@@ -96,7 +97,8 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     Accuracy is the share of correct answers among the valid ones; a failed reward is counted separately, never as
     wrong. `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question,
     bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These
-    and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics`.
+    and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics` and
+    `role_metrics`.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]
@@ -111,6 +113,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "invalid": sum(not s.valid for _, s in pairs),
         **dict.fromkeys((REWARD, "length/mean", CUT)),  # None without a sample that has it
         **_flat(mean_estimates(groups)),
+        **role_metrics(groups),
         "tokens/generated": sum(c.generated for c, _ in pairs),
         **_episodes([completion for completion, _ in pairs]),
     }

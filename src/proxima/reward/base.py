@@ -252,7 +252,9 @@ def validated(score: object) -> Score:
     for key, part in parts.items():
         if not math.isfinite(part):
             raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
-    return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
+    players = {str(key): validated(own) for key, own in score.players.items()}
+    correct = None if score.correct is None else bool(score.correct)
+    return replace(score, value=value, correct=correct, parts=parts, players=players)
 
 
 def as_float(value: object, key: str) -> float:

@@ -1,6 +1,6 @@
 """The reward that an environment gives for an episode."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward
@@ -8,7 +8,8 @@ from proxima.reward.base import WeightedReward
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentReward(WeightedReward):
-    """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end.
+    """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end. An
+    agent may give each role its own.
 
     Args:
         correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
@@ -22,8 +23,12 @@ class EnvironmentReward(WeightedReward):
     where = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        reward = None if completion.episode is None else completion.episode.reward
-        if reward is None:
+        if completion.episode is None or completion.episode.reward is None:
             what = "is not an episode" if completion.episode is None else "got no reward from its environment"
             raise ValueError(f"the completion {what}")
+        rewards = completion.episode.rewards
+        players = {player: self._score(reward) for player, reward in rewards.items()}
+        return replace(self._score(completion.episode.reward), players=players)
+
+    def _score(self, reward: float) -> Score:
         return Score(value=reward, correct=None if self.correct_from is None else reward >= self.correct_from)

@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
@@ -187,7 +187,7 @@ class FunctionBatch(UserFunction):
             {
                 "prompt": group.prompt.to_json(),
                 "completions": [completion.to_json() for completion in group.completions],
-                "scores": [asdict(score) for score in group.scores],
+                "scores": [score.facts() for score in group.scores],
             }
             for group in groups
         ]

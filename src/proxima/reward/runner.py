@@ -186,7 +186,18 @@ class RewardRunner:
         return dict(zip(members, await asyncio.gather(*map(awaited, members)), strict=True))
 
     def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
-        """Add the scores of more rewards, by index, to a score; `last` if no reward of nonzero weight follows."""
+        """Add the scores of more rewards, by index, to a score, and to that of each player that one of them names;
+        `last` if no reward of nonzero weight follows."""
+        names = dict.fromkeys(name for score in (before, *added.values()) for name in score.players)
+        players = {
+            name: self._sum(
+                before.players.get(name, before), {i: s.players.get(name, s) for i, s in added.items()}, last
+            )
+            for name in names
+        }
+        return replace(self._sum(before, added, last), players=players)
+
+    def _sum(self, before: Score, added: dict[int, Score], last: bool) -> Score:
         parts = dict(before.parts)
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.core.advantage.protocol import per_role
 from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.selection.protocol import select
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Completion, Group, Key
 from proxima.data.outcomes import Outcomes
+from proxima.data.players import contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.data.trajectory import Trajectory
 from proxima.training.episode_tokens import TokenCredit
@@ -92,8 +94,7 @@ class TrainingBatch:
     @property
     def scored(self) -> set[Key]:
         """The paths of the completions with a valid score, of the usable groups."""
-        pairs = (pair for group in self.usable for pair in zip(group.completions, group.scores, strict=True))
-        return {path.key for completion, score in pairs if score.valid for path in completion.paths}
+        return {path.key for each in contributions_of(self.usable) if each.score.valid for path in each.paths}
 
     @property
     def kept(self) -> list[int]:
@@ -108,7 +109,7 @@ class TrainingBatch:
 
     @property
     def drop_counts(self) -> dict[str, int]:
-        """Number of dropped completions, by reason; an episode counts once."""
+        """Number of dropped completions, by reason; an episode counts once, however many of its players are dropped."""
         dropped = dict.fromkeys((uid, sample, reason) for (uid, sample, _), reason in self.reasons.items())
         return dict(Counter(reason for *_, reason in dropped))
 
@@ -179,13 +180,12 @@ class BatchBuilder:
         """
         unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
-        outcomes = Outcomes.from_groups(groups, self.rewards)
-        advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
+        outcomes, judged = Outcomes.from_groups(groups, self.rewards), contributions_of(groups)
+        advantage = torch.zeros_like(outcomes.reward) if unknown else per_role(self.advantage, outcomes, outcomes.role)
         keep, reasons = select(local, outcomes, advantage, unscored=self.unscored)
-        kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
-        keys = [completion.key for group in groups for completion in group.completions]
-        dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
-        return _by_group(groups, dropped, kept)
+        kept = {each.completion.prompt_uid for each, is_kept in zip(judged, keep.tolist(), strict=True) if is_kept}
+        pairs = [(path.key, why) for each, why in zip(judged, reasons, strict=True) for path in each.paths]
+        return _by_group(groups, {key: reason for key, reason in pairs if reason is not None}, kept)
 
     def step_batch(
         self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
@@ -202,7 +202,7 @@ class BatchBuilder:
         paid, items, metrics = self._with_token_rewards(ordered, outcomes, self._trajectories(ordered))
         advantage, items = self._with_advantages(ordered, paid, items)
         keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-        verdicts = zip(_completions(ordered), keep.tolist(), reasons, strict=True)
+        verdicts = zip(contributions_of(ordered), keep.tolist(), reasons, strict=True)
         of_path = {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
         dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
         dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
@@ -220,12 +220,12 @@ class BatchBuilder:
         )
 
     def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
-        """The trajectory of each path of each completion, with an advantage of 0."""
+        """The trajectory of each path of each contribution, with an advantage of 0."""
         build = partial(Trajectory.of, advantage=0.0, behavior=self.behavior, routes=self.replays_routes)
         items = [
             build(path.initial_prompt or group.prompt, path, group=number)
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
-            for path, number in zip(group.paths, numbers, strict=True)
+            for path, number in zip(_paths(group), numbers, strict=True)
         ]
         return self._with_behavior(items)
 
@@ -234,7 +234,7 @@ class BatchBuilder:
     ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
         """Where the reward or the advantage is one of tokens: the outcomes with the KL in their rewards, the
         trajectories with the columns of tokens, and metrics. Otherwise both as they are."""
-        scored = [c for c, valid in zip(_completions(groups), outcomes.valid.tolist(), strict=True) if valid]
+        scored = [each for each in contributions_of(groups) if each.score.valid]
         if not scored or not (self.advantage.per_token or self.reward_kl is not None):
             return outcomes, items, {}
 
@@ -246,19 +246,17 @@ class BatchBuilder:
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
     ) -> tuple[Tensor, list[Trajectory]]:
-        """The advantage [S] of each completion, and the trajectories with theirs. Where the trajectories have an
-        advantage per token already, a completion's is the mean over its loss tokens, 0 without any."""
-        completions = _completions(groups)
+        """The advantage [S] of each contribution, and the trajectories with theirs. Where the trajectories have an
+        advantage per token already, a contribution's is the mean over its loss tokens, 0 without any."""
+        contributions = contributions_of(groups)
         if self.advantage.per_token:
             by_key = {item.key: item for item in items}
-            means = [completion_advantage(*(by_key[path.key] for path in c.paths)) for c in completions]
+            means = [completion_advantage(*(by_key[path.key] for path in c.paths)) for c in contributions]
             advantage = torch.tensor(means, dtype=outcomes.reward.dtype)
-        else:  # the same for all tokens of a completion
-            advantage = self.advantage(outcomes)
-            pairs = zip(completions, advantage.tolist(), strict=True)
-            values = {
-                path.key: np.asarray(value, np.float32) for completion, value in pairs for path in completion.paths
-            }
+        else:  # the same for all tokens of a contribution
+            advantage = per_role(self.advantage, outcomes, outcomes.role)
+            pairs = zip(contributions, advantage.tolist(), strict=True)
+            values = {path.key: np.asarray(value, np.float32) for each, value in pairs for path in each.paths}
             items = [replace(item, advantage=values[item.key]) for item in items]
         if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
             raise NotFiniteError(
@@ -316,7 +314,7 @@ def split_into_updates(
 def completion_advantage(*paths: Trajectory) -> float:
     """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
     advantages = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
-    values = np.concatenate(advantages)
+    values = np.concatenate(advantages) if advantages else np.empty(0)
     return float(values.mean(dtype=np.float64)) if values.size else 0.0
 
 
@@ -326,13 +324,13 @@ def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
         yield [
-            i if path.initial_prompt is None else others[path.initial_prompt.tokens.tobytes()] for path in group.paths
+            i if path.initial_prompt is None else others[path.initial_prompt.tokens.tobytes()] for path in _paths(group)
         ]
 
 
-def _completions(groups: Sequence[Group]) -> list[Completion]:
-    """The completions of all groups, in the order of `Outcomes`."""
-    return [completion for group in groups for completion in group.completions]
+def _paths(group: Group) -> list[Completion]:
+    """The paths of a group in the order of its contributions."""
+    return [path for each in contributions_of([group]) for path in each.paths]
 
 
 def _absent(item: Trajectory, column: Floats) -> Bools:

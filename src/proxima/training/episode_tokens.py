@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.protocol import TokenRewards, per_role
 from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.segment import segment_index
@@ -20,6 +20,7 @@ from proxima.core.value import value_metrics
 from proxima.data.flow import Completion
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import PackedBatch, pack
+from proxima.data.players import Contribution
 from proxima.data.trajectory import Trajectory
 
 
@@ -67,7 +68,8 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
 @dataclass(frozen=True, eq=False)
 class EpisodeTokens:
     """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
-    time steps of an episode, in the order of its turns: each is sampled in exactly one path.
+    time steps of an episode, in the order of its turns: each is sampled in exactly one path. Where episodes have roles,
+    what one player wrote is an episode here, and its turns are numbered by themselves.
 
     The conversations of an agent may overlap in time (a helper answers between two turns of the main one), and then no
     order of whole paths is that of the turns. So a column has two orders: that of the paths, in `batch`, and that of
@@ -76,12 +78,12 @@ class EpisodeTokens:
 
     Args:
         batch: the paths.
-        episodes: the completions to which they belong.
+        episodes: the contributions to which they belong.
         turn_weight: the weight of the rewards of turns in the score.
     """
 
     batch: PackedBatch
-    episodes: Sequence[Completion]
+    episodes: Sequence[Contribution]
     turn_weight: float = 0.0
 
     @cached_property
@@ -92,8 +94,14 @@ class EpisodeTokens:
     @property
     def group(self) -> list[int]:
         """[S] the number of the group of each episode."""
-        numbers: dict[int, int] = {}
-        return [numbers.setdefault(episode.prompt_uid, len(numbers)) for episode in self.episodes]
+        numbers: dict[Hashable, int] = {}
+        return [numbers.setdefault(episode.group, len(numbers)) for episode in self.episodes]
+
+    @property
+    def role(self) -> Tensor | None:
+        """[S] int, the number of the role of each episode; None without roles."""
+        roles = list(dict.fromkeys(episode.role for episode in self.episodes))
+        return torch.tensor([roles.index(episode.role) for episode in self.episodes]) if any(roles) else None
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
@@ -116,8 +124,12 @@ class EpisodeTokens:
         edges, path = self.batch.cu_seqlens.tolist(), 0
         out: list[tuple[int, TrainedTurn]] = []
         for i, episode in enumerate(self.episodes):
-            for each in episode.paths:
-                out += [(i, turn._replace(places=edges[path] + turn.places)) for turn in turns_of(each)]
+            of_paths = [[*turns_of(each)] for each in episode.paths]
+            numbers = sorted(turn.number for turns in of_paths for turn in turns)
+            for turns in of_paths:
+                for turn in turns:
+                    number = numbers.index(turn.number) if episode.role else turn.number
+                    out.append((i, turn._replace(number=number, places=edges[path] + turn.places)))
                 path += 1
         return out
 
@@ -174,6 +186,9 @@ class EpisodeTokens:
         columns |= {name: column for name, column in self._turn_columns().items() if name in needs}
         if bootstrap is not None:
             columns["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in self.ends[1:]], dtype=reward.dtype)
+        if not all(episode.paths for episode in self.episodes):
+            idle = [float("nan") if episode.paths else episode.score.value for episode in self.episodes]
+            columns["idle"] = torch.tensor(idle, dtype=reward.dtype)
         rewards = TokenRewards(
             reward=reward, loss_mask=self.loss_mask, cu_seqlens=self.cu_seqlens, group=torch.tensor(self.group)
         )
@@ -200,13 +215,13 @@ class TokenCredit:
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]]
 
     def pay(
-        self, scored: Sequence[Completion], outcomes: Outcomes, items: Sequence[Trajectory]
+        self, scored: Sequence[Contribution], outcomes: Outcomes, items: Sequence[Trajectory]
     ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
         """The outcomes with the KL in their rewards, the trajectories with the columns of tokens, and metrics.
 
         Args:
-            scored: the completions with a valid score, at least one.
-            outcomes, items: of all completions, and the trajectory of each path.
+            scored: the contributions with a valid score, at least one.
+            outcomes, items: of all contributions, and the trajectory of each path, both in their order.
         """
         needs = {*(self.advantage.needs if self.advantage.per_token else ())}
         if self.reward_kl is not None:
@@ -250,11 +265,11 @@ class TokenCredit:
         completion without a `bootstrap` from a stage ends in a terminal state."""
         needs = self.advantage.needs
         if "value" not in needs:
-            return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
+            return {"advantage": per_role(self.advantage, tokens.rewards(reward, needs), tokens.role)}, {}
         rewards = tokens.rewards(reward, needs, [item.bootstrap for item in filled])
         returns = self.advantage.returns(rewards)
         metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
-        return {"advantage": self.advantage(rewards), "returns": returns}, metrics
+        return {"advantage": per_role(self.advantage, rewards, tokens.role), "returns": returns}, metrics
 
 
 def _with_columns(

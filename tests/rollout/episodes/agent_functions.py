@@ -90,7 +90,40 @@ def asks_between_turns(row, *policy):
     return 1.0
 
 
+def proposes_and_solves(row, base_url, api_key, model):
+    """A proposal, two attempts that begin alike, of which the first has a second turn, and a word of the proposer."""
+    ask = {p: asker(base_url, api_key, f"{model}/{p}") for p in ("proposer", "solver/0", "solver/1")}
+    own = list(row["messages"])
+    own.append({"role": "assistant", "content": ask["proposer"](own)})
+    task = [{"role": "user", "content": "solve"}]
+    ask["solver/1"](task)
+    more = [*task, {"role": "assistant", "content": ask["solver/0"](task)}, {"role": "user", "content": "sure?"}]
+    ask["solver/0"](more)
+    ask["proposer"]([*own, {"role": "user", "content": "right?"}])
+    return {"proposer": -1.0, "solver/0": 1, "solver": 0.5}
+
+
+def forgets_a_role(row, base_url, api_key, model):
+    asker(base_url, api_key, f"{model}/solver")(row["messages"])
+    return {"proposer": 1.0}
+
+
+def rewards_another_role(row, base_url, api_key, model):
+    asker(base_url, api_key, f"{model}/solver")(row["messages"])
+    return {"sovler": 1.0}
+
+
+def names_no_role(row, *policy):
+    from openai import NotFoundError
+
+    try:
+        asker(*policy)(row["messages"])
+    except NotFoundError as error:
+        raise ValueError(str(error)) from None
+
+
 _FUNCTIONS = (asks_once, uses_tools, asks_a_helper, asks_forever, prints, rewrites_its_memory, asks_between_turns)
+_FUNCTIONS += (proposes_and_solves, forgets_a_role, rewards_another_role, names_no_role)
 ASKING = {function.__name__: function for function in _FUNCTIONS}
 
 

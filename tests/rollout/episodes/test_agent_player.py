@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
+from proxima.data.episode import Episode
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
@@ -61,7 +62,7 @@ def asking_agents_end():
 
 
 @quick_ticks()
-def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
+def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, roles=(), **settings):
     """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
     if isinstance(agent, str) and agent in agent_functions.ASKING:
         agents, given = ASKING, replace(prompt(), metadata={"agent": agent})
@@ -73,7 +74,7 @@ def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_to
 
     async def run():
         template = partial(TurnTemplate, TOKENIZER, {})
-        episodes = AgentEpisodes(policy, agents, template, settings_of, context, tool_format)
+        episodes = AgentEpisodes(policy, agents, template, settings_of, context, tool_format, roles=roles)
         if isinstance(policy, Watched):
             policy.episodes = episodes
         asked = [Request(prompt=given, sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
@@ -141,6 +142,64 @@ def test_other_conversations_are_paths_of_their_own():
     assert [path.episode.reward for path in completion.paths] == [None, None, 0.5]
     assert completion.text == "answer 3" and completion.episode.reward == 0.5
     paths_are_what_the_policy_saw(policy, completion)
+
+
+ROLES = ("proposer", "solver")
+
+
+@pytest.mark.slow
+def test_roles_have_conversations_and_rewards_of_their_own():
+    """The name of the model says who asks: equal chats of two attempts are two conversations."""
+    policy = Scripted(lambda context, request: f"answer {request.turn}")
+    (completion,) = play(policy, "proposes_and_solves", roles=ROLES)
+    turns = {path.episode.player: [span.turn for span in path.episode.turns] for path in completion.paths}
+    assert turns == {"solver/1": [1], "solver/0": [2, 3], "proposer": [0, 4]} and len(completion.paths) == 3
+    assert completion.episode.rewards == {"proposer": -1.0, "solver/0": 1.0, "solver/1": 0.5}
+    assert completion.episode.reward == (-1.0 + 0.75) / 2 and completion.text == "answer 4"
+    paths_are_what_the_policy_saw(policy, completion)
+    assert Episode.from_json(completion.episode.to_json()) == completion.episode
+
+
+@pytest.mark.slow
+def test_a_limit_cuts_every_player():
+    policy = Scripted(lambda context, request: f"answer {request.turn}")
+    (completion,) = play(policy, "proposes_and_solves", roles=ROLES, turns=4)
+    assert {path.episode.player: path.truncated for path in completion.paths} == dict.fromkeys(
+        ("solver/1", "solver/0", "proposer"), True
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "roles", "failure"),
+    [
+        ("forgets_a_role", ROLES, "its agent gave no reward of the role 'solver'"),
+        ("rewards_another_role", ROLES, "the role 'sovler', but environment.roles has proposer, solver"),
+        ("forgets_a_role", (), "the role 'proposer', but environment.roles has none"),
+        ("names_no_role", ROLES, "model='policy': must name a role: policy/proposer, policy/solver"),
+    ],
+)
+def test_an_episode_without_its_roles_fails(agent, roles, failure):
+    (completion,) = play(Scripted(lambda context, request: "x"), agent, roles=roles)
+    assert failure in completion.episode.failure
+
+
+@pytest.mark.parametrize("roles", [["a", "a"], ["a b"], ["mean"], ["a/1"], "ab", [1, 2]])
+def test_roles_that_cannot_be_told_apart_are_refused(roles):
+    with pytest.raises(FieldError, match="roles"):
+        AgentSpec(run=f"{HERE}:asks_once", roles=roles)
+
+
+@pytest.mark.slow
+def test_a_program_gives_each_role_its_reward():
+    script = "import json; print('so'); print(json.dumps({'a': 1, 'b': -1}))"
+
+    async def played(source):
+        agents = AgentSpec(command=(sys.executable, "-c", source)).build()
+        return await agents.play(AgentJob(row={}, base_url="", api_key=""))
+
+    assert asyncio.run(played(script)) == {"a": 1.0, "b": -1.0}
+    assert asyncio.run(played('print(\'{"a": "much"}\')')) is None
 
 
 @pytest.mark.slow

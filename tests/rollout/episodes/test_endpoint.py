@@ -32,7 +32,7 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", 
         return answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)
 
     async def run():
-        endpoint = ChatEndpoint("policy", KEY.__eq__, answered)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered)
         await endpoint.start()
         headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
@@ -233,7 +233,7 @@ def test_an_agent_that_goes_away_ends_its_turn():
                 ended.set()
                 raise
 
-        endpoint = ChatEndpoint("policy", KEY.__eq__, answered)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered)
         await endpoint.start()
         try:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as client:
@@ -252,7 +252,7 @@ def test_nothing_is_read_of_a_request_without_a_known_key():
     """A body that never comes: it would be awaited, and it and many others would be held."""
 
     async def run():
-        endpoint = ChatEndpoint("policy", KEY.__eq__, None)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, None)
         await endpoint.start()
         port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
         try:

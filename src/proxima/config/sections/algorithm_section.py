@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from proxima.config.describe import setting
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.sections.data_section import roles_of
 from proxima.config.sections.train_section import TrainConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage import ADVANTAGES
@@ -218,6 +219,17 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
             if as_reward(spec).whole_batch:
                 message = "a whole-batch reward has no greedy baseline; remove it, or use another algorithm.advantage"
                 yield f"reward.{i}.kind", message
+
+
+def roles_have_their_baselines(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Refuse what knows one reward of an episode where each role has its own."""
+    if not roles_of(r.get("task")):
+        return
+    if needs_baseline(algorithm.advantage):
+        message = "compares with one greedy episode, not with each role (task.environment.roles); use rloo or grpo"
+        yield "algorithm.advantage.kind", f"{r.entry('algorithm.advantage.kind').value!r} {message}"
+    if algorithm.preference is not None:
+        yield "algorithm.preference.kind", "compares whole answers; set it to null, or remove task.environment.roles"
 
 
 def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:

@@ -111,6 +111,12 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
     return setting(task, part)
 
 
+def roles_of(task: Any) -> Sequence[str]:
+    """The roles that a task's agent declares; most have none."""
+    environment = world_of(task, "environment")
+    return environment.get("roles") or () if isinstance(environment, Mapping) else ()
+
+
 def data_files_exist(r: Resolved[Any]) -> Findings:
     """Data files and prepared data that a task names must exist."""
     for slot, task in tasks_of(r.config).items():

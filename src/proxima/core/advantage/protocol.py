@@ -1,9 +1,11 @@
 """The protocol of advantages: what must be computed first, and whether the result is per completion or per token."""
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from proxima.core.spec import Spec
 from proxima.data import NoFieldError
@@ -39,6 +41,8 @@ class TokenRewards:
         turn: [N] int, the number of the model's turn to which the token belongs, from 0 and ascending in a sequence; 0
             if there is one turn. Any value outside the loss, as for `state`.
         state: [N] int, the same number for turns of a group that began in the same state, see `Span.state`.
+        idle: [S] float, the score of a player that did not act, which has no token, NaN for the others: without it the
+            baseline of its role would be one of fewer episodes. None: all have acted.
     """
 
     reward: Annotated[Tensor, "float N"]
@@ -50,9 +54,22 @@ class TokenRewards:
     score_variance: Annotated[Tensor | None, "float N"] = None
     turn: Annotated[Tensor | None, "int N"] = None
     state: Annotated[Tensor | None, "int N"] = None
+    idle: Annotated[Tensor | None, "float S"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def take(self, sequences: Tensor) -> tuple["TokenRewards", Tensor]:
+        """The sequences of [S] bool, and [N] bool, their tokens."""
+        lengths = self.cu_seqlens.diff()
+        tokens = sequences.repeat_interleave(lengths)
+        of_sequences = ("bootstrap", "group", "idle")
+        columns = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "cu_seqlens"}
+        taken: dict[str, Any] = {
+            name: column if column is None else column[sequences if name in of_sequences else tokens]
+            for name, column in columns.items()
+        }
+        return TokenRewards(cu_seqlens=pad(lengths[sequences].cumsum(0), (1, 0)), **taken), tokens
 
 
 class Advantage(Spec, Protocol):
@@ -82,6 +99,24 @@ class TokenAdvantage(Advantage, Protocol):
     per_token: ClassVar[bool] = True
 
     def __call__(self, rewards: TokenRewards) -> Tensor: ...
+
+
+def per_role(advantage: Advantage, given: Outcomes | TokenRewards, role: Tensor | None) -> Tensor:
+    """The advantages of each role by itself: a baseline or a standard deviation is never over two roles.
+
+    Args:
+        role: [S] int, the role of each entry or sequence; None: there are no roles.
+    """
+    if role is None:
+        return advantage(given)  # type: ignore[operator, no-any-return]
+    out = torch.zeros_like(given.reward)
+    for number in role.unique():
+        if isinstance(given, Outcomes):
+            own, rows = given.take((role == number).nonzero().flatten()), role == number
+        else:
+            own, rows = given.take(role == number)  # type: ignore[assignment]
+        out[rows] = advantage(own)  # type: ignore[operator]
+    return out
 
 
 def required(spec: Advantage, name: str, value: Tensor | None) -> Tensor:

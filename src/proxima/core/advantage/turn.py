@@ -21,12 +21,14 @@ class _TurnTable:
     Args:
         reward: [S, K] reward units, of each turn; 0 where there is none.
         reached: [S, K] bool, the turn has a loss token.
+        counts: [S] bool, the episode has a loss token, or a score without acting, which is then its return.
         group: [S] int64.
         tokens, row, column: [n] int64, the loss tokens, and the place of each in the table.
     """
 
     reward: Tensor
     reached: Tensor
+    counts: Tensor
     group: Tensor
     tokens: Tensor
     row: Tensor
@@ -42,7 +44,11 @@ class _TurnTable:
         reward, reached = rewards.reward.new_zeros(size), mask.new_zeros(size)
         reward.index_put_((row, column), rewards.reward[tokens], accumulate=True)
         reached[row, column] = True
-        return cls(reward, reached, group.long(), tokens, row, column)
+        counts = reached.any(1)
+        if rewards.idle is not None and size[1]:
+            is_idle = rewards.idle.isfinite()
+            reward[is_idle, 0], counts = rewards.idle[is_idle], counts | is_idle
+        return cls(reward, reached, counts, group.long(), tokens, row, column)
 
     def returns(self, gamma: float) -> Tensor:
         """[S, K] Σ_{l ≥ k} γ^(l−k) r_l; after an episode has ended, the value of its last turn."""
@@ -106,8 +112,8 @@ class TurnReturns(TokenAdvantage):
     def __call__(self, rewards: TokenRewards) -> Tensor:
         turns = _TurnTable.of(self, rewards)
         if self.baseline == "leave_one_out":
-            lasting = turns.reached.any(1, keepdim=True).expand_as(turns.reached)
-            advantage = Rloo()(turns.compared(turns.returns(self.gamma), lasting)).view_as(turns.reward)
+            counts = turns.counts[:, None].expand_as(turns.reached)
+            advantage = Rloo()(turns.compared(turns.returns(self.gamma), counts)).view_as(turns.reward)
         else:
             centred = Rloo()(turns.compared(turns.reward, turns.reached)).view_as(turns.reward)
             advantage = suffix_sums(centred, self.gamma)
@@ -152,8 +158,7 @@ class Gigpo(TokenAdvantage):
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
         turns, relative = _TurnTable.of(self, rewards), Grpo(self.scale, self.epsilon)
-        acted = turns.reached.any(1)
-        of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, acted))
+        of_episode = relative(Outcomes.of(turns.reward.sum(1), turns.group, turns.counts))
         state = torch.zeros_like(turns.reached, dtype=torch.long)
         state[turns.row, turns.column] = required(self, "state", rewards.state)[turns.tokens].long()
         pairs = torch.stack([turns.group[:, None].expand_as(state), state], -1)[turns.reached]

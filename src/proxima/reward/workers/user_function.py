@@ -194,7 +194,7 @@ def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[
         Group(
             prompt=_prompt(group["prompt"]),
             completions=tuple(Completion(**fields) for fields in group["completions"]),
-            scores=tuple(Score(**fields) for fields in group["scores"]),
+            scores=tuple(map(Score.of_facts, group["scores"])),
         )
         for group in groups
     )

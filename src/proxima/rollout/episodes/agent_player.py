@@ -2,7 +2,8 @@
 
 An agent sends its whole chat with every request. A chat that continues one that the policy has answered is the next
 turn of that conversation, whose tokens are kept unchanged. Any other chat is a new conversation: that of a helper that
-the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode.
+the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode. Where the
+policy plays several roles, the model's name says which one a request is of, and each player has its own conversations.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message, Prompt
+from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.engine.protocol import Engine, InFlight, Request
-from proxima.environment.agents import AgentJob, Agents
+from proxima.environment.agents import AgentJob, AgentReward, Agents
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import before_calls, describe_tools, parameters_of, write_call
@@ -55,21 +57,23 @@ class Talk:
         played: its turns and tokens.
         history: the messages exchanged with the agent, up to the last answer.
         tools: tools that the agent offered.
+        player: who plays it; empty: there are no roles.
         answering: a turn is being sampled.
         asking: number of that turn, or of the last one.
     """
 
     played: Played
     tools: tuple[Mapping[str, Any], ...]
+    player: str = ""
     numbers: list[int] = field(default_factory=list)  # of its turns in the episode
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
     asking: int = -1
 
-    def continued_by(self, asked: ChatRequest) -> Sequence[ChatMessage]:
-        """Return the messages that answer its last turn; empty if the chat doesn't continue this one."""
+    def continued_by(self, asked: ChatRequest, player: str) -> Sequence[ChatMessage]:
+        """Return the messages that answer its last turn; empty if the player's chat doesn't continue this one."""
         count = len(self.history)
-        if self.answering or asked.tools != self.tools or len(asked.messages) <= count:
+        if self.answering or player != self.player or asked.tools != self.tools or len(asked.messages) <= count:
             return ()
         same = all(map(_alike, self.history, asked.messages[:count]))
         new = asked.messages[count:]
@@ -104,6 +108,7 @@ class AgentEpisodes(EpisodePlayer):
         context: maximum tokens of prompt and episode together.
         tool_format: the format in which the model writes calls.
         on_episode: gets each finished episode.
+        roles: see `AgentSpec.roles`.
     """
 
     def __init__(
@@ -115,8 +120,10 @@ class AgentEpisodes(EpisodePlayer):
         context: int,
         tool_format: ToolFormat,
         on_episode: EpisodeCallback | None = None,
+        roles: Sequence[str] = (),
     ) -> None:
         super().__init__(engine, on_episode)
+        self.roles = roles
         self.agents, self.settings = agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
@@ -147,7 +154,8 @@ class AgentEpisodes(EpisodePlayer):
 
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
-            self._endpoint = ChatEndpoint("policy", self._episodes.__contains__, self.answer)
+            models = ["policy", *(f"policy/{role}" for role in self.roles)]
+            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer)
             await self._endpoint.start()
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
@@ -210,7 +218,7 @@ class AgentEpisodes(EpisodePlayer):
         episode: AgentEpisode,
         talks: Sequence[Talk],
         initial_prompts: dict[int, Prompt],
-        reward: float | None,
+        given: AgentReward,
         attempts: int,
     ) -> Completion:
         """Join the paths of all conversations in the order of their last turns; the completion is the last path, which
@@ -221,20 +229,39 @@ class AgentEpisodes(EpisodePlayer):
             what = "its agent gives the completions of a prompt different first messages"
             raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
+        rewards, reward = self._rewards(given, list(dict.fromkeys(talk.player for talk in talks)))
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
-        numbered = [
-            _numbered(path, talk.numbers) for talk, whole in zip(talks, made, strict=True) for path in whole.paths
-        ]
+        numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
         *earlier, last = sorted(numbered, key=_last_turn)
         forks = len(earlier)
+        last_paths = {_player_of(path): path for path in (*earlier, last)}
 
         def older(path: Completion) -> Completion:
             assert path.episode is not None
-            return replace(path, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
+            cut = bool(episode.cut) and last_paths[_player_of(path)] is path  # another player's, with the episode
+            ended = replace(path.episode, forks=forks, reward=None, cut="")
+            return replace(path, finish_reason="length" if cut else "stop", episode=ended)
 
         assert last.episode is not None
-        episode_of_all = replace(last.episode, forks=forks)
+        episode_of_all = replace(last.episode, forks=forks, rewards=rewards)
         return replace(last, text=text, earlier=tuple(map(older, earlier)), episode=episode_of_all)
+
+    def _rewards(self, given: AgentReward, players: Sequence[str]) -> tuple[dict[str, float], float | None]:
+        """Return the reward of each player, where they have their own, and that of the episode.
+
+        Raises:
+            EnvironmentFailure: there are no such roles, or a player has no reward.
+        """
+        if not isinstance(given, Mapping):
+            return {}, given
+        if unknown := [name for name in given if role_of(name) not in self.roles or not PLAYER.fullmatch(name)]:
+            remedy = f"environment.roles has {', '.join(self.roles) or 'none'}"
+            raise EnvironmentFailure(f"its agent gave a reward of the role {unknown[0]!r:.80}, but {remedy}")
+        try:
+            rewards = rewards_of_players(given, players)
+        except KeyError as error:
+            raise EnvironmentFailure(f"its agent gave no reward of the role {error.args[0]!r}") from None
+        return rewards, mean_of_roles(rewards)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -244,11 +271,11 @@ class AgentEpisodes(EpisodePlayer):
         Raises:
             ChatRefused: no episode has this key, it has failed or reached a limit, or the engine has failed.
         """
-        episode = self._episodes.get(key)
+        episode, player = self._episodes.get(key), self._player(asked.model)
         if episode is None:
             raise unknown_key()
         async with episode.rendering:
-            talk, request, limit = await self._next_turn(episode, asked)
+            talk, request, limit = await self._next_turn(episode, asked, player)
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -261,7 +288,21 @@ class AgentEpisodes(EpisodePlayer):
         episode.cut = limit if completion.finish_reason == "length" else ""
         return answer
 
-    async def _next_turn(self, episode: AgentEpisode, asked: ChatRequest) -> tuple[Talk, Request, Cut]:
+    def _player(self, model: str) -> str:
+        """Return the player that a model's name names; empty without roles.
+
+        Raises:
+            ChatRefused: it names no role.
+        """
+        if not self.roles:
+            return ""
+        player = model.removeprefix("policy/")
+        if player == model or role_of(player) not in self.roles or not PLAYER.fullmatch(player):
+            names = ", ".join(f"policy/{role}" for role in self.roles)
+            raise ChatRefused(f"model={model!r:.80}: must name a role: {names}", code="model_not_found", status=404)
+        return player
+
+    async def _next_turn(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> tuple[Talk, Request, Cut]:
         """Return the conversation that a chat continues or begins, the request of its next turn, and the limit of the
         episode that ends a turn of that length; empty if the agent wants a shorter one."""
         if episode.broken is not None:
@@ -270,7 +311,7 @@ class AgentEpisodes(EpisodePlayer):
             episode.cut = episode.cut or "turns"
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
-            talk = await self._talk(episode, asked)
+            talk = await self._talk(episode, asked, player)
         except UserError as error:
             episode.broken = error
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
@@ -308,22 +349,22 @@ class AgentEpisodes(EpisodePlayer):
             completion_tokens=len(completion.tokens),
         )
 
-    async def _talk(self, episode: AgentEpisode, asked: ChatRequest) -> Talk:
+    async def _talk(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> Talk:
         """Return the conversation that a chat continues, with the new messages added, or a new conversation. Chats are
         encoded in threads, because a long one takes seconds, in which other agents would wait."""
         for talk in reversed(episode.talks):
-            if new := talk.continued_by(asked):
+            if new := talk.continued_by(asked, player):
                 observed = [self._message(message, asked.tools) for message in new]
                 conversation = copy(talk.played.conversation)
                 await asyncio.to_thread(conversation.observe, observed)
                 talk.played.turns[-1].answers = [(message, False) for message in observed]
                 talk.played.conversation, talk.answering = conversation, True
                 return talk
-        talk = await asyncio.to_thread(self._new_talk, episode.request, asked)
+        talk = await asyncio.to_thread(self._new_talk, episode.request, asked, player)
         episode.talks.append(talk)
         return talk
 
-    def _new_talk(self, request: Request, asked: ChatRequest) -> Talk:
+    def _new_talk(self, request: Request, asked: ChatRequest, player: str) -> Talk:
         template, prompt = self._template(asked.tools), request.prompt
         messages = tuple(self._message(message, asked.tools) for message in asked.messages)
         if asked.tools and not template.supports_tools:
@@ -332,7 +373,7 @@ class AgentEpisodes(EpisodePlayer):
         if not np.array_equal(prompt.tokens, conversation.prompt):
             shared = template.shared_prefix(messages, conversation.prompt)
             prompt = replace(prompt, messages=messages, tokens=conversation.prompt, shared_prefix=shared)
-        return Talk(Played(request, prompt, None, conversation), asked.tools)
+        return Talk(Played(request, prompt, None, conversation), asked.tools, player)
 
     def _message(self, message: ChatMessage, tools: Sequence[Mapping[str, Any]]) -> Message:
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
@@ -346,11 +387,17 @@ class AgentEpisodes(EpisodePlayer):
         return self._templates[name]
 
 
-def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
-    """Renumber the turns of a conversation's path by their numbers in the episode."""
+def _numbered(path: Completion, talk: Talk) -> Completion:
+    """Renumber the turns of a conversation's path by their numbers in the episode, and name its player."""
     assert path.episode is not None
-    spans = tuple(replace(span, turn=numbers[span.turn]) for span in path.episode.spans)
-    return replace(path, turn=numbers[path.turn], earlier=(), episode=replace(path.episode, spans=spans))
+    spans = tuple(replace(span, turn=talk.numbers[span.turn]) for span in path.episode.spans)
+    episode = replace(path.episode, spans=spans, player=talk.player)
+    return replace(path, turn=talk.numbers[path.turn], earlier=(), episode=episode)
+
+
+def _player_of(path: Completion) -> str:
+    assert path.episode is not None
+    return path.episode.player
 
 
 def _last_turn(path: Completion) -> int:

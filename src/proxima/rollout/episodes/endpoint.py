@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -57,12 +57,14 @@ class ChatRequest:
         tools: schemas of the tools that the model may call.
         max_tokens: limit of the answer; None: the run's limit.
         stop: texts that end the answer.
+        model: the name that the agent sent; empty: none.
     """
 
     messages: tuple["ChatMessage", ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    model: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +110,13 @@ class ChatEndpoint:
     """Serves `answer` on a free port of the loopback interface from `start` to `close`.
 
     Args:
-        model: the model name that agents see and may send.
+        models: the model names that agents see and may send; answers have the first one.
         knows: true for the key of an episode; nothing is read of a request without one.
         answer: see `Answer`; it is cancelled if the agent disconnects.
     """
 
-    def __init__(self, model: str, knows: Callable[[str], bool], answer: Answer) -> None:
-        self.model, self.knows, self.answer = model, knows, answer
+    def __init__(self, models: Sequence[str], knows: Callable[[str], bool], answer: Answer) -> None:
+        self.models, self.knows, self.answer = models, knows, answer
         self._reader = BoundedReader((), MOST_BYTES, READ_SECONDS, spared=1 << 20, option="")
         routes = [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
@@ -136,7 +138,8 @@ class ChatEndpoint:
             await self._serving
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "proxima"}]})
+        data = [{"id": model, "object": "model", "owned_by": "proxima"} for model in self.models]
+        return JSONResponse({"object": "list", "data": data})
 
     def _key(self, request: Request) -> str:
         if not name_in_host(host := request.headers.get("Host", "")):  # behind a forwarded port, it may be any name
@@ -167,7 +170,7 @@ class ChatEndpoint:
         except ChatRefused as refusal:
             return refusal.response()
         name = f"chatcmpl-{key[:8]}-{time.monotonic_ns()}"
-        common = {"id": name, "created": int(time.time()), "model": self.model}
+        common = {"id": name, "created": int(time.time()), "model": self.models[0]}
         if not body.get("stream"):
             return JSONResponse(_completion(common, answer))
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
@@ -218,7 +221,8 @@ def chat_request(body: Any) -> ChatRequest:
             raise ChatRefused(problem)
     tools = [] if body.get("tool_choice") == "none" else tools
     messages = tuple(_message(i, message) for i, message in enumerate(body["messages"]))
-    return ChatRequest(messages=messages, tools=tuple(tools), max_tokens=most, stop=tuple(stop))
+    model = body["model"] if isinstance(body.get("model"), str) else ""
+    return ChatRequest(messages=messages, tools=tuple(tools), max_tokens=most, stop=tuple(stop), model=model)
 
 
 def _message(index: int, message: Any) -> ChatMessage:

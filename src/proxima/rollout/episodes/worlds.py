@@ -93,7 +93,8 @@ class AgentWorld:
             names = [field.name for field in fields(AgentSpec)]
             for name, value in spec.arguments.items():
                 require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
-            self.agents = AgentSpec(**spec.arguments).build()
+            agent = AgentSpec(**spec.arguments)
+            self.agents, self.roles = agent.build(), agent.roles
 
     def player(
         self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
@@ -106,7 +107,8 @@ class AgentWorld:
         tool_format = format_of(tokenizer, self.play.arguments) if named == "auto" else named
         from proxima.rollout.episodes.agent_player import AgentEpisodes  # serves by starlette, an optional package
 
-        return AgentEpisodes(engine, self.agents, template, settings, self.model.context, tool_format, on_episode)
+        limits = settings, self.model.context, tool_format
+        return AgentEpisodes(engine, self.agents, template, *limits, on_episode, self.roles)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""

@@ -10,6 +10,7 @@ from proxima.core.correction.health import health
 from proxima.core.selection.dropping import DropUniformGroups
 from proxima.data.flow import Group, score_errors
 from proxima.data.outcomes import Outcomes
+from proxima.data.players import contributions_of, role_metrics
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch
 from proxima.rollout.episodes.figures import episode_metrics
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
@@ -130,8 +131,10 @@ def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]
     specs = [(i, spec) for i, spec in enumerate(selection) if isinstance(spec, DropUniformGroups)]
     if not uniform or not specs:
         return ""
-    outcomes = Outcomes.from_groups(uniform)
-    differing = len(outcomes.group[DropUniformGroups()(outcomes, outcomes.reward)].unique())
+    differing = sum(
+        bool(DropUniformGroups()(outcomes, outcomes.reward).any())
+        for outcomes in (Outcomes.from_groups([group]) for group in uniform)
+    )
     if not differing:
         return ""
     place, spec = specs[0]
@@ -171,6 +174,7 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     }
     if any(c.episode is not None for c, _ in pairs):
         out |= episode_metrics([c for c, _ in pairs])
+    out |= role_metrics(generated)
     if judgements:
         out["accuracy"] = sum(judgements) / len(judgements)
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
@@ -182,7 +186,9 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
     out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
-    out["tokens/dropped"] = sum(c.generated for g in batch.groups for c in g.completions if c.key in batch.reasons)
+    out["tokens/dropped"] = sum(
+        each.generated for each in contributions_of(batch.groups) if each.paths and each.paths[-1].key in batch.reasons
+    )
     return out
 
 

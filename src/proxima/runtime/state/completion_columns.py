@@ -19,7 +19,7 @@ from proxima.data.json_reader import load_json
 from proxima.system.jsonl import dumps, utf8
 
 ROW_GROUP = 128  # rows converted at once
-JSON_COLUMNS = ("messages", "answer", "metadata", "parts")
+JSON_COLUMNS = ("messages", "answer", "metadata", "parts", "players")
 ABOUT = ("sample", "turn", "text", "finish_reason", "temperature")  # the fields of a completion that are not of tokens
 
 
@@ -106,6 +106,7 @@ EPISODES: Described = {name: described for name, described in RARE.items() if na
     "opening": (_INTS, "the prompt of a path that has its own"),
     "episode": (_TEXT, "JSON: the messages, and how it ended"),
 }
+ROLES: Described = {"players": (_TEXT, "JSON: the score of each player of the episode, by its name")}
 IMAGES: Described = {"images": (_INTS, "numbers of those that the question shows")}
 
 
@@ -114,7 +115,7 @@ NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} -
 # every column as it is written, for those who read files that may be damaged
 FIELDS = {
     name: pa.field(name, kind, name not in NEVER_NULL)
-    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | IMAGES).items()
+    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES).items()
 }
 
 
@@ -158,7 +159,8 @@ def _expert_ids(completion: Completion) -> dict[str, Any]:
 
 def score_row(score: Score) -> dict[str, Any]:
     """The columns of a score."""
-    return vars(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
+    row = vars(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
+    return row | {"players": dumps(score.facts()["players"]) if score.players else None}
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -166,13 +168,13 @@ def score_row(score: Score) -> dict[str, Any]:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, are of episodes or show images, the file has columns for them.
+    have experts of their tokens, are of episodes, of roles, or show images, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
     further: Described = {}
-    for name, columns in ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("images", IMAGES)):
+    for name, columns in ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES)):
         if columns is ROUTES and "policy_version" not in schema.names:
             continue
         further |= columns if any(row.get(name) is not None for row in rows) else {}

@@ -81,7 +81,7 @@ def _completion(uid: int, row: Mapping[str, Any]) -> Completion:
 def _score(row: Mapping[str, Any]) -> Score:
     value = row["value"] if "value" in row else row["reward"]  # as a checkpoint and the rollouts call it
     facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
-    return Score(value=float("nan") if value is None else value, **facts)
+    return Score.of_facts({"value": float("nan") if value is None else value, "players": row.get("players"), **facts})
 
 
 def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:

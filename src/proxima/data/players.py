@@ -1,0 +1,114 @@
+"""Roles of an episode that one policy plays, and what each of its players wrote: the unit of credit.
+
+A player is a role, `solver`, or a numbered attempt of one, `solver/2`. A role is compared with the same role in the
+group's other episodes; attempts are compared with each other, within their episode.
+"""
+
+import re
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from proxima.data.flow import Completion, Group, Score
+
+ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+PLAYER = re.compile(rf"({ROLE.pattern})(/[0-9]{{1,6}})?")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contribution:
+    """What one player wrote in an episode; without roles, the episode or the single answer.
+
+    Args:
+        completion: the whole episode.
+        paths: the player's own, in the order of their last turns; none if it has a reward, but wrote nothing.
+        score: the player's.
+        role: its role; empty without roles.
+        group: equal for those that are compared with each other.
+    """
+
+    completion: Completion
+    paths: tuple[Completion, ...]
+    score: Score
+    role: str
+    group: Hashable
+
+    @property
+    def generated(self) -> int:
+        """The number of tokens that the player wrote."""
+        return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
+
+    @property
+    def truncated(self) -> bool:
+        """True when a limit ended the completion."""
+        return (self.paths[-1] if self.paths else self.completion).truncated
+
+
+def contributions_of(groups: Iterable[Group]) -> list[Contribution]:
+    """The contributions to the groups' completions, in order, those of an episode in that of their first paths."""
+    return [
+        each
+        for group in groups
+        for completion, score in zip(group.completions, group.scores, strict=True)
+        for each in _contributions(completion, score)
+    ]
+
+
+def _contributions(completion: Completion, score: Score) -> list[Contribution]:
+    uid, sample = completion.prompt_uid, completion.sample
+    written: dict[str, list[Completion]] = {}
+    for path in completion.paths:
+        written.setdefault("" if path.episode is None else path.episode.player, []).append(path)
+    if written.keys() == {""}:
+        return [Contribution(completion=completion, paths=completion.paths, score=score, role="", group=(uid,))]
+    return [
+        Contribution(
+            completion=completion,
+            paths=tuple(written.get(player, ())),
+            score=score.players.get(player, score),
+            role=role_of(player),
+            group=(uid, sample, role_of(player)) if "/" in player else (uid, player),
+        )
+        for player in {**written, **score.players}
+    ]
+
+
+def role_of(player: str) -> str:
+    """The role of a player: without the number of its attempt."""
+    return player.partition("/")[0]
+
+
+def mean_of_roles(rewards: Mapping[str, float]) -> float:
+    """The mean over the roles of the mean over each one's players."""
+    return fmean(fmean(values) for values in _by_role(rewards.items()).values())
+
+
+def rewards_of_players(given: Mapping[str, float], players: Sequence[str]) -> dict[str, float]:
+    """The reward of each player, where that of a role counts for its attempts that have none of their own. A player
+    that wrote nothing keeps its reward: it is in the baseline of its role.
+
+    Raises:
+        KeyError: names a player without a reward.
+    """
+    if missing := [player for player in players if not {player, role_of(player)} & given.keys()]:
+        raise KeyError(missing[0])
+    rewards = {player: given[player] if player in given else given[role_of(player)] for player in players}
+    attempted = {role_of(player) for player in players if "/" in player}
+    return rewards | {player: reward for player, reward in given.items() if player not in attempted}
+
+
+def role_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """The mean reward of each role, `reward/<role>`, and the share of correct ones, `accuracy/<role>`, over the valid
+    scores of its players; empty without roles."""
+    scored = [(each.role, each.score) for each in contributions_of(groups) if each.role and each.score.valid]
+    rewards = _by_role((role, score.value) for role, score in scored)
+    correct = _by_role((role, float(score.correct)) for role, score in scored if score.correct is not None)
+    metrics = {f"reward/{role}": fmean(values) for role, values in rewards.items()}
+    return metrics | {f"accuracy/{role}": fmean(values) for role, values in correct.items()}
+
+
+def _by_role(values: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    by_role: dict[str, list[float]] = {}
+    for player, value in values:
+        by_role.setdefault(role_of(player), []).append(value)
+    return by_role
