@@ -9,6 +9,7 @@ import pytest
 from proxima.process import sandbox
 from proxima.process.code_runner import run_program
 from proxima.process.sandbox import Sandbox, SandboxMissing, outermost, usable_kind
+from tests.processes import eventually, is_running
 from tests.sandboxes import needs_bubblewrap
 
 FACTS = """import json, os
@@ -76,3 +77,29 @@ def test_a_missing_program_is_named(monkeypatch):
 
 def test_folders_inside_others_are_bound_once():
     assert outermost(["/usr/lib", "/usr", "/usrlocal", "/a/b/", "/a/b/c"]) == ["/a/b", "/usr", "/usrlocal"]
+
+
+@needs_bubblewrap
+def test_a_process_that_was_started_ahead_runs_one_code_and_ends_with_its_worker():
+    """The second code sees nothing of the first, and a process that has ended before its code came is replaced."""
+    script = """
+import sys
+from proxima.process import code_runner
+from proxima.process.sandbox import Sandbox
+box = Sandbox(kind="bubblewrap", ahead=True)
+def run(code):
+    return code_runner.run_program(code, (5, 512), 60, errors=True, sandbox=box)
+leave = "import os, sys; open('left', 'w'); sys.left = 1; print(input() if 0 else 'left')"
+look = "import os, sys; print(sorted(os.listdir('.')), hasattr(sys, 'left'))"
+print(run(leave), run(look))
+(waiting,) = code_runner._ahead.values()
+waiting.child.process.kill()
+waiting.child.process.wait()
+print(run("print(1)"))
+(waiting,) = code_runner._ahead.values()
+print(waiting.child.process.pid, flush=True)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    both, again, pid = ran.stdout.splitlines()
+    assert both == r"""(0, 'left\n') (0, "['setup.py', 'solution.py'] False\n")""" and again == r"(0, '1\n')"
+    eventually(lambda: not is_running(int(pid)))

@@ -94,10 +94,11 @@ class PythonCode(Environment):
         require(sandbox in CHOICES, "sandbox", sandbox, f"must be one of {', '.join(CHOICES)}")
         self.seconds, self.memory_mb, self.characters = seconds, memory_mb, characters
         try:
-            self.sandbox = Sandbox(kind=usable_kind(sandbox))
+            kind = usable_kind(sandbox)
         except SandboxMissing as error:
             raise FieldError("sandbox", sandbox, f"can't be used: {error}", remedy=REMEDY) from None
-        self.settled = {"sandbox": self.sandbox.kind}  # arguments with which workers create it after the inspection
+        self.sandbox = Sandbox(kind=kind, ahead=kind != "none")
+        self.settled = {"sandbox": kind}  # arguments with which workers create it after the inspection
         self.notes = [note] if (note := fallback_note(sandbox)) else []
 
     def python(self, code: str) -> str:

@@ -44,6 +44,7 @@ class Sandbox:
         writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
         space_mb: MiB of the private /tmp, and of /dev/shm.
         processes: processes and threads that the program may have; 0: it sets its own limit.
+        ahead: start the process of the next code when the code before it runs, so that nobody waits for the sandbox.
     """
 
     kind: str = "none"
@@ -51,6 +52,7 @@ class Sandbox:
     writable: str | None = None
     space_mb: int = 64
     processes: int = 0
+    ahead: bool = False
 
     @contextmanager
     def command(

@@ -177,7 +177,8 @@ def run_unit_tests(
 ) -> dict[str, Any]:
     """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code, in a kind of
     sandbox, within `seconds`. ValueError if they can't be run with any code."""
-    deadline, limits, box = time.monotonic() + seconds, (int(seconds) + 1, memory_mb), Sandbox(kind=sandbox)
+    deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
+    box = Sandbox(kind=sandbox, ahead=sandbox != "none")
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline, box)
     with running_code(code, setup, limits, sandbox=box) as child:
