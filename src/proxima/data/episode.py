@@ -65,6 +65,7 @@ class Episode:
             one, `solver/2`; empty: the episode has no roles.
         rewards: reward units, that of each player by its name, on the last path only; `reward` is then the mean over
             the roles. Empty: `reward` counts for all of them.
+        parts: the values from which the environment computed its reward, by name; only on the last path.
     """
 
     spans: tuple[Span, ...] = ()
@@ -75,6 +76,7 @@ class Episode:
     forks: int = 0
     player: str = ""
     rewards: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def turns(self) -> tuple[Span, ...]:
@@ -82,8 +84,8 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values; those of roles only where there are any."""
-        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards")}
+        """Return the fields as JSON values; those of roles and parts only where there are any."""
+        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts")}
 
     def to_json(self) -> str:
         """Serialise as a line of JSON, which `from_json` reads."""

@@ -32,6 +32,7 @@ ENVIRONMENTS = Kinds(
         "skyrl_gym": "proxima.environment.adapters.games:SkyRLGym",
         "sqlite": "proxima.environment.builtin:Sqlite",
         "textarena": "proxima.environment.adapters.games:TextArena",
+        "verifiers": "proxima.environment.adapters.verifiers:Verifiers",
     }
 )
 

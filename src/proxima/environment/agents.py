@@ -22,9 +22,9 @@ from proxima.process.program import Program, ProgramFailed
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_module_file
 
-AgentReward = float | Mapping[str, float] | None  # of the episode; of each role, or player, by its name; none
 TAKEN = ("mean", "std", "invalid", "max", "part")  # what `reward/<role>` is without roles
 AGENT = "agent"  # the kind of environment that is an external agent
+AGENTS = frozenset({AGENT, "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
 RUNNERS = Kinds(
@@ -34,6 +34,18 @@ RUNNERS = Kinds(
         "container": "proxima.environment.boxed_agents:ContainerRunner",
     }
 )  # by the sandbox of an agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardWithParts:
+    """The reward of an episode, and the values from which it was computed, by name."""
+
+    value: float
+    parts: Mapping[str, float]
+
+
+AgentReward = float | Mapping[str, float] | RewardWithParts | None
+"""The reward of the episode; that of each role, or player, by its name; none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +135,22 @@ class AgentSpec:
     def build(self) -> Agents:
         """Build the agents; FieldError: their container or sandbox can't be used."""
         if self.run:
-            return FunctionAgents(self.run, self.workers or 1)
+            return ProcessAgents((sys.executable, str(SCRIPT), self.run), self.workers or 1)
         kind = "container" if self.container else self.sandbox
         return CommandAgents(RUNNERS[kind](self), self.workers or 16)
+
+
+class AgentFailed(EnvironmentFailure):
+    """An agent that can't continue.
+
+    Args:
+        reason: one line.
+        reward: for what it did until then; None: unknown.
+    """
+
+    def __init__(self, reason: str, reward: AgentReward) -> None:
+        super().__init__(reason)
+        self.reward = reward
 
 
 class Runner(Protocol):
@@ -225,17 +250,18 @@ async def read_to_end(process: asyncio.subprocess.Process, given: bytes) -> tupl
     return out, errors, cut + cut_errors
 
 
-class FunctionAgents:
-    """Processes that each play many episodes with one function. If a process ends, all its episodes fail; they may be
-    restarted in the process that replaces it.
+class ProcessAgents:
+    """Processes that each play many episodes. If a process ends, all its episodes fail; they may be restarted in the
+    process that replaces it.
 
     Args:
-        reference: see `AgentSpec.run`.
+        command: program and arguments of a process, which speaks the protocol of `agent_process`.
         workers: number of processes.
+        name: of a process, in messages.
     """
 
-    def __init__(self, reference: str, workers: int) -> None:
-        self.reference = reference
+    def __init__(self, command: Sequence[str], workers: int, name: str = "the agent's process") -> None:
+        self.command, self.name = tuple(command), name
         self._workers: list[_AgentProcess | None] = [None] * workers
 
     async def play(self, job: AgentJob) -> AgentReward:
@@ -243,7 +269,7 @@ class FunctionAgents:
         place = busy.index(min(busy))
         worker = self._workers[place]
         if worker is None or worker.ended:
-            worker = self._workers[place] = _AgentProcess(self.reference)
+            worker = self._workers[place] = _AgentProcess(self.command, self.name)
         return await worker.play(job)
 
     def close(self) -> None:
@@ -258,12 +284,12 @@ class _AgentProcess:
     `waiting` holds the episodes in progress, by number.
     """
 
-    def __init__(self, reference: str) -> None:
+    def __init__(self, command: Sequence[str], name: str = "the agent's process") -> None:
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
         self.ended = False
         self._numbers = count()
         self._giving = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
-        self._program = Program((sys.executable, str(SCRIPT), reference), name="the agent's process")
+        self._program = Program(command, name=name)
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> AgentReward:
@@ -280,9 +306,11 @@ class _AgentProcess:
             raise
         finally:
             self.waiting.pop(number, None)
+        reward: AgentReward = answer.get("reward")
+        if "parts" in answer:
+            reward = RewardWithParts(value=answer["reward"], parts=answer["parts"])
         if "error" in answer:
-            raise EnvironmentFailure(f"the agent failed: {answer['error']}")
-        reward: AgentReward = answer["reward"]
+            raise AgentFailed(f"the agent failed: {answer['error']}", reward)
         return reward
 
     def _read(self) -> None:

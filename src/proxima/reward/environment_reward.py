@@ -13,7 +13,8 @@ class EnvironmentReward(WeightedReward):
 
     Args:
         correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
-    Returns: Score of any value; sets `correct` with `correct_from`.
+    Returns: Score of any value; sets `correct` with `correct_from`. `parts` are the named values from which the
+        environment computed the reward, if it has any.
     Raises: ValueError for an episode without a reward, and for an answer that is no episode.
     """
 
@@ -28,7 +29,7 @@ class EnvironmentReward(WeightedReward):
             raise ValueError(f"the completion {what}")
         rewards = completion.episode.rewards
         players = {player: self._score(reward) for player, reward in rewards.items()}
-        return replace(self._score(completion.episode.reward), players=players)
+        return replace(self._score(completion.episode.reward), players=players, parts=completion.episode.parts)
 
     def _score(self, reward: float) -> Score:
         return Score(value=reward, correct=None if self.correct_from is None else reward >= self.correct_from)

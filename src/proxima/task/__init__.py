@@ -4,6 +4,7 @@
     generated          arithmetic, images of squares, numbered seeds
     local_files        Parquet, JSON Lines, JSON and CSV, and folders of `proxima data prepare`; read by `file_formats`
     hub                Hugging Face data sets, and GSM8K          reasoning_gym, mix    its puzzles; several tasks
+    environment_rows   the rows that an environment has itself
     column_mapping     columns → a row; with `published_chats` (chats), `template` (texts) and `image_files`
     prompts            rows → prompts: the order, the chat template, the limit of tokens
     example_rows       rows → examples of SFT, preference pairs, labelled completions
@@ -27,6 +28,7 @@ TASKS = Kinds(
         "shapes": "proxima.task.generated:Shapes",
         "csv": "proxima.task.local_files:Csv",
         "dataset": "proxima.task.hub:Dataset",
+        "environment": "proxima.task.environment_rows:EnvironmentRows",
         "files": "proxima.task.local_files:Files",
         "gsm8k": "proxima.task.hub:Gsm8kTask",
         "jsonl": "proxima.task.local_files:Jsonl",

@@ -16,7 +16,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.episode import Episode
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import AgentJob, AgentSpec, _AgentProcess
+from proxima.environment.agents import SCRIPT, AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat.encode import prompt_tokens
 from proxima.rollout.episodes import agent_player
@@ -344,7 +344,7 @@ def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
 
 def test_an_episode_given_to_a_process_that_has_just_ended_fails_at_once():
     """Between its choice and the episode. Nobody would read the answer; another attempt gets a new process."""
-    process = _AgentProcess(f"{HERE}:named_by_its_row")
+    process = _AgentProcess((sys.executable, str(SCRIPT), f"{HERE}:named_by_its_row"))
     process.end()
     with pytest.raises(EnvironmentFailure, match="another episode ended the agent's process") as caught:
         asyncio.run(process.play(AgentJob(row={}, base_url="", api_key="")))

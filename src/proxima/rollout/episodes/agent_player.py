@@ -21,7 +21,7 @@ from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message, Prompt
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.engine.protocol import Engine, InFlight, Request
-from proxima.environment.agents import AgentJob, AgentReward, Agents
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, RewardWithParts
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import before_calls, describe_tools, parameters_of, write_call
@@ -195,12 +195,13 @@ class AgentEpisodes(EpisodePlayer):
             reward = await asyncio.wait_for(self.agents.play(job), limit)
         except TimeoutError:
             raise EnvironmentFailure(f"its agent took longer than {limit:g} s (episode.seconds)") from None
-        except EnvironmentFailure:
+        except EnvironmentFailure as failure:
             if episode.broken is not None:  # the agent was notified, and failed
                 raise episode.broken from None
             if not episode.cut:
                 raise
-            reward = None  # the agent failed at the limit: what it did until then is scored
+            # the agent failed at the limit: what it did until then is scored
+            reward = failure.reward if isinstance(failure, AgentFailed) else None
         finally:
             waited = sum(end - begin for begin, end in episode.waits)
             self.times.environment += max(0.0, clock() - began - waited)
@@ -229,6 +230,7 @@ class AgentEpisodes(EpisodePlayer):
             what = "its agent gives the completions of a prompt different first messages"
             raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
+        parts = given.parts if isinstance(given, RewardWithParts) else {}
         rewards, reward = self._rewards(given, list(dict.fromkeys(talk.player for talk in talks)))
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
         numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
@@ -243,7 +245,7 @@ class AgentEpisodes(EpisodePlayer):
             return replace(path, finish_reason="length" if cut else "stop", episode=ended)
 
         assert last.episode is not None
-        episode_of_all = replace(last.episode, forks=forks, rewards=rewards)
+        episode_of_all = replace(last.episode, forks=forks, rewards=rewards, parts=parts)
         return replace(last, text=text, earlier=tuple(map(older, earlier)), episode=episode_of_all)
 
     def _rewards(self, given: AgentReward, players: Sequence[str]) -> tuple[dict[str, float], float | None]:
@@ -253,7 +255,7 @@ class AgentEpisodes(EpisodePlayer):
             EnvironmentFailure: there are no such roles, or a player has no reward.
         """
         if not isinstance(given, Mapping):
-            return {}, given
+            return {}, given.value if isinstance(given, RewardWithParts) else given
         if unknown := [name for name in given if role_of(name) not in self.roles or not PLAYER.fullmatch(name)]:
             remedy = f"environment.roles has {', '.join(self.roles) or 'none'}"
             raise EnvironmentFailure(f"its agent gave a reward of the role {unknown[0]!r:.80}, but {remedy}")

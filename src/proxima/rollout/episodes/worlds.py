@@ -13,7 +13,8 @@ from proxima.data import FieldError, UserError, require, within
 from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.environment.agents import AGENT, AgentSpec
+from proxima.environment import ENVIRONMENTS
+from proxima.environment.agents import AGENTS
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
@@ -90,11 +91,14 @@ class AgentWorld:
         self.play, self.model = play, model
         require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
         with within("environment"):
-            names = [field.name for field in fields(AgentSpec)]
+            assert spec.kind is not None
+            kind: Any = ENVIRONMENTS[spec.kind]
+            names = [field.name for field in fields(kind)]
             for name, value in spec.arguments.items():
-                require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
-            agent = AgentSpec(**spec.arguments)
-            self.agents, self.roles = agent.build(), agent.roles
+                message = f"is not a field of the environment {spec.kind!r}"
+                require(name in names, name, value, message, remedy=f"it has {', '.join(names)}")
+            agent = kind(**spec.arguments)
+            self.agents, self.roles = agent.build(), getattr(agent, "roles", ())
 
     def player(
         self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
@@ -137,7 +141,7 @@ def make_worlds(
         for path, task in tasks.items():
             with within(path):
                 spec = _spec(task)
-                if spec.kind == AGENT:
+                if spec.kind in AGENTS:
                     worlds[path] = AgentWorld(play, spec, model)
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)

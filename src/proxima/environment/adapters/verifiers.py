@@ -1,0 +1,48 @@
+"""Environments of the library verifiers, which play against the run's endpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import FieldError, require
+from proxima.environment.agents import Agents, ProcessAgents
+from proxima.process.foreign_environment import ForeignEnvironment, Unusable
+from proxima.system.machine import SERVER_REMEDY, missing_for_server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verifiers:
+    """An installed environment of the library verifiers, with its own prompts, tools and reward functions.
+
+    Args:
+        name: of the environment, as its package is called.
+        args: arguments of its `load_environment`; for a taskset of verifiers 0.4, of the environment's config.
+        python: an interpreter that has verifiers and the environment; empty: this one.
+        workers: number of processes; each plays many episodes at once.
+    Raises: FieldError: the environment can't be loaded.
+    """
+
+    name: str = ""
+    args: Mapping[str, Any] | None = None
+    python: str = ""
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        require(bool(self.name), "name", self.name, "must be the name of an installed environment")
+        require(self.workers >= 1, "workers", self.workers, "must be >= 1")
+        missing = missing_for_server()
+        require(not missing, "kind", "verifiers", f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
+
+    @property
+    def foreign(self) -> ForeignEnvironment:
+        """The environment, in its interpreter."""
+        return ForeignEnvironment.of("verifiers", self.name, self.args or {}, self.python)
+
+    def build(self) -> Agents:
+        """Check that the environment can be loaded, and build its agents; their processes start with the first
+        episode."""
+        try:
+            self.foreign.facts()
+        except Unusable as error:
+            raise FieldError(error.field, error.value, error.message) from None
+        return ProcessAgents(self.foreign.command("play"), self.workers, f"the environment {self.name!r}")

@@ -1,0 +1,99 @@
+"""An environment of another library, in an interpreter that has the library: what it is, and its own rows."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from proxima.process.program import Program, ProgramFailed
+
+RUNNER_SCRIPTS = {  # kinds of environments that have their own rows and play episodes in an interpreter of their own
+    "verifiers": "verifiers_runner.py"
+}
+OWN_ROW = "environment_row"  # the column with the row as the environment has it
+
+
+class Unusable(Exception):
+    """A field of a foreign environment can't be used.
+
+    Args:
+        field, value: in the recipe.
+        message: one line that follows them.
+    """
+
+    def __init__(self, field: str, value: Any, message: str) -> None:
+        super().__init__(f"{field}={value!r} {message}")
+        self.field, self.value, self.message = field, value, message
+
+
+@dataclass(frozen=True)
+class ForeignEnvironment:
+    """An environment, and the interpreter that has it.
+
+    Args:
+        kind: a key of `RUNNER_SCRIPTS`.
+        name: of the environment.
+        args: its arguments, as JSON.
+        python: the interpreter; empty: this one.
+    """
+
+    kind: str
+    name: str
+    args: str = "{}"
+    python: str = ""
+
+    @classmethod
+    def of(cls, kind: str, name: str, args: Mapping[str, Any], python: str) -> "ForeignEnvironment":
+        """Build it from the fields of a recipe."""
+        return cls(kind, name, json.dumps(dict(args)), str(Path(python).expanduser()) if python else "")
+
+    def command(self, command: str, **more: Any) -> tuple[str, ...]:
+        """The program that runs a command for it."""
+        script = Path(__file__).with_name(RUNNER_SCRIPTS[self.kind])
+        given = {"name": self.name, "args": json.loads(self.args), **more}
+        return self.python or sys.executable, str(script), json.dumps(given), command
+
+    def facts(self) -> Mapping[str, Any]:
+        """Load it in its interpreter, and describe it: `version` of the library, `file` of its module, and `rewards`,
+        the names of its reward functions as far as they are known.
+
+        Raises: Unusable.
+        """
+        return _answered(self)[0]
+
+    def rows(self, split: str, skip: int, size: int | None) -> tuple[Mapping[str, Any], ...]:
+        """Read its own rows, each with `messages`, `answer` and OWN_ROW.
+
+        Raises: Unusable.
+        """
+        return _answered(self, split, skip, size)[1]
+
+
+@lru_cache(maxsize=32)
+def _answered(
+    environment: ForeignEnvironment, split: str | None = None, skip: int = 0, size: int | None = None
+) -> tuple[Mapping[str, Any], tuple[Mapping[str, Any], ...]]:
+    """The facts and the rows; loading takes seconds, and a run asks several times."""
+    asked = {} if split is None else {"split": split, "skip": skip, "size": size}
+    command = environment.command("describe" if split is None else "rows", **asked)
+    try:
+        program = Program(command, name="its process")
+    except ProgramFailed:
+        raise Unusable("python", environment.python, "is no interpreter that can be started") from None
+    facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
+    try:
+        while True:
+            message = program.read()
+            if "problem" in message:
+                raise Unusable(*message["problem"])
+            if "end" in message:
+                return facts, tuple(rows)
+            facts |= message.get("facts", {})
+            rows += [message["row"]] if "row" in message else []
+    except ProgramFailed as error:
+        raise Unusable("name", environment.name, f"can't be loaded: {error}") from None
+    finally:
+        program.kill()

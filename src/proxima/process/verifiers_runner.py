@@ -1,0 +1,358 @@
+"""The program that gives the rows of an environment of the library `verifiers`, or plays its episodes.
+
+    python verifiers_runner.py '{"name", "args"}' describe|rows|play
+
+It runs in the interpreter that has the library and the environment. `describe` writes facts about the environment, and
+`rows` its data after them: a line of JSON for each row, then `{"end": true}`. `play` speaks the protocol of
+`proxima.environment.agent_process`, with the values of its reward functions as `parts`. Both APIs of the library are
+supported: environments with `load_environment`, and those of verifiers 0.4, a taskset with a harness. The library's own
+output goes to stderr. Imports only the standard library and verifiers: proxima is not installed there.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import logging
+import os
+import random
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+Row = dict[str, Any]
+OWN = "environment_row"  # the column with the row as the environment has it
+
+
+class BadField(Exception):
+    """Something that the user must change: the field, its value, and what is wrong."""
+
+
+def short(error: BaseException) -> str:
+    """Return an exception as one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:300]
+
+
+# ---- environments with `load_environment` ----------------------------------------------------------------------------
+
+raised: contextvars.ContextVar[dict[str, tuple[float, str]]] = contextvars.ContextVar("raised")
+"""What reward functions raised in an episode, by their names: each one's weight and the exception."""
+
+
+class LoadedEnvironment:
+    """An environment that a function `load_environment` of its package has made."""
+
+    def __init__(self, name: str, args: Mapping[str, Any]) -> None:
+        from verifiers import load_environment  # type: ignore[import-not-found, unused-ignore]
+
+        try:
+            self.environment: Any = load_environment(name, **args)
+        except Exception as error:
+            cause = error.__cause__ or error
+            raise BadField("args", dict(args), f"are refused by the environment {name!r}: {short(cause)}") from None
+        self.rubrics = list(_rubrics(self.environment))
+        whole = [f.__name__ for rubric in self.rubrics for f in rubric.funcs if rubric._is_group_func(f)]
+        if whole:
+            message = f"has a reward function of whole groups, {', '.join(whole)}, which an episode alone doesn't have"
+            raise BadField("name", name, message)
+        for rubric in self.rubrics:
+            weights = rubric.weights if len(rubric.weights) == len(rubric.funcs) else [1.0] * len(rubric.funcs)
+            rubric.funcs[:] = map(_reported, rubric.funcs, weights)
+        self.rewards = [function.__name__ for rubric in self.rubrics for function in rubric.funcs]
+
+    def rows(self, split: str) -> Iterator[Row]:
+        if split == "eval":
+            if getattr(self.environment, "eval_dataset_source", None) is None and self.environment.eval_dataset is None:
+                raise BadField("split", split, "has no rows: the environment has no evaluation data")
+            data = self.environment.get_eval_dataset()
+        else:
+            if getattr(self.environment, "dataset_source", None) is None and self.environment.dataset is None:
+                raise BadField("split", split, "has no rows: the environment has evaluation data only (split: eval)")
+            data = self.environment.get_dataset()
+        for row in data:
+            prompt = row["prompt"]
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            yield {"messages": _texts(messages), "answer": row.get("answer"), OWN: row}
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        yield
+
+    async def play(self, job: Row) -> Row:
+        from openai import AsyncOpenAI  # type: ignore[import-not-found, unused-ignore]
+        from verifiers.clients import OpenAIChatCompletionsClient  # type: ignore[import-not-found, unused-ignore]
+
+        row = dict(job["row"])
+        own = row.pop(OWN, None)
+        if own is None:
+            own = {"example_id": 0, "answer": "", **row, "prompt": row["messages"]}
+        failures: dict[str, tuple[float, str]] = {}
+        raised.set(failures)
+        async with AsyncOpenAI(base_url=job["base_url"], api_key=job["api_key"], max_retries=0, timeout=None) as client:
+            made = OpenAIChatCompletionsClient(client)
+            result = await self.environment.run_rollout(own, made, job["model"], {})
+        values = {name: value for name, value in (result["metrics"] or {}).items() if name not in failures}
+        answer = {"reward": float(result["reward"]), "parts": _numbers(values)}
+        error = result.get("error")
+        for name, (weight, what) in failures.items():
+            if weight:
+                return {"error": f"the reward function {name} raised {what}"}
+        if error is not None and not _empty_answer(error):
+            return answer | {"error": " ".join(str(_error_text(error)).split())[:300]}
+        return answer
+
+
+def _error_text(error: Any) -> Any:
+    return error.get("error_chain_repr") or error.get("error") or error if isinstance(error, Mapping) else repr(error)
+
+
+def _empty_answer(error: Any) -> bool:
+    """Return True for what the library calls an error, but is an answer of the policy: one without text."""
+    return "EmptyModelResponseError" in str(_error_text(error))
+
+
+def _rubrics(environment: Any) -> Iterator[Any]:
+    """Yield the rubrics that have functions of their own: those of a group of environments or of rubrics, too."""
+    waiting = [environment.rubric, *(each.rubric for each in getattr(environment, "envs", ()))]
+    seen: list[Any] = []
+    while waiting:
+        rubric = waiting.pop(0)
+        if any(rubric is each for each in seen):
+            continue
+        seen.append(rubric)
+        waiting += getattr(rubric, "rubrics", ())
+        if getattr(rubric, "funcs", None):
+            yield rubric
+
+
+def _reported(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
+    """Return a reward function that also records in `raised` what it raises: the library makes a 0 of it."""
+    name = getattr(function, "__name__", repr(function))
+
+    @functools.wraps(function)
+    async def reported(*args: Any, **named: Any) -> Any:
+        try:
+            value = function(*args, **named)
+            return float(await value if inspect.isawaitable(value) else value)
+        except Exception as error:
+            raised.get()[name] = weight, short(error)
+            raise
+
+    return reported
+
+
+# ---- tasksets of verifiers 0.4 ---------------------------------------------------------------------------------------
+
+
+class TasksetEnvironment:
+    """A taskset, with the harness in which the policy works on a task."""
+
+    def __init__(self, name: str, args: Mapping[str, Any]) -> None:
+        from verifiers.v1.configs.agent import agent_config_fields  # type: ignore[import-not-found, unused-ignore]
+        from verifiers.v1.utils import loaders  # type: ignore[import-not-found, unused-ignore]
+
+        given = dict(args)
+        try:
+            config = loaders.resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": name}})
+            seats = {seat: each for seat, each in agent_config_fields(config).items() if each.client is None}
+            if len(seats) != 1:
+                message = f"has {len(seats)} agents that the policy would play ({', '.join(seats)}); it can play one"
+                raise BadField("name", name, message)
+            ((self.seat, agent),) = seats.items()
+            harness = config.agent_harnesses()[self.seat]
+            if "runtime" not in agent.model_fields_set:
+                if loaders.harness_class(harness.id).EXECUTES_CODE:
+                    message = f"let the harness {harness.id!r} run the model's commands on this machine, without a "
+                    message += f"sandbox; set args.{self.seat}.harness.id=null, or args.{self.seat}.runtime.type"
+                    raise BadField("args", given, message)
+                from verifiers.v1 import SubprocessConfig  # type: ignore[import-not-found, unused-ignore]
+
+                setattr(config, self.seat, agent.model_copy(update={"runtime": SubprocessConfig()}))
+            self.environment: Any = loaders.load_environment(config)
+        except BadField:
+            raise
+        except Exception as error:
+            raise BadField("args", given, f"are refused by the environment {name!r}: {short(error)}") from None
+        self.taskset = self.environment.taskset
+        self.task_class = type(self.taskset).task_type()
+        self.rewards: list[str] = []
+
+    def rows(self, split: str) -> Iterator[Row]:
+        if split != "train":
+            message = "has no rows: a taskset has one list of tasks; split it by `skip` and `size`, or by `args`"
+            raise BadField("split", split, message)
+        for task in self.taskset:
+            data = task.data
+            asked = data.prompt or ""
+            messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else data.model_dump()["prompt"]
+            system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+            answer = getattr(data, "answer", None)
+            yield {"messages": _texts([*system, *messages]), "answer": answer, OWN: data.model_dump(mode="json")}
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with self.environment.serving():
+            yield
+
+    async def play(self, job: Row) -> Row:
+        from verifiers.v1 import EvalClientConfig, ModelContext, SamplingConfig
+
+        fields = self.task_class.data_type()
+        row = dict(job["row"])
+        own = row.pop(OWN, None)
+        if own is None:
+            own = {key: value for key, value in row.items() if key in fields.model_fields} | {"prompt": row["messages"]}
+        task = self.task_class(fields.model_validate(own), self.environment.config.taskset.task)
+        variable = f"PROXIMA_EPISODE_{job['id']}"  # where the library's client looks for its key
+        os.environ[variable] = job["api_key"]
+        try:
+            client = EvalClientConfig(base_url=job["base_url"], api_key_var=variable)
+            context = ModelContext(client=client, model=job["model"], sampling=SamplingConfig())
+            (slot,) = self.environment.slots(task)
+            episode = await self.environment.run_slot(slot, context)
+        finally:
+            del os.environ[variable]
+        traces = [trace for trace in episode.traces if trace.agent.name == self.seat]
+        errors = [error for each in (episode, *traces) for error in each.errors]
+        if not episode.ok or len(traces) != 1:
+            what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"it has {len(traces)} traces"
+            return {"error": " ".join(what.split())[:300]}
+        (trace,) = traces
+        unscored = [name for name, reward in trace.rewards.items() if reward is None]
+        if unscored:
+            return {"error": f"the reward {unscored[0]} was not computed"}
+        parts = _numbers({name: reward.score for name, reward in trace.rewards.items()} | trace.metrics)
+        return {"reward": float(trace.reward), "parts": parts}
+
+
+# ---- both ------------------------------------------------------------------------------------------------------------
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def _texts(messages: list[Any]) -> list[dict[str, str]]:
+    """Return the messages with their texts alone."""
+    rows = []
+    for message in messages:
+        content = message.get("content") or ""
+        if not isinstance(content, str):
+            if any(part.get("type") != "text" for part in content):
+                raise BadField("name", None, "has a row with an image, which an environment of this kind can't show")
+            content = "\n".join(part["text"] for part in content)
+        rows.append({"role": message["role"], "content": content})
+    return rows
+
+
+def _module(name: str) -> Any:
+    """Import the environment's package, or a taskset that comes with the library."""
+    own = name.split("@")[0].split("/")[-1].replace("-", "_")
+    for module in (f"verifiers.v1.tasksets.{own}", own):
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise BadField("name", name, f"can't be imported: {short(error)}") from None
+        except Exception as error:
+            raise BadField("name", name, f"can't be imported: {short(error)}") from None
+    raise BadField("name", name, f"is no environment that {sys.executable} can import; install its package there")
+
+
+def loaded_environment(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
+    """Load an environment, and describe it."""
+    try:
+        import verifiers
+    except ImportError as error:
+        raise BadField("python", sys.executable, f"can't import the package verifiers: {short(error)}") from None
+    if not name.strip():
+        raise BadField("name", name, "must be the name of an installed environment")
+    random.seed(0)  # rows that are drawn without a seed are then the same in every process
+    module = _module(name)
+    version = getattr(verifiers, "__version__", "")
+    with_function = hasattr(module, "load_environment")
+    if with_function and not hasattr(verifiers, "load_environment"):
+        message = f"has a load_environment, which verifiers {version} no longer knows; install verifiers<0.4 there"
+        raise BadField("name", name, message)
+    if not with_function and importlib.util.find_spec("verifiers.v1") is None:
+        raise BadField("name", name, "has no function load_environment")
+    environment = LoadedEnvironment(name, args) if with_function else TasksetEnvironment(name, args)
+    facts = {"version": version, "file": getattr(module, "__file__", None), "rewards": environment.rewards}
+    return environment, facts
+
+
+def give_rows(given: Row, write: Callable[[Row], None]) -> None:
+    """Write facts, the rows of a split and an end mark; or a problem."""
+    try:
+        environment, facts = loaded_environment(given["name"], given["args"])
+        write({"facts": facts})
+        if "split" in given:
+            skip, size = given["skip"], given["size"]
+            try:
+                for row in islice(environment.rows(given["split"]), skip, None if size is None else skip + size):
+                    write({"row": row})
+            except BadField as problem:
+                field, value, message = problem.args
+                raise BadField(field, given[field] if value is None else value, message) from None
+            except Exception as error:
+                raise BadField("split", given["split"], f"can't be read: {short(error)}") from None
+        write({"end": True})
+    except BadField as problem:
+        write({"problem": list(problem.args)})
+
+
+def play(given: Row, write: Callable[[Row], None]) -> None:
+    """Play the jobs that stdin gives until it ends, then exit at once, even if episodes are still running."""
+    environment, _ = loaded_environment(given["name"], given["args"])
+    loop = asyncio.new_event_loop()
+    running = set()
+
+    async def work(job: Row) -> None:
+        try:
+            answer = await environment.play(job)
+        except Exception as error:
+            answer = {"error": short(error)}
+        write({"id": job["id"], **answer})
+
+    async def serve() -> None:
+        async with environment.serving():
+            threading.Thread(target=read, daemon=True).start()
+            await asyncio.Event().wait()
+
+    def read() -> None:
+        for line in sys.stdin:
+            running.add(asyncio.run_coroutine_threadsafe(work(json.loads(line)), loop))
+        os._exit(0)  # the run has ended, cleanly or not
+
+    loop.run_until_complete(serve())
+
+
+def main() -> None:
+    """Run the command; a problem in `play` ends it with one line on stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # the library and the environment may print
+    sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
+    logging.basicConfig(level=logging.ERROR)
+
+    def write(message: Row) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    given, command = json.loads(sys.argv[1]), sys.argv[2]
+    if command == "play":
+        try:
+            play(given, write)
+        except BadField as problem:
+            field, value, message = problem.args
+            sys.exit(f"{field}={value!r} {message}")
+    else:
+        give_rows(given, write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What an environment of verifiers says before a run: its rows, and one line about what is wrong. A stand-in takes the
+place of the library."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.data import FieldError
+from proxima.environment.adapters.verifiers import Verifiers
+from proxima.process.foreign_environment import _answered
+from proxima.task.environment_rows import EnvironmentRows
+
+STAND_IN = Path(__file__).with_name("stand_in")
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    _answered.cache_clear()
+
+
+def task(split="train", skip=0, size=None, **environment):
+    given = {"kind": "verifiers", "name": "six_words", **environment}
+    return EnvironmentRows(environment=given, split=split, skip=skip, size=size)
+
+
+def test_the_rows_are_the_environments_with_its_first_messages():
+    rows = task(args={"system": "Say it."}).rows(1)
+    assert len(rows) == 6 and rows[1].answer == "blue" and rows[1].chat
+    assert [message["content"] for message in rows[1].messages] == ["Say it.", "Say blue."]
+    own = rows[1].metadata["environment_row"]
+    assert own["answer"] == "blue" and own["prompt"] == [*rows[1].messages]
+
+
+def test_rows_drawn_without_a_seed_are_the_same_in_every_process():
+    rows = task().rows(1)
+    first = [rows[i].metadata["environment_row"]["draw"] for i in range(6)]
+    _answered.cache_clear()
+    again = task().rows(2)
+    assert first == [again[i].metadata["environment_row"]["draw"] for i in range(6)] and len({*first}) == 6
+
+
+def test_a_part_of_the_rows():
+    rows = task(skip=2, size=3).rows(1)
+    assert [rows[i].answer for i in range(len(rows))] == ["green", "pink", "gold"]
+    assert len(task("eval", args={"evaluated": True}).rows(1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"python": "no/python"}, "environment.python='no/python' is no interpreter that can be started"),
+        ({"python": sys.executable, "name": ""}, "environment.name='' must be the name of an installed environment"),
+        ({"name": "nowhere"}, r"environment.name='nowhere' is no environment that .* can import; install its package"),
+        ({"name": "without_its_package"}, "can't be imported: ModuleNotFoundError: No module named 'a_package_that"),
+        ({"name": "json"}, "environment.name='json' has no function load_environment"),
+        ({"args": {"size": 3}}, "environment.args=.*'size': 3.* are refused by the environment 'six_words': TypeError"),
+        ({"args": {"grouped": True}}, "environment.name='six_words' has a reward function of whole groups, of_all"),
+        ({"split": "eval"}, "split='eval' has no rows: the environment has no evaluation data"),
+        ({"skip": 6}, "skip=6 leaves no row"),
+        ({"args": {"shown": [{"type": "image_url"}]}}, "environment.name='six_words' has a row with an image"),
+    ],
+)
+def test_each_wrong_field_is_one_line(fields, line):
+    with pytest.raises(FieldError, match=line) as caught:
+        task(**fields).rows(1)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_the_library_a_line_says_so(monkeypatch, tmp_path):
+    (tmp_path / "verifiers.py").write_text("raise ImportError('no verifiers here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(FieldError, match=r"environment.python=.* can't import the package verifiers: ImportError"):
+        task().rows(1)
+
+
+def test_the_agents_are_checked_before_they_are_built():
+    with pytest.raises(FieldError, match="name='nowhere' is no environment"):
+        Verifiers(name="nowhere").build()
+    agents = Verifiers(name="six_words", workers=2).build()
+    agents.close()
+    with pytest.raises(FieldError, match="workers=0 must be >= 1"):
+        Verifiers(name="six_words", workers=0)
+
+
+def test_an_environment_without_rows_of_its_own_is_refused():
+    with pytest.raises(FieldError, match="environment='guess' has no rows of its own; name one of verifiers"):
+        EnvironmentRows(environment="guess")
