@@ -1,17 +1,35 @@
-"""An agent from outside that plays as `echo_world` does, in a module that imports no torch and no client."""
+"""Agents from outside that play as `echo_world` does, in a module that imports no torch and no client."""
 
 import json
 from urllib.request import Request, urlopen
+
+
+def said(messages, base_url, api_key, model):
+    body = json.dumps({"model": model, "messages": messages}).encode()
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    with urlopen(Request(f"{base_url}/chat/completions", body, headers)) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def evenness(text):
+    return sum(ord(char) % 2 == 0 for char in text) / max(1, len(text))
 
 
 def play(row, base_url, api_key, model):
     """Three turns, each answered by its length; the share of even characters."""
     messages, reward = list(row["messages"]), 0.0
     for _ in range(3):
-        body = json.dumps({"model": model, "messages": messages}).encode()
-        headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        with urlopen(Request(f"{base_url}/chat/completions", body, headers)) as answer:
-            text = json.load(answer)["choices"][0]["message"]["content"]
-        reward += sum(ord(char) % 2 == 0 for char in text) / max(1, len(text))
+        text = said(messages, base_url, api_key, model)
+        reward += evenness(text)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": str(len(text))}]
     return reward
+
+
+def play_roles(row, base_url, api_key, model):
+    """One picks a text, and after an even one two attempts say it again; each is paid for its own characters."""
+    pick = said(row["messages"], base_url, api_key, f"{model}/picker")
+    rewards = {"picker": evenness(pick)}
+    for attempt in range(2 if len(pick) % 2 == 0 else 0):
+        player = f"sayer/{attempt}"
+        rewards[player] = evenness(said([{"role": "user", "content": pick}], base_url, api_key, f"{model}/{player}"))
+    return rewards

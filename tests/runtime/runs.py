@@ -61,6 +61,13 @@ MIX = {  # two sources, and a reward that sees which one; two epochs in three st
 }
 FEW = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
 AGENT = {"kind": "agent", "run": "tests.runtime.echo_agent:play"}
+ROLES = {  # groups are carried over, with the scores of their players
+    "task__environment": {"kind": "agent", "run": "tests.runtime.echo_agent:play_roles", "roles": ["picker", "sayer"]},
+    "algorithm__advantage": {"kind": "rloo"},
+    "algorithm__selection": [{"kind": "drop_uniform_groups"}],
+    "algorithm__dynamic_sampling": {"oversample": 2.0, "exhausted": "partial"},
+    "train__steps": 3,
+}
 
 
 def critic_settings(critic: dict[str, Any], **algorithm: Any) -> dict[str, Any]:
@@ -194,6 +201,7 @@ RUNS = {
     "kto": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "kl"}]}),
     "kto without an anchor": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "zero"}]}),
     "episodes": episodes({"train__steps": 2}),
+    "episodes of roles": episodes(FEW | ROLES),
     "episodes of an agent": episodes(FEW | {"task__environment": AGENT, "train__completions_per_prompt": 2}),
 }
 

@@ -53,6 +53,7 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
     "kto": [(STEP_3, "died", 1)],
     "kto without an anchor": [(STEP_3, "died", 1)],
     "episodes": [(GENERATING, "died", 1)],
+    "episodes of roles": [(STEP_1, "stopped", 1), (TRAINING, "died", 1)],
 }
 STANDARD = [(STEP_2, "died", 1)]
 ALIKE = {  # a run → those that write and read nothing that it does not

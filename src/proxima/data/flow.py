@@ -1,7 +1,7 @@
 """The host side of the data: a prompt, its completions, their scores, and the three together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -205,7 +205,9 @@ class Score:
 
     def facts(self) -> dict[str, Any]:
         """Return the fields as JSON values, which `of_facts` reads; `players` only where there are any."""
-        return {k: v for k, v in asdict(self).items() if v or k != "players"}
+        facts = asdict(replace(self, players={}))
+        del facts["players"]
+        return facts | ({"players": {name: s.facts() for name, s in self.players.items()}} if self.players else {})
 
     @classmethod
     def of_facts(cls, facts: Mapping[str, Any]) -> "Score":

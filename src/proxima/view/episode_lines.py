@@ -50,11 +50,14 @@ def episode_lines(question: str, completion: Completion) -> Iterator[str]:
         yield f"(cut off by the limit of {episode.cut})"
     if episode.reward is not None:
         yield f"(reward {episode.reward:g})"
+    for player, reward in episode.rewards.items():
+        yield f"(reward of {player} {reward:g})"
 
 
 def shown_messages(episode: str) -> list[dict[str, Any]]:
     """Return the messages of a stored episode in order, for a page: the model's text, its calls, and the answers."""
-    spans = Episode.from_json(episode).spans
+    path = Episode.from_json(episode)
+    spans = path.spans
     shown = [
         {
             "role": span.role,
@@ -62,7 +65,7 @@ def shown_messages(episode: str) -> list[dict[str, Any]]:
             "calls": [call_text(call) for call in span.calls],
             "unreadable": list(span.unreadable),
             "error": span.error,
-            "reward": f"reward {signed(span.reward, 2)}" if span.reward else "",
+            "reward": f"reward {signed(span.reward, 2)}" if span.reward else path.player if span.sampled else "",
         }
         for span in spans[:MESSAGES]
     ]

@@ -151,8 +151,10 @@ class CompletionPage:
         paths = []
         for path in self.file.read(others, ("turn", "tokens", "episode")) if others else ():
             shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
-            spans = (short_episode(path["episode"]) or {"spans": []})["spans"]
+            other = short_episode(path["episode"]) or {"spans": []}
+            spans, player = other["spans"], other.get("player", "")
             at = {"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)}
+            at |= {"player": player} if player else {}
             paths.append(at | {"spans": [{name: span[name] for name in PATH_SPAN} for span in spans]})
         return {**load_json(self.row["episode"]), "paths": paths}
 

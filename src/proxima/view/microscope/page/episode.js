@@ -27,7 +27,8 @@ function callsOf(span) {
 }
 
 function factsOf(episode) {
-  return [episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "", episode.attempts > 1 ? `begun ${episode.attempts} times` : ""].filter(Boolean).join(" · ");
+  const rewards = Object.entries(episode.rewards || {}).map(([player, reward]) => `${player} ${signed(reward)}`).join(", ");
+  return [episode.player ? `written by ${episode.player}` : "", episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", rewards ? `rewards: ${rewards}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "", episode.attempts > 1 ? `begun ${episode.attempts} times` : ""].filter(Boolean).join(" · ");
 }
 
 /** The messages in short form, for comparison with others. */
@@ -63,7 +64,7 @@ function graph(sections, paths, linkOf, onselect) {
       if (end <= path.shared_tokens) return;
       const first = end - span.tokens <= path.shared_tokens;
       if (i) edge(at(i - 1), first ? 14 : y, at(i), y);
-      node(span, at(i), y, { href: linkOf(path) }, `another path from token ${count(path.shared_tokens + 1)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`);
+      node(span, at(i), y, { href: linkOf(path) }, `${path.player ? `path of ${path.player}` : "another path"} from token ${count(path.shared_tokens + 1)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`);
       wide.push(all.length);
     });
   });
