@@ -35,7 +35,12 @@ from tests.tiny import tiny, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
 PAGES = pages()
-FIRST = ("README.md", "CONTRIBUTING.md", "docs/first_run.md")  # what `make test` runs; of all others it reads them
+FIRST = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/commands.md",
+    "docs/first_run.md",
+)  # what `make test` runs; of all others it reads them
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine ", "needs another program or a server that runs"),
     (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),

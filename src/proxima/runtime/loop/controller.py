@@ -74,7 +74,7 @@ class Controller(TrainingLoop):
                 batch = await self.build_batch(step, collected)  # scored → selected | dropped
                 result = await self.update(batch, collected)
                 version = await self.publish(result)
-            record = await self.finish_step(step, version, collected, batch, result)  # selected | dropped → consumed
+            record = await self.finish_step(step, version, collected, batch, result)  # → consumed
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
             self.review.stop_if_unscored(record)
