@@ -5,7 +5,7 @@
                  (schemas of tools that come from outside too)
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     agents       external agents, which play against the run's endpoint; `agent_process` runs functions
-    boxed_agents runs the programs of agents in containers and sandboxes
+    boxed_agents runs the programs of agents in containers and sandboxes; `harbor_agents` plays Harbor's tasks
     tool_calls   the format of calls that a chat template shows; tools described to a model whose template has none
     call_readers  parse the tool calls in a model's text, one format each
     adapters     environments from other libraries, and tools of MCP servers

@@ -27,11 +27,13 @@ AGENT = "agent"  # the kind of environment that is an external agent
 AGENTS = frozenset({AGENT, "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
+HARBOR = "harbor"  # the sandbox that is the container of a Harbor task
 RUNNERS = Kinds(
     {
         "none": "proxima.environment.agents:LocalRunner",
         "bubblewrap": "proxima.environment.boxed_agents:SandboxRunner",
         "container": "proxima.environment.boxed_agents:ContainerRunner",
+        HARBOR: "proxima.environment.harbor_agents:HarborAgents",
     }
 )  # by the sandbox of an agent
 
@@ -94,7 +96,9 @@ class AgentSpec:
             that of each role; of longer output, the last 64 KiB are kept.
         workers: number of processes that run the function, or of programs that run at once.
         container: an image, or the fields of `process.containers.Container`: each program runs in a container of it.
-        sandbox: `bubblewrap`: each program runs in a sandbox of its own; `none`: beside the run, with its rights.
+        sandbox: `bubblewrap`: each program runs in a sandbox of its own; `none`: beside the run, with its rights;
+            `harbor`: in the container of its row's task, whose tests give the reward. There, without a command, the
+            model acts by a tool `bash`.
         readable: files and folders that the sandbox shows besides the system's and those of the command.
         roles: names of the roles that the policy plays; the agent requests `policy/<role>` as its model, or
             `policy/<role>/<number>` for one of several attempts. Empty: no roles, and a model's name is ignored.
@@ -113,7 +117,7 @@ class AgentSpec:
         valid = isinstance(self.roles, list | tuple) and len({*map(str, self.roles)}) == len(self.roles)
         valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in TAKEN for r in self.roles)
         require(valid, "roles", self.roles, bound)
-        exactly_one = bool(self.run) != bool(self.command)
+        exactly_one = bool(self.run) != bool(self.command or self.sandbox == HARBOR)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
@@ -136,8 +140,8 @@ class AgentSpec:
         """Build the agents; FieldError: their container or sandbox can't be used."""
         if self.run:
             return ProcessAgents((sys.executable, str(SCRIPT), self.run), self.workers or 1)
-        kind = "container" if self.container else self.sandbox
-        return CommandAgents(RUNNERS[kind](self), self.workers or 16)
+        made = RUNNERS["container" if self.container else self.sandbox](self)
+        return made if self.sandbox == HARBOR else CommandAgents(made, self.workers or 16)
 
 
 class AgentFailed(EnvironmentFailure):

@@ -12,7 +12,17 @@ from urllib.parse import urlsplit
 from proxima.data import FieldError, require
 from proxima.environment.agents import AgentJob, AgentSpec, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
-from proxima.process.containers import PORT, Container, ContainerFailed, Containers, Place, Places, last_lines
+from proxima.process.containers import (
+    PORT,
+    Container,
+    ContainerFailed,
+    Containers,
+    Place,
+    Places,
+    engine_program,
+    ensure_image,
+    last_lines,
+)
 from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, usable_kind
 
 ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
@@ -44,7 +54,15 @@ class ContainerRunner:
     def __init__(self, spec: AgentSpec) -> None:
         self.command = tuple(spec.command)
         try:
-            self.containers = Containers(container_of(spec.container))
+            self.container = container_of(spec.container)
+            program = engine_program(self.container.engine)
+            ensure_image(program, self.container.image)
+            self.containers = Containers(program)
+            try:
+                self.containers.try_start(self.container)
+            except ContainerFailed:
+                self.containers.close()
+                raise
         except ContainerFailed as error:
             raise field_error(error, "container") from None
 
@@ -54,7 +72,7 @@ class ContainerRunner:
         variables = job.variables(ADDRESS)
         options = ["--interactive", "--env=HOME=/tmp", *(f"--env={name}" for name in variables)]  # no value: the key
         folder = self.containers.places.folder  # conmon leaves a file in the current folder
-        line = self.containers.command(place, self.command, *options, port=PORT)
+        line = self.containers.command(self.container, place, self.command, *options, port=PORT)
         async with forwarded(place, job.base_url):
             process = None
             try:
@@ -63,7 +81,7 @@ class ContainerRunner:
             finally:
                 place.close()
                 if process is not None:
-                    await _ended(process)
+                    await ended(process)
 
     def describe(self, code: int, errors: str) -> str:
         how = f"{describe_exit(128 - code)} (exit code {code})" if 128 < code < 160 else f"exit code {code}"
@@ -129,7 +147,7 @@ def _files_of(command: Sequence[str]) -> list[str]:
     return found
 
 
-async def _ended(process: asyncio.subprocess.Process) -> None:
+async def ended(process: asyncio.subprocess.Process) -> None:
     """Wait until an engine's command has ended; one that does not is killed."""
     try:
         await asyncio.wait_for(process.wait(), END_SECONDS)

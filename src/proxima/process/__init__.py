@@ -12,7 +12,8 @@
     foreign_environment  an environment of another library, in an interpreter that has it; `verifiers_runner` is the
                    program there
     guardian       runs a command, such as a server, and leaves nothing of it behind
-    containers     containers of podman or docker; `relay.c` is their first process, `container_guardian` removes them
+    containers     containers of podman or docker; `relay.c` is their first process, `container_guardian` removes them;
+                   `harbor_tasks` reads tasks in Harbor's format and builds their images
     json_lines     lines of JSON over a socket, each read until a deadline; values as JSON that restores their types
 
 Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,

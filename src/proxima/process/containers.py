@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 from proxima.process import container_guardian as guardian
@@ -60,7 +61,9 @@ class Container:
         pids: number of processes and threads.
         mounts: files and folders that it sees, read-only: PATH, seen at the same path, or PATH:SEEN.
         workdir: a folder of the container in which its command starts, writable and empty; empty: that of the image.
-        writable: true: all files of the image may be changed in the container; false: only /tmp, /run and `workdir`.
+        writable: true: all files of the image may be changed in the container, with the usual capabilities of the
+            engine, as to install packages; false: only /tmp, /run and `workdir`, without capabilities.
+        network: true: the engine's usual network, too.
     """
 
     image: str
@@ -71,6 +74,7 @@ class Container:
     mounts: tuple[str, ...] = ()
     workdir: str = ""
     writable: bool = False
+    network: bool = False
 
     def __post_init__(self) -> None:
         for field, fine, bound in (
@@ -91,7 +95,8 @@ class Container:
         """The options that say what a container may use, for an engine's command line."""
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
-        options = ["--network=none", "--cap-drop=all", "--security-opt=no-new-privileges", "--pull=never"]
+        options = ["--security-opt=no-new-privileges", "--pull=never"]
+        options += ["--network=none"] * (not self.network) + ["--cap-drop=all", "--read-only"] * (not self.writable)
         options += [f"--memory={self.memory_mb}m", f"--memory-swap={self.memory_mb}m", f"--cpus={self.cpus:g}"]
         options += [f"--pids-limit={self.pids + RELAY_THREADS}", f"--ulimit=nofile={files}:{files}", "--ulimit=core=0"]
         if os.path.exists("/sys/fs/selinux/enforce"):
@@ -105,7 +110,7 @@ class Container:
         for mount in self.mounts:
             path, _, seen = mount.partition(":")
             options += [f"--volume={Path(path).resolve()}:{seen or Path(path).resolve()}:ro"]
-        return options if self.writable else [*options, "--read-only"]
+        return options
 
 
 class Place:
@@ -163,64 +168,61 @@ class Containers:
         ContainerFailed: they can't be used here; the message says why.
     """
 
-    def __init__(self, spec: Container) -> None:
-        self.spec, self.program = spec, engine_program(spec)
-        ensure_image(self.program, spec.image)
-        if dead := [name for name in guardian.names(self.program) if _is_dead(name)]:
-            guardian.remove(self.program, dead)  # of runs that were killed together with their guardians
+    def __init__(self, program: str) -> None:
+        self.program = program
+        if dead := [name for name in guardian.names(program) if _is_dead(name)]:
+            guardian.remove(program, dead)  # of runs that were killed together with their guardians
         self.places = Places()
-        facts = self.program, self.places.run, self.places.folder
+        facts = program, self.places.run, self.places.folder
         self._guardian = start_module(guardian.__name__, *facts, flag="-I")
-        try:
-            self._try()
-        except BaseException:
-            self.close()
-            raise
 
-    def command(
-        self, place: Place, program: Sequence[str], *options: str, port: int = 0, spec: Container | None = None
-    ) -> list[str]:
+    def command(self, spec: Container, place: Place, program: Sequence[str], *options: str, port: int = 0) -> list[str]:
         """The command that runs a program in a container, which is removed when it ends.
 
         Args:
             program: empty: the container waits for its end.
             options: more of them, for `run`.
             port: where `net` is served, 0: nowhere.
-            spec: another than that of these containers, whose image the engine has.
         """
-        spec = spec or self.spec
         line = [self.program, "run", "--rm", f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
         line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
         line += [*spec.limits(self.program), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
 
-    def _try(self) -> None:
-        """Start a container that ends at once: one line says why no container can start, instead of each episode."""
+    def try_start(self, spec: Container) -> None:
+        """Start a container that ends at once: one line says why none can start, instead of each episode.
+
+        Raises:
+            ContainerFailed: the line.
+        """
         place = self.places.add()
         try:
-            ran = _run(self.command(place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
+            ran = _run(self.command(spec, place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
         except subprocess.TimeoutExpired:
             message = f"does not start in {TRIAL_SECONDS:g} s"
-            raise ContainerFailed("image", self.spec.image, message) from None
+            raise ContainerFailed("image", spec.image, message) from None
         finally:
             place.close()
         if ran.returncode:
             message = f"can't be started by {self.program}: {last_lines(ran.stderr or ran.stdout)}"
-            raise ContainerFailed("image", self.spec.image, message)
+            raise ContainerFailed("image", spec.image, message)
 
     def close(self) -> None:
         """Remove what is left of the containers; may be called twice."""
         self._guardian.end(END_SECONDS)
 
 
-def engine_program(spec: Container) -> str:
-    """The path of the engine's program."""
-    for name in ENGINES if spec.engine == "auto" else (spec.engine,):
+def engine_program(engine: str) -> str:
+    """The path of an engine's program.
+
+    Raises:
+        ContainerFailed: it is not installed.
+    """
+    for name in ENGINES if engine == "auto" else (engine,):
         if program := shutil.which(name):
             return program
-    missing = "podman nor docker is" if spec.engine == "auto" else f"{spec.engine} is not"
-    message = f"needs a container engine, and {'neither ' * (spec.engine == 'auto')}{missing} installed"
-    raise ContainerFailed("image", spec.image, message, "install podman")
+    missing = "neither podman nor docker is" if engine == "auto" else f"{engine} is not"
+    raise ContainerFailed("engine", engine, f"can't start containers: {missing} installed", "install podman")
 
 
 @lru_cache(maxsize=64)
@@ -230,28 +232,35 @@ def ensure_image(program: str, image: str) -> str:
     Raises:
         ContainerFailed: it can't be pulled.
     """
-    asked = [program, "image", "inspect", "--format", "{{.Id}}", image]
-    found = _run(asked, TRIAL_SECONDS)
-    if found.returncode:
+    if not (known := image_id(program, image)):
         print(f"pulling the image {image} by {program}", file=sys.stderr, flush=True)
-        with subprocess.Popen(
-            [program, "pull", image],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as pull:
-            assert pull.stdout is not None
-            kept = deque[str](maxlen=3)
-            for line in pull.stdout:
-                print(line, end="", file=sys.stderr, flush=True)
-                kept.append(line)
-        if pull.returncode:
-            message = f"is not an image that {program} has, and can't be pulled: {last_lines(''.join(kept))}"
+        code, said = run_shown([program, "pull", image], PULL_SECONDS)
+        if code:
+            message = f"is not an image that {program} has, and can't be pulled: {said}"
             remedy = "build or pull it, or set `engine` to the program that has it"
             raise ContainerFailed("image", image, message, remedy)
-        found = _run(asked, TRIAL_SECONDS)
-    return found.stdout.strip()
+        known = image_id(program, image)
+    return known
+
+
+def image_id(program: str, image: str) -> str:
+    """The id of an image; empty if the engine does not have it."""
+    return _run([program, "image", "inspect", "--format", "{{.Id}}", image], TRIAL_SECONDS).stdout.strip()
+
+
+def run_shown(command: Sequence[str], seconds: float) -> tuple[int, str]:
+    """Run a command for at most `seconds`, showing what it says on standard error; return its exit code and its last
+    lines."""
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    kept = deque[str](maxlen=3)
+    with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
+        timer = Timer(seconds, process.kill)
+        timer.start()
+        for line in process.stdout:
+            print(line, end="", file=sys.stderr, flush=True)
+            kept.append(line)
+        timer.cancel()
+    return process.returncode, last_lines("".join(kept))
 
 
 def compile_relay(folder: Path) -> Path:

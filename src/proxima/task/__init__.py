@@ -3,6 +3,7 @@
     protocol           a task, its rows, and the base of the kinds that are played
     generated          arithmetic, images of squares, numbered seeds
     local_files        Parquet, JSON Lines, JSON and CSV, and folders of `proxima data prepare`; read by `file_formats`
+    harbor             tasks in Harbor's format, played in containers
     hub                Hugging Face data sets, and GSM8K          reasoning_gym, mix    its puzzles; several tasks
     environment_rows   the rows that an environment has itself
     column_mapping     columns → a row; with `published_chats` (chats), `template` (texts) and `image_files`
@@ -31,6 +32,7 @@ TASKS = Kinds(
         "environment": "proxima.task.environment_rows:EnvironmentRows",
         "files": "proxima.task.local_files:Files",
         "gsm8k": "proxima.task.hub:Gsm8kTask",
+        "harbor": "proxima.task.harbor:Harbor",
         "jsonl": "proxima.task.local_files:Jsonl",
         "mix": "proxima.task.mix:Mix",
         "parquet": "proxima.task.local_files:Parquet",

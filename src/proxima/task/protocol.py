@@ -123,6 +123,13 @@ class PlayedTask:
     environment: str | Mapping[str, Any] | None = None
     tools: tuple[str, ...] = ()
 
+    def prepare(self) -> None:
+        """Make what the episodes need, such as images of containers; called before weights load.
+
+        Raises:
+            UserError: it can't be made.
+        """
+
 
 def play_of(task: Any) -> PlayedTask:
     """The environment and the tools of a task; a user's own class may lack these fields."""

@@ -24,6 +24,7 @@ from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Play
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.column_mapping import TOOLS
+from proxima.task.protocol import PlayedTask
 
 TRIED = 4  # prompts whose episodes are tried
 SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: some templates remove earlier thoughts
@@ -141,6 +142,8 @@ def make_worlds(
         for path, task in tasks.items():
             with within(path):
                 spec = _spec(task)
+                if isinstance(task, PlayedTask):
+                    task.prepare()
                 if spec.kind in AGENTS:
                     worlds[path] = AgentWorld(play, spec, model)
                     continue

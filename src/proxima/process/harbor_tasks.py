@@ -1,0 +1,163 @@
+"""Tasks in Harbor's format (Terminal-Bench): a folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and
+possibly `solution/`; their images are built here. Standard library only.
+
+Read from harbor 0.26. What is not supported is refused by name: several steps, Windows, compose files, GPUs, health
+checks, MCP servers, and tests in a container of their own.
+"""
+
+import hashlib
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from proxima.process.containers import Container, ContainerFailed, ensure_image, image_id, run_shown
+
+CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
+VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
+VERIFIER_SECONDS, BUILD_SECONDS = 600.0, 600.0  # harbor's
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarborTask:
+    """A task; its fields are those of `task.toml`.
+
+    Args:
+        folder: the task's.
+        instruction: what the agent is asked to do.
+        container: the container of the agent and of the tests, whose image `prepare` builds or pulls.
+        built: the image is built from `environment/Dockerfile`.
+        workdir: where commands start; empty: the image's folder.
+        variables, tests_variables: of the environment, and those of the tests alone.
+        agent_seconds: limit of the agent; None: only `episode.seconds`.
+    """
+
+    folder: Path
+    instruction: str
+    container: Container
+    built: bool
+    build_seconds: float = BUILD_SECONDS
+    workdir: str = ""
+    variables: dict[str, str]
+    tests_variables: dict[str, str]
+    agent_seconds: float | None = None
+    tests_seconds: float = VERIFIER_SECONDS
+    agent_user: str = ""
+    tests_user: str = ""
+
+    def prepare(self, program: str) -> None:
+        """Build or pull the image, unless the engine has it.
+
+        Raises:
+            ContainerFailed: it can't be had.
+        """
+        image = self.container.image
+        if not self.built:
+            ensure_image(program, image)
+        elif not image_id(program, image):
+            code, said = run_shown(
+                [program, "build", "--tag", image, str(self.folder / "environment")], self.build_seconds
+            )
+            if code:
+                place = str(self.folder / "environment")
+                raise ContainerFailed("path", place, f"can't be built by {program} (exit code {code}): {said}")
+
+
+@lru_cache(maxsize=4096)
+def read_task(folder: Path, network: bool = False) -> HarborTask:
+    """Read a task.
+
+    Args:
+        network: its container has the engine's usual network.
+    Raises:
+        ContainerFailed: it is broken, or not supported.
+    """
+    try:
+        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
+        instruction = (folder / "instruction.md").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ContainerFailed("path", str(folder), f"can't be read as a Harbor task: {error}") from None
+    agent, verifier, own = (config.get(name, {}) for name in ("agent", "verifier", "environment"))
+    _refuse_unsupported(folder, config, verifier, own)
+    lines = instruction.split("\n")
+    while lines and (CANARY.fullmatch(lines[0].strip()) or not lines[0].strip()):
+        del lines[0]
+    try:
+        memory = own.get("memory_mb") or _megabytes(own.get("memory")) or 2048
+        image = own.get("docker_image")
+        return HarborTask(
+            folder=folder,
+            instruction="\n".join(lines),
+            container=Container(
+                image=image or f"localhost/proxima-harbor:{digest_of(folder / 'environment')}",
+                memory_mb=int(memory),
+                cpus=float(own.get("cpus") or 1),
+                pids=2048,
+                writable=True,
+                network=network,
+            ),
+            built=not image,
+            build_seconds=float(own.get("build_timeout_sec", BUILD_SECONDS)),
+            workdir=own.get("workdir") or "",
+            variables=_resolved(own.get("env", {})),
+            tests_variables=_resolved(verifier.get("env", {})),
+            agent_seconds=agent.get("timeout_sec"),
+            tests_seconds=float(verifier.get("timeout_sec", VERIFIER_SECONDS)),
+            agent_user=str(agent.get("user") or ""),
+            tests_user=str(verifier.get("user") or ""),
+        )
+    except (TypeError, ValueError, KeyError) as error:
+        raise ContainerFailed("path", str(folder), f"has a task.toml with a wrong value: {error}") from None
+
+
+def _refuse_unsupported(
+    folder: Path, config: Mapping[str, Any], verifier: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    unsupported = {
+        "steps": config.get("steps"),
+        "environment.os": str(own.get("os", "linux")).lower() != "linux",
+        "environment.gpus": own.get("gpus"),
+        "environment.tpu": own.get("tpu"),
+        "environment.healthcheck": own.get("healthcheck"),
+        "environment.mcp_servers": own.get("mcp_servers"),
+        "verifier.environment": verifier.get("environment") or verifier.get("environment_mode") == "separate",
+        "verifier.collect": verifier.get("collect"),
+        "environment/docker-compose.yaml": (folder / "environment" / "docker-compose.yaml").exists(),
+    }
+    if named := [name for name, given in unsupported.items() if given]:
+        raise ContainerFailed("path", str(folder), f"uses {', '.join(named)}, which is not supported")
+    wanted = ["tests/test.sh"] + ["environment/Dockerfile"] * (not own.get("docker_image"))
+    if missing := [name for name in wanted if not (folder / name).is_file()]:
+        raise ContainerFailed("path", str(folder), f"has no {' and no '.join(missing)}")
+
+
+def _megabytes(size: str | None) -> float:
+    """A size as older tasks write it: 2G, 512M."""
+    return float(size[:-1]) * UNITS[size[-1].upper()] if size else 0.0
+
+
+def _resolved(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables, with `${NAME}` and `${NAME:-value}` taken from this process's environment."""
+    resolved = {}
+    for name, value in variables.items():
+        if match := VARIABLE.fullmatch(value):
+            value = os.environ.get(match[1], match[2])
+            if value is None:
+                raise ValueError(f"the environment variable {match[1]} is not set")
+        resolved[name] = value
+    return resolved
+
+
+def digest_of(folder: Path) -> str:
+    """A digest of the files of a folder, with their names and modes."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.is_file():
+            digest.update(f"{file.relative_to(folder)} {file.stat().st_mode:o} {file.stat().st_size}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:24]

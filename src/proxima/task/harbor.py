@@ -1,0 +1,64 @@
+"""Tasks in Harbor's format (Terminal-Bench), a folder each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from proxima.data import FieldError, require
+from proxima.process.containers import ContainerFailed, engine_program
+from proxima.process.harbor_tasks import HarborTask, digest_of, read_task
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harbor(PlayedTask):
+    """Tasks in Harbor's format: the instruction of each is a prompt, which an agent carries out in the task's
+    container; the task's tests, run in that container afterwards, give the reward `environment`.
+
+    Without another environment, the model itself carries it out, by calls of a tool `bash`.
+
+    Args:
+        path: a folder of tasks, or a task.
+        engine: `podman`, `docker`, or `auto`: the first of them that is installed.
+        network: true: the containers have the engine's usual network, as harbor gives it by default; false: none.
+    Returns: rows without an answer; metadata `harbor`, which names the task's folder.
+    Raises: FieldError: a task is broken, uses what is not supported, or can't be built.
+    """
+
+    path: str
+    engine: Literal["auto", "podman", "docker"] = "auto"
+    network: bool = False
+    environment: str | Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        require(self.engine in ("auto", "podman", "docker"), "engine", self.engine, "must be auto, podman or docker")
+        if self.environment is None:
+            object.__setattr__(self, "environment", {"kind": "agent", "sandbox": "harbor"})
+
+    def rows(self, seed: int) -> Rows:
+        """Return the tasks, ordered by the names of their folders; the seed is ignored."""
+        return MappedRows(self._tasks(), self._row)
+
+    def prepare(self) -> None:
+        """Build or pull the images of all tasks."""
+        try:
+            program = engine_program(self.engine)
+            for task in self._tasks():
+                task.prepare(program)
+        except ContainerFailed as error:
+            raise FieldError(error.field, error.value, error.message, remedy=error.remedy) from None
+
+    def _tasks(self) -> list[HarborTask]:
+        top = Path(self.path).expanduser().resolve()
+        folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
+        require(bool(folders), "path", self.path, "has no folder with a task.toml")
+        try:
+            return [read_task(folder, self.network) for folder in folders]
+        except ContainerFailed as error:
+            raise FieldError(error.field, error.value, error.message, remedy=error.remedy) from None
+
+    def _row(self, index: int, task: HarborTask) -> Row:
+        facts = {"folder": str(task.folder), "engine": self.engine, "network": self.network}
+        facts["digest"] = digest_of(task.folder)  # a resume refuses another
+        return Row(messages=user_message(task.instruction), metadata={"harbor": facts})

@@ -1,0 +1,201 @@
+"""Tasks in Harbor's format, played in podman: by their solution, by an agent, and by a policy with the tool `bash`."""
+
+import asyncio
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from proxima.data import FieldError
+from proxima.engine.protocol import Request, Sampling
+from proxima.environment.agents import AgentJob, AgentSpec
+from proxima.environment.harbor_agents import HarborAgents, reward_of, running_task
+from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.containers import ContainerFailed
+from proxima.process.harbor_tasks import read_task
+from proxima.rollout.episodes.agent_player import AgentEpisodes
+from proxima.rollout.episodes.conversation import TurnTemplate
+from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.task import TASKS
+from tests.containers import busybox_image as busybox_image
+from tests.containers import left
+from tests.harbor_tasks import write_tasks
+from tests.processes import eventually
+from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, prompt
+
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
+SOLUTIONS = {"answer": "set -- $(cat numbers.txt); echo $(($1 + $2)) > sum.txt", "word": "echo $WORD > word.txt"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_tasks(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def task(busybox_image, folder):
+    task = TASKS["harbor"](path=str(folder))
+    task.prepare()
+    return task
+
+
+@pytest.fixture(scope="module")
+def agents():
+    agents = HarborAgents(AgentSpec(sandbox="harbor"))
+    yield agents
+    agents.close()
+
+
+def in_container(agents, task, number, what):
+    """What a function returns of the running container of a task, of this number."""
+    row = {"harbor": task.rows(0)[number].metadata["harbor"]}
+
+    async def run():
+        job = AgentJob(row=row, base_url="http://127.0.0.1:9/v1", api_key="k")
+        async with running_task(
+            agents._containers_of("auto"), read_task(Path(row["harbor"]["folder"])), job
+        ) as container:
+            return await what(container)
+
+    return asyncio.run(run())
+
+
+async def solve(container):
+    """As harbor's oracle does."""
+    await container.run(["mkdir", "-p", "/solution"], 60, user="0")
+    await container.engine(["cp", f"{container.task.folder}/solution/.", f"{container.place.name}:/solution"])
+    assert (await container.run(["sh", "/solution/solve.sh"], 60, variables=container.task.variables))[0] == 0
+    return await container.reward()
+
+
+def test_rows_are_the_instructions(folder):
+    rows = TASKS["harbor"](path=str(folder)).rows(0)
+    assert [row.messages[0]["content"].split()[0] for row in (rows[0], rows[1])] == ["Write", "Write"] and len(
+        rows
+    ) == 2
+    assert TASKS["harbor"](path=str(folder / "word")).rows(0)[0] == rows[1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_solution_is_worth_one_and_nothing_zero(task, agents, number):
+    assert in_container(agents, task, number, solve) == 1.0
+    assert in_container(agents, task, number, lambda container: container.reward()) == 0.0
+    eventually(lambda: left() == [])
+
+
+def play(task, policy, number, **fields):
+    row = task.rows(0)[number]
+    agents = AgentSpec(sandbox="harbor", **fields).build()
+    asked = replace(prompt(row.messages[0]["content"]), metadata=dict(row.metadata))
+
+    async def run():
+        settings = EpisodeSettings(retries=0, seconds=600)
+        episodes = AgentEpisodes(policy, agents, partial(TurnTemplate, TOKENIZER, {}), settings, 4000, "hermes")
+        requests = [Request(prompt=asked, sample=0, sampling=Sampling(max_tokens=400))]
+        try:
+            return [completion async for completion in episodes.generate(requests)]
+        finally:
+            agents.close()
+
+    (completion,) = asyncio.run(run())
+    return completion
+
+
+@pytest.mark.parametrize(("name", "number"), [("answer", 0), ("word", 1)])
+def test_a_policy_acts_by_the_tool_bash(task, name, number):
+    def says(context, request):
+        if request.turn == 0:
+            arguments = {"command": SOLUTIONS[name] + "; echo said; exit 4"}
+            return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': arguments})}</tool_call>"
+        assert "said" in context and "(exit code 4)" in context
+        return "done"
+
+    completion = play(task, Scripted(says), number)
+    assert completion.episode.failure == "" and completion.episode.reward == 1.0
+    assert len(completion.episode.turns) == 2
+    eventually(lambda: left() == [])
+
+
+ASKS = """
+wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" \\
+  --post-data '{"messages": [{"role": "user", "content": "begin"}]}' $OPENAI_BASE_URL/chat/completions > /tmp/said
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reward", "failure"),
+    [
+        ("echo 42 > sum.txt", 1.0, ""),
+        ("echo 43 > sum.txt", 0.0, ""),
+        ("echo why >&2; exit 5", None, "the agent ended with exit code 5: why"),
+    ],
+)
+def test_an_agent_plays_in_the_container_of_the_task(task, code, reward, failure):
+    policy = Scripted(lambda context, request: "fine")
+    completion = play(task, policy, 0, command=("sh", "-c", ASKS + code))
+    assert (completion.episode.reward, completion.episode.failure) == (reward, failure)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "failure"),
+    [
+        ("tests/test.sh", "#!/bin/sh\necho broken; exit 1\n", "exit code 1 and wrote no reward: broken"),
+        ("tests/test.sh", "#!/bin/sh\nsleep 100\n", "took longer than 2 s"),
+        ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "which is no reward"),
+    ],
+)
+def test_tests_without_a_reward_are_a_failure(busybox_image, agents, tmp_path, file, text, failure):
+    toml = "[environment]\nmemory_mb = 64\n[verifier]\ntimeout_sec = 2\n"
+    task = TASKS["harbor"](path=str(write_tasks(tmp_path, **{file: text, "task.toml": toml})))
+    task.prepare()
+    with pytest.raises(EnvironmentFailure) as error:
+        in_container(agents, task, 0, lambda container: container.reward())
+    assert failure in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "file", "reward"),
+    [
+        ("0.25\n", "r.txt", 0.25),
+        ("3", "r.json", 3.0),
+        ('{"reward": 1, "b": 0}', "r.json", 1.0),
+        ('{"b": 0.5}', "r.json", 0.5),
+    ],
+)
+def test_rewards(text, file, reward):
+    assert reward_of(text, file) == reward
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [("", "r.txt"), ("nan", "r.txt"), ("much", "r.txt"), ('{"a": 1, "b": 0}', "r.json"), ("[1]", "r.json")],
+)
+def test_what_is_no_reward(text, file):
+    with pytest.raises(EnvironmentFailure):
+        reward_of(text, file)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("task.toml", "[environment\n", "can't be read as a Harbor task"),
+        ("task.toml", '[environment]\nos = "windows"\n[[steps]]\nname = "a"\n', "uses steps, environment.os"),
+        ("task.toml", '[environment]\nmemory = "lots"\n', "wrong value"),
+        ("task.toml", '[environment.env]\nA = "${NO_SUCH_VARIABLE}"\n', "NO_SUCH_VARIABLE is not set"),
+    ],
+)
+def test_tasks_that_are_refused(tmp_path, file, text, message):
+    folder = write_tasks(tmp_path, **{file: text})
+    with pytest.raises(ContainerFailed, match=message):
+        read_task(folder / "answer")
+    with pytest.raises(FieldError, match=message):
+        TASKS["harbor"](path=str(folder)).rows(0)
+
+
+def test_an_image_that_can_not_be_built(busybox_image, tmp_path):
+    folder = write_tasks(tmp_path, **{"environment/Dockerfile": f"FROM {busybox_image}\nCOPY nothing /\n"})
+    with pytest.raises(FieldError, match="can't be built") as error:
+        TASKS["harbor"](path=str(folder)).prepare()
+    assert error.value.field == "path" and "\n" not in str(error.value)
