@@ -9,6 +9,7 @@ from proxima.task import TASKS
 from proxima.task.mix import WeightedTask
 from proxima.task.protocol import Row
 from tests.documented import assert_documented
+from tests.harbor_tasks import write_tasks
 from tests.prepare.published import write_jsonl, write_parquet
 
 ROWS = [{"question": f"{i}?", "answer": f"so\n#### {i}"} for i in range(6)]
@@ -33,7 +34,12 @@ def made(tmp_path, monkeypatch):
             pytest.importorskip("reasoning_gym") if kind == "reasoning_gym" else None
             return TASKS[kind](**FIELDS[kind])
         path = tmp_path
-        if kind in ("jsonl", "gsm8k"):
+        if kind == "harbor":
+            for number in range(3):
+                write_tasks(tmp_path / f"{number}")
+                for name in ("answer", "word"):
+                    (tmp_path / f"{number}" / name).rename(tmp_path / f"{name}{number}")
+        elif kind in ("jsonl", "gsm8k"):
             path = write_jsonl(tmp_path / "d.jsonl", ROWS)
         elif kind == "dataset":
             data = pytest.importorskip("datasets").Dataset.from_list(ROWS)
@@ -41,7 +47,7 @@ def made(tmp_path, monkeypatch):
         else:
             chats = [{**row, "messages": [{"role": "user", "content": row["question"]}]} for row in ROWS]
             path = write_parquet(tmp_path / "train.parquet", chats if kind == "prepared" else ROWS)
-        return TASKS[kind](path=str(tmp_path if kind == "prepared" else path))
+        return TASKS[kind](path=str(tmp_path if kind in ("prepared", "harbor") else path))
 
     return make
 

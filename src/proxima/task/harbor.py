@@ -13,10 +13,11 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_messag
 
 @dataclass(frozen=True, kw_only=True)
 class Harbor(PlayedTask):
-    """Tasks in Harbor's format: the instruction of each is a prompt, which an agent carries out in the task's
-    container; the task's tests, run in that container afterwards, give the reward `environment`.
+    """Tasks in Harbor's format (Terminal-Bench), played in containers.
 
-    Without another environment, the model itself carries it out, by calls of a tool `bash`.
+    The instruction of each is a prompt, which an agent carries out in the task's container; the task's tests, run in
+    that container afterwards, give the reward `environment`. Without another environment, the model itself carries it
+    out, by calls of a tool `bash`.
 
     Args:
         path: a folder of tasks, or a task.
