@@ -48,11 +48,11 @@ echo "{\\"reward\\": $score, \\"style\\": 0.5}" > /logs/verifier/reward.json
 }
 
 
-def write_tasks(folder: Path, **changes: str) -> Path:
-    """Write both tasks; `changes` are other texts of files of `answer`, with `__` for the dots and slashes."""
+def write_tasks(folder: Path, suffix: str = "", **changes: str) -> Path:
+    """Write both tasks, with a suffix of their names; `changes` are other texts of files of `answer`."""
     for name, files in (("answer", ANSWER), ("word", WORD)):
         for file, text in files.items():
-            place = folder / name / file
+            place = folder / f"{name}{suffix}" / file
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(changes.get(file, text) if name == "answer" else text)
     return folder

@@ -36,9 +36,7 @@ def made(tmp_path, monkeypatch):
         path = tmp_path
         if kind == "harbor":
             for number in range(3):
-                write_tasks(tmp_path / f"{number}")
-                for name in ("answer", "word"):
-                    (tmp_path / f"{number}" / name).rename(tmp_path / f"{name}{number}")
+                write_tasks(tmp_path, f"{number}")
         elif kind in ("jsonl", "gsm8k"):
             path = write_jsonl(tmp_path / "d.jsonl", ROWS)
         elif kind == "dataset":
