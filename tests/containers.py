@@ -55,7 +55,8 @@ def busybox_image() -> str:
     return IMAGE
 
 
-def left() -> list[str]:
-    """The names of all containers that a run has started, of any run."""
+def left(pid: int | None = None) -> list[str]:
+    """The names of the containers that a process has started; None: this one."""
     asked = ["podman", "ps", "-a", "--filter", "label=proxima.run", "--format", "{{.Names}}"]
-    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return [name for name in names if f"-{pid or os.getpid()}-" in name]

@@ -30,11 +30,6 @@ echo "$said" | wc -c
 SIBLING = "tests/rollout/episodes/test_boxed_agents.py::test_a_killed_run_leaves_no_container"
 
 
-def of(name):
-    """The containers whose names have this part."""
-    return [each for each in left() if name in each]
-
-
 def recipe_of(image):
     agent = {"kind": "agent", "command": ["/bin/sh", "-c", AGENT], "workers": AT_ONCE}
     agent["container"] = {"image": image, "memory_mb": 64, "cpus": 0.5}
@@ -55,18 +50,17 @@ def runs(busybox_image, tmp_path_factory):
 def test_a_run_is_killed_with_its_containers(runs, tmp_path, seed):
     folder, draws = tmp_path / "run", random.Random(seed)
     pid = runs.start(folder)
-    name = f"-{pid}-"
     eventually(lambda: seed % 2 == 0 or ((folder / "checkpoints").is_dir() and [*(folder / "checkpoints").iterdir()]))
-    eventually(lambda: len(of(name)) == AT_ONCE)
+    eventually(lambda: len(left(pid)) == AT_ONCE)
     time.sleep(draws.random() * 2)
-    containers = len(of(name))
+    containers = len(left(pid))
     os.kill(pid, signal.SIGKILL)
     assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
     began = time.monotonic()
-    eventually(lambda: not of(name))
+    eventually(lambda: not left(pid))
     print(f"killed with {containers} containers, which were gone after {time.monotonic() - began:.1f} s")
     pid = runs.start(folder)
     assert os.waitpid(pid, 0)[1] == 0, runs.errors.read_text()[-2500:]
-    assert not of(f"-{pid}-")
+    assert not left(pid)
     assert_whole(folder, steps=STEPS, prompts=2, lag=0)
     assert_same(whole(folder), whole(runs.errors.parent / "unbroken"))

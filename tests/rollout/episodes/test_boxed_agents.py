@@ -122,18 +122,18 @@ def test_a_killed_run_leaves_no_container(busybox_image, moment):
     with subprocess.Popen([sys.executable, "-c", PARENT, busybox_image], stdout=subprocess.PIPE) as run:
         assert run.stdout.readline() == b"started\n"
         if moment == "while they run":
-            eventually(lambda: len(left()) == 4)
+            eventually(lambda: len(left(run.pid)) == 4)
         run.kill()
-    name = f"-{run.pid}-"
-    eventually(lambda: not [each for each in left() if name in each] and not [*Path("/tmp").glob(f"proxima-*{name}*")])
+    eventually(lambda: not left(run.pid) and not [*Path("/tmp").glob(f"proxima-*-{run.pid}-*")])
 
 
 def test_a_killed_run_whose_guardian_is_killed_is_cleaned_by_the_next(busybox_image):
     name = f"proxima-{socket.gethostname()}-999999-1-abcd-0"
     line = ["podman", "create", f"--name={name}", "--label=proxima.run=x", busybox_image, "/bin/true"]
     subprocess.run(line, check=True, capture_output=True)
+    assert left(999999)
     shell(busybox_image, "true").build().close()
-    assert left() == []
+    assert left(999999) == []
 
 
 def test_an_image_that_nobody_has(busybox_image):
