@@ -108,9 +108,11 @@ static int listen_at(int port) {
 }
 
 static pid_t run(char **command) {
+    prctl(PR_SET_DUMPABLE, 0);  // the command may not read the memory of this process, nor trace it
     pid_t child = fork();
     if (child < 0) fail("fork");
-    if (child) return prctl(PR_SET_DUMPABLE, 0), child;  // the command may not trace this process
+    if (child) return child;
+    prctl(PR_SET_DUMPABLE, 1);
     setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     int score = open("/proc/self/oom_score_adj", O_WRONLY);  // what runs out of memory is the command
