@@ -63,8 +63,20 @@ def test_explain_json(proxima, recipe):
     }.items()
 
 
+def test_list_names_every_kind_on_one_screen(done, slots):
+    lines = done("list").splitlines()
+    assert len(lines) <= 45 and max(map(len, lines)) <= 100
+    found = dict[str, list[str]]()
+    for line in lines[:-2]:
+        if not line.startswith(" "):
+            name, _, line = line.partition(" ")
+            found[name] = []
+        found[name] += filter(None, re.split(r"[ ,]+", line))
+    assert found == {slot: [*facts["kinds"]] for slot, facts in slots.items()}
+
+
 def test_list_shows_every_kind_of_every_slot(done):
-    out = done("list")
+    out = done("list", "--all")
     for kind in [
         *SURROGATES,
         *ALGORITHMS,
@@ -93,7 +105,7 @@ def test_list_of_a_kind_shows_it_in_each_slot_that_has_it(done, proxima):
 @pytest.mark.slow
 def test_list_fits_a_hundred_columns(proxima, slots, monkeypatch):
     monkeypatch.setattr("proxima.config.json_schema.catalogue", lambda: slots)
-    for words in [(), ("recipes",), *((slot,) for slot in slots)]:
+    for words in [(), ("--all",), ("recipes",), *((slot,) for slot in slots)]:
         code, out, _ = proxima("list", *words)
         assert code == 0 and max(map(len, out.splitlines())) <= 100, words
 

@@ -1,6 +1,6 @@
-"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or a kind, cppo;
-or recipes, to list those that come with proxima; or schema, to print the JSON schema of recipes. First line of a recipe
-for editors:
+"""List the kinds of every slot. SLOT: algorithm, surrogate, reward … shows its kinds with their fields; a kind, cppo,
+that kind; recipes, those that come with proxima; schema, the JSON schema of recipes. First line of a recipe for
+editors:
 # yaml-language-server: $schema=schema.json"""
 
 import re
@@ -18,13 +18,18 @@ from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.user_files import FILE, shipped_layouts, shipped_recipes
 
 WIDTH = 100
-SLOT = "one slot, or one kind, with fields; default: all slots, one line per kind"
+SLOT = "one slot, or one kind, with fields; default: the names of all kinds"
 OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 
 
-def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: AsJson = False) -> None:
-    """Print the kinds of every slot, those of one slot or of one name with their fields, the recipes, or their schema;
-    UserError for an unknown name."""
+def list_kinds(
+    slot: Annotated[str | None, Argument(SLOT)] = None,
+    *,
+    everything: Annotated[bool, Argument("a line for each kind, with its defaults", flag="--all")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the names of all kinds, the kinds of one slot or of one name with their fields, the recipes, or their
+    schema; UserError for an unknown name."""
     if slot == "recipes":
         return list_recipes(as_json=as_json)
     if slot == "schema":
@@ -34,9 +39,22 @@ def list_kinds(slot: Annotated[str | None, Argument(SLOT)] = None, *, as_json: A
         slots = _named(slot.rpartition(".")[2], slots)
     if as_json:
         return print_json(slots)
+    if slot is None and not everything:
+        return print("\n".join(_names(slots)))
     text = "\n\n".join(_text(name, facts, fields=slot is not None) for name, facts in slots.items())
     whole = slot is not None or terminal_width(sys.stdout) is None
     print("\n".join(_fitted(line, whole) for line in text.splitlines()))
+
+
+def _names(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """A line or more for each slot, then what shows more."""
+    width, columns = max(map(len, slots)), min(WIDTH, terminal_width(sys.stdout) or WIDTH)
+    for name, facts in slots.items():
+        kinds, first, indent = ", ".join(facts["kinds"]), f"{name:<{width}}  ", " " * (width + 2)
+        yield from textwrap.wrap(
+            kinds, columns, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False
+        ) or [name]
+    yield "\nproxima list SLOT or KIND: what each does, with its fields; recipes: those that come with proxima"
 
 
 def _named(name: str, slots: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
