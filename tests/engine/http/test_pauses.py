@@ -99,6 +99,39 @@ async def test_a_server_that_returns_before_staged_weights_are_published_gets_th
     check(asked, await collect(engine, asked), 2)
 
 
+async def test_no_pause_waits_for_a_server_that_loads_the_former_weights(fleet):
+    """It goes on loading while new ones are staged, and is interrupted when they are published."""
+    asked, released = requests(4, 2), asyncio.Event()
+    engine, servers = fleet(2, facts=IN_PLACE, published=True, health_seconds=0.01)
+    replica, new = engine._pool.replicas[0], update(2)
+    replica.dialect = Loads(released)
+    servers[0].restart()
+    await until(lambda: replica in engine._keeper._loading)
+    loads = servers[0].calls["/weights"]
+    await engine.stage(new)
+    assert servers[0].calls["/weights"] == loads
+    await engine.pause()
+    await asyncio.wait_for(engine.publish(new), 20)
+    assert servers[1].label.endswith("v2") and not servers[0].label.endswith("v2")
+    await engine.resume()
+    released.set()
+    await until(lambda: engine._pool.counts["returned"] == 1)
+    assert servers[0].label.endswith("v2")
+    check(asked, await collect(engine, asked), 2)
+
+
+class Loads(PlainDialect):
+    """A dialect whose servers load no weights until `released`."""
+
+    def __init__(self, released):
+        self.released = released
+
+    async def load_weights(self, client, facts, weights):
+        while not self.released.is_set():  # it is set in another event loop
+            await asyncio.sleep(0.001)
+        await super().load_weights(client, facts, weights)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("facts", "paused"), PAUSED[::3])
 async def test_finish_ends_what_runs_under_the_weights_before(facts, paused, fleet):

@@ -76,15 +76,13 @@ class ReplicaKeeper:
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     async def stage(self, update: WeightUpdate) -> None:
-        """See `StagingEngine.stage`. A server that returns before `publish` is sent the former weights.
+        """See `StagingEngine.stage`. A server that returns before `publish` is sent the former weights, also meanwhile.
 
         Raises:
             UserError: the weights can't be copied, or there is no way to send them.
         """
         async with self._publishing:
-            self._end_loading()
-            async with self._syncing:
-                await self._stage(update)
+            await self._stage(update)
 
     async def _stage(self, update: WeightUpdate) -> StagedWeights:
         started_at = monotonic()
