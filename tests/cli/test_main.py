@@ -92,6 +92,7 @@ def test_help_of_a_command(proxima, command):
     code, out, err = proxima(command, "--help")
     assert (code, err) == (0, "")
     assert out.startswith(f"usage: proxima {command} ")
+    assert max(map(len, out.splitlines())) <= 100
 
 
 def test_the_help_groups_the_commands(proxima):

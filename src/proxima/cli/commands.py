@@ -14,6 +14,7 @@ from proxima.system.user_files import FILE
 
 GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
 MISTYPED = 0.85  # similarity from which a word is an option; no field of recipes is so near to one
+WIDTH = 100  # columns of help
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
@@ -37,8 +38,7 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
             raise UserError(f"proxima {name} needs the package {place}; pip install {source}")
         place = found.module
     module = importlib.import_module(place)
-    text = module.__doc__ or ""
-    return module.COMMAND, text if "\n" in text else textwrap.fill(text, 120)
+    return module.COMMAND, module.__doc__ or ""
 
 
 # other distributions: other frameworks' files, forecasts, training as a service
@@ -99,6 +99,31 @@ class CommandFormatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
         self._action_max_length = 18  # argparse measures the names of commands without their indentation
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Wrap the prose of a docstring again; lines of commands and ends of sentences stay."""
+        lines = list[str]()
+        for line in text.strip().splitlines():
+            if (
+                line
+                and lines
+                and lines[-1]
+                and not _is_command(line)
+                and not _is_command(lines[-1])
+                and lines[-1][-1] not in ".:"
+            ):
+                lines[-1] += f" {line}"
+            else:
+                lines.append(line)
+        wide = min(width, WIDTH)
+        return "\n".join(
+            line if _is_command(line) else textwrap.fill(line, wide, break_on_hyphens=False) for line in lines
+        )
+
+
+def _is_command(line: str) -> bool:
+    """True for a command, a comment of a file, or something indented."""
+    return line.startswith(("proxima ", "# ", " "))
 
 
 def call_of(name: str, words: Sequence[str]) -> Callable[[], int | None]:

@@ -1,7 +1,7 @@
 """Engines that are servers: install one, start one for a recipe, query its capabilities.
 
 proxima engine install vllm                               # into .venv-vllm, a dedicated environment
-proxima engine serve quickstart engine=vllm               # start a server for a recipe; Ctrl-C stops it
+proxima engine serve quickstart engine=vllm               # a server for a recipe, until Ctrl-C
 proxima engine probe http://127.0.0.1:8000                # the capabilities of a server"""
 
 import asyncio

@@ -1,6 +1,6 @@
 """List the kinds of every slot. SLOT: algorithm, surrogate, reward … shows its kinds with their fields; a kind, cppo,
-that kind; recipes, those that come with proxima; schema, the JSON schema of recipes. First line of a recipe for
-editors:
+that kind; recipes, those that come with proxima; schema, the JSON schema of recipes, for editors. They read it for a
+recipe whose first line is
 # yaml-language-server: $schema=schema.json"""
 
 import re

@@ -1,10 +1,10 @@
 """Plot surrogates, or what happened in a run.
 
-proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weight over the ratio and the probability
-proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
+proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weight over the ratio
+proxima plot threshold runs/mine                       # cppo along a completion
 proxima plot threshold                                 # the same for an example
-proxima plot divergence runs/mine                      # ratio and difference of pi and mu; thresholds of cppo for it
-proxima plot divergence mine.yaml                      # the same of its first steps, trained without a trust region"""
+proxima plot divergence runs/mine                      # pi against mu; thresholds for it
+proxima plot divergence mine.yaml                      # the same of its first steps"""
 
 import json
 from collections.abc import Mapping, Sequence

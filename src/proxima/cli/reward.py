@@ -2,8 +2,8 @@
 
 proxima reward score answers.jsonl --reward ./my_reward.py:near  # a function of yours
 proxima reward score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
-proxima reward score answers.jsonl --reward quickstart           # the rewards of a recipe, a file or by name
-proxima reward score runs/mine/rollouts/000012.parquet --reward runs/mine  # the recorded rollouts of a run
+proxima reward score answers.jsonl --reward quickstart           # those of a recipe
+proxima reward score runs/mine/rollouts/000012.parquet --reward runs/mine  # recorded rollouts
 
 A row has a prompt, a completion or a list of them (a group), and any other columns, which are passed to the rewards as
 in a run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
@@ -11,9 +11,9 @@ in a run. Exit code 1: a completion has no score; 2: the file, a reward or a col
 proxima reward serve models/reward --port 8000
 proxima train quickstart reward='{kind: http, url: "http://localhost:8000/score"}'
 
-export SCORER_TOKEN=…
-proxima reward serve models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --allow-host scorer.lan
-proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
+export TOKEN=…
+proxima reward serve models/reward --host 0.0.0.0 --token-env TOKEN --allow-host scorer.lan
+proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: TOKEN}'
 """
 
 from collections.abc import Sequence
