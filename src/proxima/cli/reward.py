@@ -12,8 +12,8 @@ proxima reward serve models/reward --port 8000
 proxima train quickstart reward='{kind: http, url: "http://localhost:8000/score"}'
 
 export TOKEN=…
-proxima reward serve models/reward --host 0.0.0.0 --token-env TOKEN --allow-host scorer.lan
-proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: TOKEN}'
+proxima reward serve models/reward --host 0.0.0.0 --token-env TOKEN --allow-host scorer
+proxima train quickstart reward='{kind: http, url: "http://scorer:8000/score", token_env: TOKEN}'
 """
 
 from collections.abc import Sequence
