@@ -28,7 +28,8 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
     for step in range(1, steps + 1):
         rows = read_rows(run.rollout_file(step))
         uids = list(dict.fromkeys(row["prompt_uid"] for row in rows))
-        assert len(rows) == 4 * len(uids)
+        paths = [(row["prompt_uid"], row["sample"], row["turn"]) for row in rows]
+        assert len(set(paths)) == len(rows) and len({path[:2] for path in paths}) == 4 * len(uids)
         seen += uids
     with Journal(run.journal) as journal:
         consumed = [e.uid for step in range(1, steps + 1) for e in consumed_prompts(journal, step)]

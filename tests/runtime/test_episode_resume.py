@@ -9,7 +9,7 @@ from tests.engine.http.model_server import ModelVllm
 from tests.engine.http.raw_server import RawServer
 from tests.runtime.episode_world import episode_recipe, go, kill_workers
 from tests.runtime.interruptions import interrupt_and_resume
-from tests.runtime.runs import AGENT
+from tests.runtime.runs import AGENT, ROLES
 from tests.runtime.test_async_run import assert_whole
 from tests.runtime.tiny_run import NO_EVAL, Watcher
 
@@ -23,6 +23,7 @@ ASYNCHRONOUS = {
     "drop": {"runtime__over_age": "drop"},
     "the next policy": {"algorithm": NEXT},
     "an agent from outside": {f"{task}__environment": AGENT for task in ("task", "eval__task")},
+    "roles": {"task__environment": ROLES["task__environment"], "algorithm__advantage": {"kind": "rloo"}},
 }
 
 

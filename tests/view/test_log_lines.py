@@ -67,6 +67,8 @@ def test_what_only_some_runs_have_in_their_lines(plain, lines):
     plain.step(quiet(1))
     plain.step(quiet(2, **{"value/explained_variance": 0.4211}))
     plain.step(quiet(3, **BESIDE))
+    plain.step(quiet(4, **{"reward/solver": 0.25, "reward/part/math": 0.5, "reward/invalid": 0}))
+    assert "tok/s  solver 0.25  4.1 s" in " ".join(lines[3].split(" ")) and "part" not in lines[3]
     assert "explained" not in lines[0] and "idle" not in lines[0]
     assert "masked 0.4 %  explained 0.42  gen" in lines[1]
     assert "430 tok/s  queue 12  running 30  oldest 2  trainer idle 3.1 %  engine idle 0.4 %  4.1 s" in lines[2]

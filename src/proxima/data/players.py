@@ -12,6 +12,7 @@ from statistics import fmean
 from proxima.data.flow import Completion, Group, Score
 
 ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NO_ROLES = ("mean", "std", "invalid", "max", "part")  # what a metric `reward/…` is without roles
 PLAYER = re.compile(rf"({ROLE.pattern})(/[0-9]{{1,6}})?")
 
 

@@ -15,14 +15,13 @@ from typing import Any, Protocol
 
 from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds
-from proxima.data.players import ROLE
+from proxima.data.players import NO_ROLES, ROLE
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_module_file
 
-TAKEN = ("mean", "std", "invalid", "max", "part")  # what `reward/<role>` is without roles
 AGENT = "agent"  # the kind of environment that is an external agent
 AGENTS = frozenset({AGENT, "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
 SCRIPT = Path(__file__).with_name("agent_process.py")
@@ -113,9 +112,9 @@ class AgentSpec:
     roles: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        bound = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(TAKEN)}"
+        bound = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(NO_ROLES)}"
         valid = isinstance(self.roles, list | tuple) and len({*map(str, self.roles)}) == len(self.roles)
-        valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in TAKEN for r in self.roles)
+        valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in NO_ROLES for r in self.roles)
         require(valid, "roles", self.roles, bound)
         exactly_one = bool(self.run) != bool(self.command or self.sandbox == HARBOR)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxima.data import require
 from proxima.data.flow import Group
+from proxima.data.players import role_metrics
 from proxima.evaluation.estimators import maj_at_k, mean_at_k, pass_at_k, powers_of_two
 from proxima.evaluation.headline import CUT, REWARD
 from proxima.evaluation.intervals import PART, Interval, bootstrap_mean, wilson_interval
@@ -104,7 +105,8 @@ def eval_metrics(
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
         questions} including those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
-        `unanswered` (shares of the answers), `tokens`; `episodes` (`episode_metrics`) if the answers are episodes.
+        `unanswered` (shares of the answers), `tokens`; `episodes` (`episode_metrics` and `role_metrics`) if the answers
+        are episodes.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
@@ -115,6 +117,7 @@ def eval_metrics(
     votes = [vote for question in questions for vote in question.votes]
     intervals = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
     intervals |= (means := mean_estimates(groups, seed=seed))
+    episodes = episode_metrics([completion for completion, _ in pairs])
     return {
         "questions": len(groups),
         "samples": samples,
@@ -130,7 +133,7 @@ def eval_metrics(
         "truncated": sum(completion.truncated for completion, _ in pairs) / len(pairs) if pairs else None,
         "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and extract is not None else None,
         "tokens": sum(lengths),
-        **({"episodes": episodes} if (episodes := episode_metrics([completion for completion, _ in pairs])) else {}),
+        **({"episodes": episodes | role_metrics(groups)} if episodes else {}),
     }
 
 

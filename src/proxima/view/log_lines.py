@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data.flow import Group
+from proxima.data.players import NO_ROLES
 from proxima.evaluation.headline import ACCURACY, Headline
 from proxima.evaluation.held_out import named_sets
 from proxima.runtime.placement.launcher import is_rank
@@ -239,6 +240,8 @@ def resumed(info: RunInfo) -> str:
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """Format a step: fixed order, fixed width, every number with its unit."""
     figures: tuple[StepFigure, ...] = EXAMPLE_FIGURES if "examples" in record else ROLLOUT_FIGURES
+    roles = [key.partition("/")[2] for key in record if key.startswith("reward/")]
+    figures += tuple(StepFigure(r, f"reward/{r}", fixed) for r in roles if r.partition("/")[0] not in NO_ROLES)
     figures += ASYNC_FIGURES if "async/queue" in record else ()
     early = ""
     if record.get("early_stop/stopped"):
