@@ -6,6 +6,7 @@ import pytest
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http.server_checks import check_servers_of
+from proxima.engine.http.sglang import Sglang
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.engine.serve.launch import Serve
@@ -38,6 +39,7 @@ def notes(servers, needs=NEEDS, **settings):
         ({"log_probs": "raw"}, {"samplings": (Sampling(temperature=0.7),)}, {}, "reports log-probs of temperature 1"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
         ({}, {"sampling_mask": True}, {}, "does not report which tokens could be sampled"),
+        ({}, {}, {"transfer": "group"}, "transfer='group' is not offered by every server; use folder or auto"),
         (
             {},
             {"training": Sampling(top_k=3), "log_probs": frozenset({"untruncated"})},
@@ -67,6 +69,12 @@ def test_servers_that_differ_are_refused(facts, reason):
     with pytest.raises(FieldError, match=f"differs: {bad[0].url}: {reason}") as caught:
         notes([*good, *bad])
     assert (caught.value.field, caught.value.value) == ("url", bad[0].url)
+
+
+def test_a_way_that_sglang_lacks_is_refused_before_it_starts():
+    spec = Sglang(serve=Serve(), transfer="ipc")
+    with pytest.raises(FieldError, match="transfer='ipc' is not offered by every server; use folder, group or auto"):
+        spec.check(NEEDS)
 
 
 def test_an_unwritable_weight_folder_is_refused_before_servers_are_asked(tmp_path):

@@ -11,7 +11,7 @@ from proxima.engine.http.client import busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_transport import check_adapters
+from proxima.engine.http.weight_transport import check_adapters, choose_transport
 from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling, ServerError
 from proxima.engine.serve.launch import LAUNCHES
 
@@ -206,6 +206,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if needs.publishes and spec.adapters_only and needs.adapter_rank:
         check_adapters(facts, needs.adapter_rank, name)
+    if needs.publishes:
+        choose_transport(spec, [facts], needs.adapter_rank)
     keeps = facts.version_spans and facts.keeps_kv
     if needs.publishes and needs.overlaps and spec.interrupt == "keep" and not keeps:
         reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"

@@ -50,7 +50,15 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.server_checks import check_masks
-from proxima.engine.http.sglang_weights import end_broken_update, give_weights, group_facts, store_prefixes, wake
+from proxima.engine.http.sglang_weights import (
+    TRANSFERS,
+    end_broken_update,
+    give_weights,
+    group_facts,
+    store_prefixes,
+    wake,
+)
+from proxima.engine.http.weight_transport import choose_transport
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
 
@@ -169,6 +177,8 @@ class Sglang(ServerSpec):
         if self.serve is not None and not any(word.startswith(MASK_OPTION) for word in self.serve.arguments):
             facts = ServerFacts(server="sglang", model="", largest_mask=LARGEST_MASK, mask_option=MASK_OPTION)
             check_masks(self, facts, needs, "SGLang")  # the facts of a server that starts with these arguments
+        if self.serve is not None and needs.publishes:
+            choose_transport(self, [ServerFacts(server="sglang", model="", transfers=TRANSFERS)])
         return super().check(needs)
 
     def dialect(self) -> SglangDialect:

@@ -22,6 +22,7 @@ BEGIN, END = "/begin_weight_update", "/end_weight_update"
 JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
 GROUP = "proxima"  # the server's name for its group; it is in one at a time
 NO_CALL = (404, 405, 501)
+TRANSFERS = ("folder", "group")  # the ways to send it weights, of the table of transports
 LOADED_A_PART = "Failed to update parameter"  # begins the error of a server that could not load what it received
 
 
@@ -66,7 +67,7 @@ async def group_facts(client: ServerClient, settings: Mapping[str, Any]) -> dict
     device, sizes = settings.get("device"), [settings.get(f"{kind}_size") for kind in ("tp", "pp", "dp")]
     facts: dict[str, Any] = {"device": device if isinstance(device, str) else None}
     if type(sizes[0]) is int and sizes[0] > 0 and sizes[1:] == [1, 1] and await _has_groups(client):
-        facts |= {"workers": sizes[0], "transfers": ("folder", "group")}
+        facts |= {"workers": sizes[0], "transfers": TRANSFERS}
     return facts
 
 
