@@ -14,6 +14,7 @@ CLAIMS = (
     "shared_paths",
     "pruned_update",
     "math_reward",
+    "sandbox",
     "vllm_throughput",
     "plan",
     "layouts",

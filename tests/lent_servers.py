@@ -56,7 +56,11 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
     The shared ones of environments import what describes tools, and `imports`, before they fork."""
     at_first, own = surroundings(), dict[str, ForkServer]()
 
-    def start(jobs: str, who: str, options: Mapping[str, Any], slow: Mapping[str, str]) -> ForkServer:
+    def start(
+        jobs: str, who: str, options: Mapping[str, Any], slow: Mapping[str, str], sandbox: Any = None
+    ) -> ForkServer:
+        if sandbox is not None:
+            return ForkServer(jobs, who, options, slow, sandbox)
         around = None if options["warm_ups"] == [Math.warm_up] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
             options = {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}

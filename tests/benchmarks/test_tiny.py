@@ -32,6 +32,7 @@ TINY = {  # the options of each
     "shared_paths": "--shapes 3x4x9 --prompt 3 --completions 1",
     "pruned_update": "--shape 5x3 --rates 0 0.5 --prompts 1 --completions 4",
     "math_reward": "--answers 48 --plain 8 --workers 1",
+    "sandbox": "",
     "vllm_throughput": "--requests 2 --tokens 3",
     "layouts": "--only qwen3_4b_grpo",
     "rank_memory": "--ranks 1 --tokens 60 --length 12",

@@ -18,8 +18,12 @@ from typing import Any
 
 from proxima.data.episode import ToolCall
 from proxima.data.flow import Message
+from proxima.data.kinds import Kinds
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
 from proxima.process.worker import START_SECONDS, ForkServer, KeptWorker, Worker, WorkerQueue
+
+# By a recipe's field: few runs load them.
+SANDBOXES = Kinds(dict.fromkeys(("auto", "bubblewrap", "container"), "proxima.environment.host_sandbox:HostSandbox"))
 
 
 class EnvironmentFailure(Exception):
@@ -62,6 +66,7 @@ class Hosts:
         call_seconds: wall-clock time limit of a call.
         start_seconds: time limit of the import in a new worker, and of its first `reset`.
         memory_mb: MiB that a worker may write beyond its memory at the start; 0: no limit.
+        sandbox: `none`, or a key of `SANDBOXES`: where the workers run.
 
     Raises: FieldError: see `EnvironmentSpec.inspected`.
     """
@@ -74,6 +79,7 @@ class Hosts:
         call_seconds: float = 30.0,
         start_seconds: float = START_SECONDS,
         memory_mb: int = 1024,
+        sandbox: str = "none",
     ) -> None:
         self.spec, self.call_seconds, self.start_seconds = spec, call_seconds, start_seconds
         self._numbers = count()
@@ -82,17 +88,22 @@ class Hosts:
         name = spec.kind or ", ".join(spec.tools)
         load = f"environment {name}: loading it"
         slow = {"inspect": load, "load_environment": load, "open_environment": f"environment {name}: its first `reset`"}
-        self._server = ForkServer(HOST_PROCESS, "environment", options, slow)
+        made = None if sandbox == "none" else SANDBOXES[sandbox](sandbox, spec)
+        self._sandbox = None if made is None else made.sandbox
+        self.notes: tuple[str, ...] = () if made is None else made.notes
+        self._server = ForkServer(HOST_PROCESS, "environment", options, slow, self._sandbox)
         try:
             self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), start_seconds)
+            self.notes += self.interface.notes
         except BaseException:
             self._server.close()
             raise
         self._hosts = [_Host(self) for _ in range(workers)]
 
     def log_to(self, file: Path | None) -> None:
-        """Append the output of environments to a file from now on; None: discard it, the default."""
-        self.log = None if file is None else str(file.absolute())
+        """Append the output of environments to a file from now on; None: discard it, the default, and what is left to
+        workers in a sandbox, which can't open the file."""
+        self.log = None if file is None or self._sandbox else str(file.absolute())
 
     def start_worker(self) -> Worker:
         """Start a worker that has loaded the environment.

@@ -1,7 +1,7 @@
 """Limits of a process for code that nobody has read. Standard library only.
 
 They contain accidents: endless loops, runaway memory, files and processes, and a text that a careless parser evaluates.
-They are not a sandbox against hostile code.
+What hostile code needs is a `sandbox`, in which they apply too.
 """
 
 import os

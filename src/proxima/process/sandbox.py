@@ -26,6 +26,7 @@ REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
 TRIAL_SECONDS = 60.0
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+VARIABLES = {"LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin"}
 USERS = range(61184, 65520)  # ids that distributions leave to transient users
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -75,6 +76,11 @@ class Sandbox:
         else:
             yield container_arguments(self, program, variables) if self.kind == "container" else program, ()
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of a program that needs nothing of this process's."""
+        return dict(VARIABLES)
+
     def exit_code(self, code: int) -> int:
         """The exit code of the program, -N after signal N, given that of the command."""
         return 128 - code if self.kind != "none" and code > 128 else code
@@ -106,6 +112,15 @@ def fallback_note(choice: str) -> str:
     """The line for the start of a run whose `auto` found no sandbox; empty if there is nothing to say."""
     why = bubblewrap_problem() if choice == "auto" else ""
     return why and f"code runs without a sandbox, under limits that contain only accidents: {why}; {REMEDY}"
+
+
+def python_sources(file: Path) -> list[str]:
+    """The Python files and packages from which a module in this file may import its neighbours, and no other file of
+    the folder, such as a run's."""
+    folder = file.resolve().parent
+    while (folder / "__init__.py").exists():
+        folder = folder.parent
+    return [str(path) for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
 
 
 @lru_cache(maxsize=1)

@@ -17,10 +17,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.process.children import ONE_THREAD, Child, start_module
 from proxima.process.json_lines import LineChannel
+
+if TYPE_CHECKING:  # few workers run in one
+    from proxima.process.sandbox import Sandbox
 
 START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
@@ -47,12 +50,18 @@ class ForkServer:
         options: `warm_ups`, modules to import once before workers are forked, or `module:function` to call;
             `restricted` and `memory_mb`, the limits of a worker.
         slow: what a job does, by its name, for a line on the standard error when it takes long: once for each.
+        sandbox: in which the process and all workers run; None: in none.
     """
 
     def __init__(
-        self, jobs: str, who: str, options: Mapping[str, Any], slow: Mapping[str, str] = MappingProxyType({})
+        self,
+        jobs: str,
+        who: str,
+        options: Mapping[str, Any],
+        slow: Mapping[str, str] = MappingProxyType({}),
+        sandbox: "Sandbox | None" = None,
     ) -> None:
-        self.jobs, self.who, self.options, self.slow = jobs, who, options, dict(slow)
+        self.jobs, self.who, self.options, self.slow, self.sandbox = jobs, who, options, dict(slow), sandbox
         self.closed = False
         self.child: Child | None = None
         self._lock = threading.Lock()
@@ -113,10 +122,11 @@ class ForkServer:
         if self.child is not None and self.child.process.poll() is not None:
             self._end()  # it was killed, and what it has forked may still run
         if self.child is None:
-            environment = {**os.environ, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
-            self.child = start_module(FORK_SERVER, env=environment)
+            given = os.environ if self.sandbox is None else self.sandbox.variables
+            environment = {**given, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
+            self.child = start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
             self._control = LineChannel(self.child.channel)
-            path = [os.path.abspath(entry) for entry in sys.path]
+            path = [os.path.abspath(entry) for entry in (*sys.path, *([""] if self.sandbox else []))]
             reply = self._call({**self.options, "jobs": self.jobs, "path": path})
             if "error" in reply:
                 self._end()

@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from proxima.data import UserError, require
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.reward.workers.graders import JOBS
 from proxima.reward.workers.user_function import to_float
+
+if TYPE_CHECKING:  # only rewards that run code load it
+    from proxima.process.sandbox import Sandbox
 
 T = TypeVar("T")
 Where = Literal["inline", "thread", "compute", "text", "function"]
@@ -78,6 +81,11 @@ class WeightedReward:
     def call_timeout(self) -> float:
         """Seconds until a call is abandoned; 0: `runtime.reward_timeout`."""
         return 0.0
+
+    @property
+    def pool(self) -> str:
+        """The name of the workers that run it: rewards of one name share them."""
+        return self.where
 
     def check(self) -> None:
         """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
@@ -188,6 +196,11 @@ class PooledReward(WeightedReward):
         if "error" in returned:
             return Score.failed(str(returned["error"]))
         return attempted(partial(self.parse_result, prompt, returned))
+
+    @property
+    def workers_sandbox(self) -> "Sandbox | None":
+        """The sandbox of the workers, which those of one `pool` share; None: they run in none."""
+        return None
 
     def setup_job(self) -> Job | None:
         """A job that each new worker runs before its first chunk."""

@@ -209,21 +209,29 @@ def make_pools(
     kinds: dict[str, list[PooledReward]] = {}
     for reward in rewards:
         if isinstance(reward, PooledReward):
-            kinds.setdefault(reward.where, []).append(reward)
+            kinds.setdefault(reward.pool, []).append(reward)
         elif reward.where in ("text", "function"):
             reason = f"has where={reward.where!r} and does not derive from PooledReward"
             raise FieldError("reward", reward.label, reason, remedy="derive from it, or leave `where` out for a thread")
     return {
-        where: (pool or WorkerPool)(
+        name: (pool or WorkerPool)(
             workers,
             timeout=timeout,
             warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
             setup=[job for reward in members if (job := reward.setup_job())],
-            restricted=where == "text",
-            memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
+            restricted=name == "text",
+            memory_mb=TEXT_MEMORY_MB if name == "text" else memory_mb,
+            sandbox=shared_sandbox(members),
         )
-        for where, members in sorted(kinds.items())
+        for name, members in sorted(kinds.items())
     }
+
+
+def shared_sandbox(rewards: Sequence[PooledReward]) -> Any:
+    """The sandbox of workers that run these rewards of one pool, which shows what each of them needs; None: none."""
+    boxes = [box for reward in rewards if (box := reward.workers_sandbox) is not None]
+    readable = tuple(dict.fromkeys(path for box in boxes for path in box.readable))
+    return replace(boxes[0], readable=readable) if boxes else None
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:

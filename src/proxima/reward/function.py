@@ -13,8 +13,11 @@ from typing import Any, ClassVar, Literal, Protocol
 from proxima.data import FieldError, require
 from proxima.data.episode import Span
 from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.process.sandbox import Sandbox, SandboxChoice, fallback_note
 from proxima.reward.base import Job, PooledReward
+from proxima.reward.sandboxed import function_sandbox, sandbox_kind
 from proxima.reward.workers.user_function import load_function, module_file, read_source
+from proxima.system.user_modules import user_module_file
 
 LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; a function with one of them takes lists
 PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}
@@ -28,9 +31,13 @@ class UserFunction(PooledReward):
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         name: key among the parts; null: the function's own name.
+        sandbox: `bubblewrap`, `auto` or `none`: where its workers run. In a sandbox a function has no network, none of
+            the run's variables and folders, and reads no files but Python's own, the packages and the Python files
+            beside its own.
     """
 
     path: str
+    sandbox: SandboxChoice = "none"
 
     where = "function"
     warm_up = "proxima.reward.workers.user_function"
@@ -52,7 +59,22 @@ class UserFunction(PooledReward):
         self.check()
         _ = self.source
 
+    @property
+    def pool(self) -> str:
+        return self.where if self.workers_sandbox is None else f"{self.where} in a sandbox"
+
+    @cached_property
+    def workers_sandbox(self) -> Sandbox | None:
+        if self.sandbox == "none":
+            return None
+        file = self.file or user_module_file(self.path.rpartition(":")[0])  # the latter if nothing has imported it
+        return function_sandbox(self.sandbox, file)
+
+    def notes(self) -> list[str]:
+        return [note] if (note := fallback_note(self.sandbox)) else []
+
     def check(self) -> None:
+        sandbox_kind(self.sandbox)
         try:
             function = self.function
         except ValueError as error:

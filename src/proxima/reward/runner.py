@@ -71,8 +71,8 @@ class RewardRunner:
         self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the running calls
 
     def _calls_of(self, reward: WeightedReward, workers: int) -> RewardCalls:
-        if reward.where in self._pools:
-            return WorkerCalls(reward, self._pools[reward.where], self.timeout)
+        if reward.pool in self._pools:
+            return WorkerCalls(reward, self._pools[reward.pool], self.timeout)
         at_once = reward.where == "inline" and reward.completions_per_call == 1
         in_compute = reward.where == "compute" and self.compute is not None
         if (at_once or in_compute) and not reward.whole_batch:

@@ -107,12 +107,12 @@ def decode_json(value: Any) -> Any:
     return {key: decode_json(item) for key, item in value.items()}
 
 
-def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
+def grade_unit_tests(*, sandbox: str = "none", **arguments: Any) -> dict[str, Any]:
     """Run the unit tests of a row against the completion's code."""
     from proxima.reward.workers import run_unit_tests  # `warm_up` has loaded it
 
     run_unit_tests.hide_memory()
-    return run_unit_tests.run_unit_tests(**arguments)
+    return run_unit_tests.run_unit_tests(**arguments, sandbox=run_unit_tests.code_sandbox(sandbox))
 
 
 # Formulas of every common shape: the LaTeX parser builds its tables as it meets them, and all workers inherit them.

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 from proxima.process.worker import ForkServer, JobResult, KeptWorker, Worker, WorkerQueue
 from proxima.reward.base import Job
@@ -32,6 +33,7 @@ class WorkerPool:
         memory_mb: memory limit, in MiB, of a worker beyond its usage at its start; 0: none. It limits the address space
             if `restricted`, else the memory that the worker writes.
         recycle: jobs after which a worker is replaced.
+        sandbox: of the workers, a `process.sandbox.Sandbox`; None: none.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.
     """
@@ -46,11 +48,12 @@ class WorkerPool:
         restricted: bool = True,
         memory_mb: int = 1024,
         recycle: int = 5000,
+        sandbox: Any = None,
     ) -> None:
         self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
-        self._server = ForkServer(GRADERS, "reward", options, slow)
+        self._server = ForkServer(GRADERS, "reward", options, slow, sandbox)
         self._queue = WorkerQueue(self._start_worker, workers)
 
     @property

@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from proxima.process.code_runner import run_program, running_code
+from proxima.process.code_runner import NONE, run_program, running_code
 from proxima.process.entry import prctl
 from proxima.process.json_lines import LineChannel, decode, encode
 from proxima.process.sandbox import Sandbox
@@ -165,6 +165,11 @@ def hide_memory() -> None:
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE)
 
 
+def code_sandbox(kind: str) -> Sandbox:
+    """The sandbox in which a worker runs the code of one completion after another, each in a process of its own."""
+    return Sandbox(kind=kind, ahead=kind != "none")
+
+
 def run_unit_tests(
     *,
     code: str,
@@ -173,15 +178,14 @@ def run_unit_tests(
     entry_point: str | None,
     seconds: float,
     memory_mb: int,
-    sandbox: str = "none",
+    sandbox: Sandbox = NONE,
 ) -> dict[str, Any]:
-    """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code, in a kind of
-    sandbox, within `seconds`. ValueError if they can't be run with any code."""
+    """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code within `seconds`.
+    ValueError if they can't be run with any code."""
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
-    box = Sandbox(kind=sandbox, ahead=sandbox != "none")
     if "programs" in tests:
-        return _run_programs(code, setup, limits, tests["programs"], deadline, box)
-    with running_code(code, setup, limits, sandbox=box) as child:
+        return _run_programs(code, setup, limits, tests["programs"], deadline, sandbox)
+    with running_code(code, setup, limits, sandbox=sandbox) as child:
         module = Code(child.channel)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):

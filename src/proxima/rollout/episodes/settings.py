@@ -23,6 +23,10 @@ class EpisodeSettings:
     retries: Annotated[int, "how many times an episode whose environment failed is restarted"] = 2
     workers: Annotated[int, "processes in which environments run"] = 2
     memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024
+    sandbox: Annotated[
+        Literal["auto", "bubblewrap", "container", "none"],
+        "where such processes run, for classes and tools of your own: see the documentation of environments",
+    ] = "none"
     forks: Annotated[
         Forks, "where the chat template rewrites what the model saw: train each version, or refuse the episode"
     ] = "train"

@@ -150,10 +150,15 @@ def make_worlds(
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
                     given = play.settings
-                    workers, memory_mb = given.workers, given.memory_mb
-                    hosts = Hosts(spec, workers=workers, call_seconds=given.call_seconds, memory_mb=memory_mb)
+                    hosts = Hosts(
+                        spec,
+                        workers=given.workers,
+                        call_seconds=given.call_seconds,
+                        memory_mb=given.memory_mb,
+                        sandbox=given.sandbox,
+                    )
                     shared.append(hosts)
-                    notes += hosts.interface.notes
+                    notes += hosts.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
                 worlds[path] = world = World(play, hosts, model)

@@ -1,0 +1,1 @@
+"""Unit tests and calls of the tool `python`, with the sandbox and without."""

@@ -1,0 +1,30 @@
+"""The sandbox of the worker processes of environments and tools that a user writes."""
+
+from proxima.data import UserError, require
+from proxima.environment.interface import EnvironmentSpec
+from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, fallback_note, python_sources, usable_kind
+from proxima.system.user_modules import user_module_file
+
+PROCESSES = 1024  # and threads, of all workers
+
+
+class HostSandbox:
+    """The sandbox in which workers load an environment and tools, and lines for the user at the start of a run.
+
+    Raises: UserError: it can't be used, or the environment is a built-in one, which needs more than a sandbox shows.
+    """
+
+    def __init__(self, choice: str, spec: EnvironmentSpec) -> None:
+        own = [name for name in (spec.kind, *spec.tools) if name is not None and ":" in name]
+        built_in = spec.kind is not None and ":" not in spec.kind
+        remedy = "python has a field `sandbox` of its own; set episode.sandbox=none"
+        require(not built_in, "environment", spec.kind, "is no class of yours, for a sandbox", remedy=remedy)
+        try:
+            kind = usable_kind(choice)
+        except SandboxMissing as error:
+            raise UserError(f"episode.sandbox={choice!r} can't be used: {error}", remedy=REMEDY) from None
+        files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
+        readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))
+        used = kind != "none"
+        self.sandbox = Sandbox(kind=kind, readable=readable, processes=PROCESSES) if used else None
+        self.notes = tuple(filter(None, [fallback_note(choice)]))

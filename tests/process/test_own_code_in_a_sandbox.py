@@ -1,0 +1,85 @@
+"""Reward functions and environments of a user in a sandbox, and without one."""
+
+import socket
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from proxima.data import UserError
+from proxima.environment.hosts import Hosts
+from proxima.environment.interface import EnvironmentSpec
+from proxima.process import sandbox
+from proxima.reward.function import Function
+from tests.environment.worlds import called
+from tests.reward.make import ask, prompt, runner
+from tests.sandboxes import needs_bubblewrap
+
+SOURCE = Path(__file__).with_name("own_code.py")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of the user's modules, with a secret that the code may read where it is in no sandbox."""
+    (tmp_path / "own_code.py").write_text(SOURCE.read_text())
+    (tmp_path / "own_neighbour.py").write_text("VALUE = 0.5")
+    (tmp_path / "secret.txt").write_text("secret")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PROXIMA_TEST_SECRET", "1")
+    return tmp_path
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@needs_bubblewrap
+def test_a_reward_function_is_alone_in_a_sandbox_and_beside_one_that_is_in_none(folder, port):
+    inside = Function(path="own_code:reward", sandbox="bubblewrap", name="inside")
+    outside = Function(path="./own_code.py:reward", name="outside")
+    with runner(inside, outside) as made:
+        made.check()
+        row = replace(prompt("x"), metadata={"path": str(folder / "secret.txt"), "port": port})
+        (score,) = ask(made, row, "a text")
+    seen = {name: [score.parts[f"{name}/{fact}"] for fact in ("reads", "connects", "knows")]
+            for name in ("inside", "outside")}  # fmt: skip
+    assert seen == {"inside": [0, 0, 0], "outside": [1, 1, 1]} and score.value == 1
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
+def test_an_environment_sees_its_modules_and_in_a_sandbox_nothing_else(folder, port, kind):
+    with closing(Hosts(EnvironmentSpec(kind="own_code:World"), workers=1, sandbox=kind)) as hosts:
+        call = ("look", {"path": str(folder / "secret.txt"), "port": port})
+        _, (answer,), _ = called(hosts, {"messages": [{"role": "user", "content": "?"}]}, call)
+    facts = eval(answer.messages[0]["content"])
+    seen = [bool(facts[name]) for name in ("reads", "connects", "knows")]
+    assert facts["value"] == 0.5 and seen == ([False] * 3 if kind == "bubblewrap" else [True] * 3)
+    assert (facts["processes"] < 8) == (kind == "bubblewrap")
+
+
+def test_a_sandbox_that_is_missing_or_meant_for_others_is_refused(folder, monkeypatch):
+    monkeypatch.setattr(sandbox, "bubblewrap_problem", lambda: "bubblewrap needs the program bwrap")
+    with pytest.raises(UserError, match=r"episode.sandbox='bubblewrap'.*bwrap.*install"):
+        Hosts(EnvironmentSpec(kind="own_code:World"), sandbox="bubblewrap")
+    with pytest.raises(UserError, match=r"sqlite.*episode.sandbox=none"):
+        Hosts(EnvironmentSpec(kind="sqlite"), sandbox="auto")
+    function = Function(path="./own_code.py:reward", sandbox="bubblewrap")
+    with pytest.raises(UserError, match=r"sandbox='bubblewrap'.*bwrap"), runner(function) as made:
+        made.check()
+    with closing(Hosts(EnvironmentSpec(kind="own_code:World"), workers=1, sandbox="auto")) as hosts:
+        assert "bwrap" in hosts.notes[0]
+
+
+def test_recipes_without_code_load_no_sandbox():
+    """As the modules that every run with rewards and episodes imports."""
+    import subprocess
+
+    script = "import sys, proxima.rollout.episodes.worlds, proxima.reward.runner, proxima.reward.text, "
+    script += "proxima.runtime.launch.rl_workload; print('proxima.process.sandbox' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
