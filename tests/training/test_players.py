@@ -12,9 +12,11 @@ from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.data.flow import Score
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of, rewards_of_players, role_metrics
+from proxima.engine.protocol import Request, Sampling
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.length import Length
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.episodes.played import failed_episode
 from proxima.runtime.loop.step_review import exhausted_batch, rollout_metrics
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows, write_rollouts
@@ -163,6 +165,7 @@ def test_an_invalid_score_is_of_all_players():
     batch = BatchBuilder(advantage=ADVANTAGES["rloo"](), selection=()).step_batch([replace(group, scores=scores)], 1)
     assert batch.reasons == dict.fromkeys([(3, 0, 1), (3, 0, 2), (3, 0, 0)], "invalid")
     assert advantages(batch)[1, 0] == [0.0] * 3  # it has no other to be compared with
+    assert {r.advantage for key, r in batch.records({}).items() if key[1] == 0} == {None}
     assert role_metrics([replace(group, scores=(scores[0],) * 2)]) == {}
 
 
@@ -256,3 +259,14 @@ def test_a_role_s_reward_counts_for_its_attempts():
     with pytest.raises(KeyError, match="b/1"):
         rewards_of_players({"a": 1.0, "b/0": 2.0}, ["a", "b/0", "b/1"])
     assert torch.equal(Outcomes.from_groups(groups(3)).role, torch.tensor([0, 0, 1] * 2))
+
+
+@pytest.mark.parametrize("kind", ["grpo", "gpg", "gdpo", "reinforce_pp_baseline", "reinforce_pp", "turn_returns"])
+def test_an_episode_that_failed_before_any_role_spoke_is_in_no_mean(kind):
+    (group,) = groups(3)
+    request = Request(prompt=group.prompt, sample=2, sampling=Sampling())
+    failed = failed_episode(request, "no", 1)
+    more = replace(group, completions=(*group.completions, failed), scores=(*group.scores, Score.failed("no")))
+    builder = BatchBuilder(advantage=ADVANTAGES[kind](**({"scale": "batch"} if kind == "grpo" else {})), selection=())
+    alone, beside = (advantages(builder.step_batch([given], 1)) for given in (group, more))
+    assert beside == alone | {(2, 0): []}

@@ -69,7 +69,7 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
 class EpisodeTokens:
     """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
     time steps of an episode, in the order of its turns: each is sampled in exactly one path. Where episodes have roles,
-    what one player wrote is an episode here, and its turns are numbered by themselves.
+    what one player wrote is an episode here.
 
     The conversations of an agent may overlap in time (a helper answers between two turns of the main one), and then no
     order of whole paths is that of the turns. So a column has two orders: that of the paths, in `batch`, and that of
@@ -124,12 +124,8 @@ class EpisodeTokens:
         edges, path = self.batch.cu_seqlens.tolist(), 0
         out: list[tuple[int, TrainedTurn]] = []
         for i, episode in enumerate(self.episodes):
-            of_paths = [[*turns_of(each)] for each in episode.paths]
-            numbers = sorted(turn.number for turns in of_paths for turn in turns)
-            for turns in of_paths:
-                for turn in turns:
-                    number = numbers.index(turn.number) if episode.role else turn.number
-                    out.append((i, turn._replace(number=number, places=edges[path] + turn.places)))
+            for each in episode.paths:
+                out += [(i, turn._replace(places=edges[path] + turn.places)) for turn in turns_of(each)]
                 path += 1
         return out
 

@@ -96,8 +96,8 @@ def proposes_and_solves(row, base_url, api_key, model):
     own = list(row["messages"])
     own.append({"role": "assistant", "content": ask["proposer"](own)})
     task = [{"role": "user", "content": "solve"}]
-    ask["solver/1"](task)
     more = [*task, {"role": "assistant", "content": ask["solver/0"](task)}, {"role": "user", "content": "sure?"}]
+    ask["solver/1"](task)
     ask["solver/0"](more)
     ask["proposer"]([*own, {"role": "user", "content": "right?"}])
     return {"proposer": -1.0, "solver/0": 1, "solver": 0.5}

@@ -149,13 +149,14 @@ ROLES = ("proposer", "solver")
 
 @pytest.mark.slow
 def test_roles_have_conversations_and_rewards_of_their_own():
-    """The name of the model says who asks: equal chats of two attempts are two conversations."""
-    policy = Scripted(lambda context, request: f"answer {request.turn}")
+    """The name of the model says who asks: equal chats of two attempts are two conversations, whose answers are equal
+    too."""
+    policy = Scripted(lambda context, request: "same" if request.turn < 4 else "right")
     (completion,) = play(policy, "proposes_and_solves", roles=ROLES)
     turns = {path.episode.player: [span.turn for span in path.episode.turns] for path in completion.paths}
-    assert turns == {"solver/1": [1], "solver/0": [2, 3], "proposer": [0, 4]} and len(completion.paths) == 3
+    assert turns == {"solver/1": [2], "solver/0": [1, 3], "proposer": [0, 4]} and len(completion.paths) == 3
     assert completion.episode.rewards == {"proposer": -1.0, "solver/0": 1.0, "solver/1": 0.5}
-    assert completion.episode.reward == (-1.0 + 0.75) / 2 and completion.text == "answer 4"
+    assert completion.episode.reward == (-1.0 + 0.75) / 2 and completion.text == "right"
     paths_are_what_the_policy_saw(policy, completion)
     assert Episode.from_json(completion.episode.to_json()) == completion.episode
 
