@@ -21,8 +21,17 @@ class EventLoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop, self.closed, self._closing = asyncio.new_event_loop(), False, threading.Lock()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        """Run the loop until it is stopped. Ctrl-C reaches a task that awaits a call in the main thread; asyncio gives
+        it to whoever awaits the task, and ends the loop, which `close` needs."""
+        while True:
+            try:
+                return self._loop.run_forever()
+            except KeyboardInterrupt:
+                continue
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine and return or raise its result. Cancelling the caller cancels it.

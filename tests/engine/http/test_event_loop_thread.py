@@ -75,3 +75,17 @@ def test_what_is_left_in_a_loop_that_closes_ends_with_it(caplog):
         held.clear()
         gc.collect()
     assert closed == ["inner"] and not caplog.records, caplog.text
+
+
+def test_an_interrupt_ends_the_task_that_it_reaches_and_not_the_loop():
+    thread, ended = EventLoopThread("test"), []
+
+    async def interrupted():
+        raise KeyboardInterrupt
+
+    async def last():
+        ended.append("last")
+
+    assert isinstance(thread.start(interrupted()).exception(timeout=60), KeyboardInterrupt)
+    thread.close(last)
+    assert ended == ["last"]
