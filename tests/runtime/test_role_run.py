@@ -9,6 +9,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups
 from proxima.view.episode_lines import shown_messages
 from tests.runtime.tiny_run import steps_of
+from tests.view.microscope.test_completion_page import pages
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +41,16 @@ def test_each_role_is_measured_and_credited(runs):
                 assert shown["reward"].startswith(each.role)
                 trained |= {each.role} if row["outcome"] == "trained" else set()
     assert trained == {"picker", "sayer"}
+
+
+def test_the_page_of_a_path_names_its_player(runs):
+    read = pages(runs.finished("episodes of roles"), 1)
+    episodes = {key: page.answer()["episode"] for key, page in read.items()}
+    players = {key: episode["player"].partition("/")[0] for key, episode in episodes.items()}
+    assert set(players.values()) == {"picker", "sayer"}
+    for key, episode in episodes.items():
+        others = {path["turn"]: path["player"] for path in episode["paths"]}
+        assert others == {k[2]: episodes[k]["player"] for k in episodes if k[:2] == key[:2] and k != key}
+    assert any(
+        {"picker", "sayer/0", "sayer/1"} == (episode.get("rewards") or {}).keys() for episode in episodes.values()
+    )
