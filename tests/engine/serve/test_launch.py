@@ -32,9 +32,16 @@ def _no_gpu(monkeypatch):
 @pytest.mark.usefixtures("_no_gpu")
 def test_the_cache_of_sglang_on_a_cpu_has_the_size_that_is_asked_for(tiny_model):
     llama = tiny_model("llama")  # 2 layers, 2 heads of keys and values, 8 wide, in float32
-    assert options(llama)["--max-total-tokens"] == str(2**30 // (2 * 2 * 2 * 8 * 4))
+    assert options(llama, dtype="float32")["--max-total-tokens"] == str(2**30 // (2 * 2 * 2 * 8 * 4))
     assert options(llama, dtype="bfloat16", cache_gib=3)["--max-total-tokens"] == str(3 * 2**30 // (2 * 2 * 2 * 8 * 2))
     assert options("a-hub/name", cache_gib=2)["--max-total-tokens"] == "32768"
+
+
+def test_sglang_serves_a_float32_model_in_bfloat16(tiny_model):
+    """By itself it would take float16."""
+    assert options(tiny_model("llama"))["--dtype"] == "bfloat16"
+    assert options(tiny_model("llama"), dtype="float32")["--dtype"] == "float32"
+    assert options("a-hub/name")["--dtype"] == "auto"
 
 
 @pytest.mark.usefixtures("_no_gpu")

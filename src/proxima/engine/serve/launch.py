@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ class Serve:
         port: port of the first server on 127.0.0.1; the others get the following ones. 0: free ports.
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
-        dtype: of weights and computation; auto: the dtype of the model's files.
+        dtype: of weights and computation; auto: the dtype of the model's files, bfloat16 for float32.
         max_length: tokens of prompt and completion together, at least the run's maximum; null: the run's maximum.
         log_probs: the distribution that reported log-probs refer to: `processed`, the one actually sampled from, or
             `raw`.
@@ -219,8 +219,10 @@ def sglang_launch(
     sampling masks without an option."""
     program = find_executable(serve, "sglang")
     gpu = has_gpu()
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
     variables, config = {"PYTHONPATH": str(IN_SGLANG / "key")}, _text_config(model)
+    if serve.dtype == "auto" and (config.get("dtype") or config.get("torch_dtype")) == "float32":
+        serve = replace(serve, dtype="bfloat16")  # SGLang would take float16, in which no trainer computes
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--dtype", serve.dtype]
     if length := serve.max_length or max_length or config.get("max_position_embeddings"):
         arguments += ["--context-length", str(length + SPARE)]
         variables["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"  # else it takes no more than the model's limit
