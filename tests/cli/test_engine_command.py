@@ -100,3 +100,8 @@ def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):
         code, out, _ = proxima("check", "sglang", f"url={server.url}", "--model", folder)
     assert code == 1 and re.search(r"FAILED   greedy: prompt \d: greedy tokens are \d\.\d+ nats below the best", out)
     assert "so evaluations are of another policy" in out and "passed   lengths" in out
+
+
+def test_a_url_whose_port_no_server_can_have_is_named(refusal):
+    err = refusal("engine", "serve", "quickstart", "engine=vllm", "engine.url=http://127.0.0.1:9")
+    assert "engine.url=http://127.0.0.1:9 (command line): must have a port in 1024..65535" in err

@@ -87,6 +87,8 @@ def serve_section(config: Any) -> tuple[Any, str]:
         raise FieldError("engine.url", engine.url, "is on another machine", remedy="start the server there")
     if ports != list(range(ports[0], ports[0] + len(ports))):
         raise FieldError("engine.url", engine.url, "must have consecutive ports to be started together")
+    if ports[0] < 1024:
+        raise FieldError("engine.url", engine.url, "must have a port in 1024..65535 for a server to be started")
     return Serve(port=ports[0], replicas=len(ports)), kind
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
@@ -59,9 +60,17 @@ def test_the_dtype_is_the_servers_and_what_cannot_be_written_is_refused(llama: L
 
 
 def test_the_two_newest_are_kept_and_close_removes_all(llama: LoadedModel) -> None:
-    folders = WeightFolders()
+    present = list[int]()
+
+    class Counted(WeightFolders):
+        def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
+            super()._fill(model, tokenizer, folder, dtype)
+            present.append(len(list(folder.parent.glob("v*"))))
+
+    folders = Counted()
     made = [written(folders, llama, f"v{version}") for version in range(4)]
     assert [folder.exists() for folder in made] == [False, False, True, True]
+    assert present == [1, 2, 2, 2]  # never three, also while one is written
     folders.close()
     assert not made[3].parent.exists()
 

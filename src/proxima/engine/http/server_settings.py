@@ -49,7 +49,7 @@ class ServerSettings(EngineSpec):
         transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL, unencrypted: for a
             network where everybody is trusted. `ipc`: from memory of this machine that trainer and server share.
             `folder`: files that each server reads. `auto`: `group` where servers without GPUs are on other machines and
-            all have proxima's worker, else `folder`.
+            all can join one, else `folder`.
         adapters_only: with `model.lora`, send only the adapters; the servers keep the base that they were started with,
             and compute with both. For vLLM.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.

@@ -79,6 +79,8 @@ class WeightFolders:
         folder: Path | None = None
         try:
             folder = self._place(size) / name
+            while len(self.kept) >= KEPT:  # before the new one takes room
+                shutil.rmtree(self.kept.pop(0), ignore_errors=True)
             folder.mkdir()
             self._fill(model, tokenizer, folder, written_as)
             ordinary_modes(folder)  # the server may run as another user
@@ -94,8 +96,6 @@ class WeightFolders:
             if self._closed:  # by another thread, meanwhile
                 self.close()
         self.kept.append(folder)
-        while len(self.kept) > KEPT:
-            shutil.rmtree(self.kept.pop(0), ignore_errors=True)
         return folder
 
     def _size(self, model: nn.Module, dtype: torch.dtype | None) -> int:
