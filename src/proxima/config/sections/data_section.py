@@ -12,6 +12,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.data import FieldError, require
 from proxima.engine.protocol import Sampling
+from proxima.environment.agents import AGENTS
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
@@ -114,7 +115,9 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
 def roles_of(task: Any) -> Sequence[str]:
     """The roles that a task's agent declares; most have none."""
     environment = world_of(task, "environment")
-    return environment.get("roles") or () if isinstance(environment, Mapping) else ()
+    given = environment if isinstance(environment, Mapping) and environment.get("kind") in AGENTS else {}
+    roles = given.get("roles")
+    return roles if isinstance(roles, list | tuple) else ()
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:
