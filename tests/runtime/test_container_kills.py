@@ -24,7 +24,7 @@ read -r row
 messages=$(echo "$row" | sed 's/.*"messages": \\(\\[[^]]*\\]\\).*/\\1/')
 said=$(wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --header "Content-Type: application/json" \\
   --post-data "{\\"messages\\": $messages}" $OPENAI_BASE_URL/chat/completions) || exit 7
-sleep 6
+sleep 15
 echo "$said" | wc -c
 """
 SIBLING = "tests/rollout/episodes/test_boxed_agents.py::test_a_killed_run_leaves_no_container"

@@ -203,9 +203,10 @@ async def act(container: TaskContainer, job: AgentJob, seconds: float) -> None:
                 response = await asyncio.wait_for(asked, None if math.isinf(left) else left)
             except TimeoutError:
                 return
-            if response.status_code in REFUSALS:
+            if response.status_code in REFUSALS and len(messages) > len(job.row["messages"]):
                 return
-            response.raise_for_status()
+            if response.is_error:
+                raise EnvironmentFailure(f"the policy was not asked: {response.text:.300}")
             said = response.json()["choices"][0]["message"]
             messages.append(said)
             if not said.get("tool_calls"):

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,7 +108,7 @@ class Container:
             options += [f"--tmpfs={place}", f"--workdir={self.workdir}"]
         for mount in self.mounts:
             path, _, seen = mount.partition(":")
-            options += [f"--volume={Path(path).resolve()}:{seen or Path(path).resolve()}:ro"]
+            options += [f"--volume={Path(path).resolve()}:{seen or os.path.abspath(path)}:ro"]
         return options
 
 
@@ -250,17 +249,17 @@ def image_id(program: str, image: str) -> str:
 
 def run_shown(command: Sequence[str], seconds: float) -> tuple[int, str]:
     """Run a command for at most `seconds`, showing what it says on standard error; return its exit code and its last
-    lines."""
+    line."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    kept = deque[str](maxlen=3)
+    said = ""
     with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
         timer = Timer(seconds, process.kill)
         timer.start()
         for line in process.stdout:
             print(line, end="", file=sys.stderr, flush=True)
-            kept.append(line)
+            said = line.strip() or said
         timer.cancel()
-    return process.returncode, last_lines("".join(kept))
+    return process.returncode, said[:500]
 
 
 def compile_relay(folder: Path) -> Path:
