@@ -68,7 +68,7 @@ class ContainerRunner:
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
-        place = self.containers.places.add()
+        place = self.containers.place(self.container)
         variables = job.variables(ADDRESS)
         options = ["--interactive", "--env=HOME=/tmp", *(f"--env={name}" for name in variables)]  # no value: the key
         folder = self.containers.places.folder  # conmon leaves a file in the current folder

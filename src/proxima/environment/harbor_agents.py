@@ -178,7 +178,7 @@ async def running_task(containers: Containers, task: HarborTask, job: AgentJob) 
     Raises:
         EnvironmentFailure: it can't be started.
     """
-    place = containers.places.add()
+    place = containers.place(task.container)
     container = TaskContainer(containers, task, place)
     try:
         async with forwarded(place, job.base_url):

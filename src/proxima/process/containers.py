@@ -27,6 +27,7 @@ from typing import Any
 
 from proxima.process import container_guardian as guardian
 from proxima.process.children import start_module
+from proxima.process.sandbox import system_call_filter
 
 ENGINES = ("podman", "docker")
 INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
@@ -35,8 +36,8 @@ PORT = 8642  # of a container's loopback interface
 RELAY_SOURCE = Path(__file__).with_name("relay.c")
 COMPILE = ("cc", "-static", "-O1", "-pthread")
 MOST_FILES = 4096  # open at once, per process
-MOST_PROCESSES = 4096  # of a user; `pids` limits those of a container
-RELAY_THREADS = 128  # a container may have them besides its processes
+MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
+RELAY_THREADS = 64  # a container may have them besides its processes
 PULL_SECONDS, TRIAL_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0
 
 
@@ -90,18 +91,16 @@ class Container:
             if not Path(mount.partition(":")[0]).exists():
                 raise ContainerFailed("mounts", mount, "does not exist")
 
-    def limits(self, program: str) -> list[str]:
+    def limits(self) -> list[str]:
         """The options that say what a container may use, for an engine's command line."""
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        files = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
+        files, processes = _limit(resource.RLIMIT_NOFILE, MOST_FILES), _limit(resource.RLIMIT_NPROC, MOST_PROCESSES)
         options = ["--security-opt=no-new-privileges", "--pull=never"]
         options += ["--network=none"] * (not self.network) + ["--cap-drop=all", "--read-only"] * (not self.writable)
         options += [f"--memory={self.memory_mb}m", f"--memory-swap={self.memory_mb}m", f"--cpus={self.cpus:g}"]
         options += [f"--pids-limit={self.pids + RELAY_THREADS}", f"--ulimit=nofile={files}:{files}", "--ulimit=core=0"]
+        options += [f"--ulimit=nproc={processes}:{processes}"]  # the engine's may be above what this user may set
         if os.path.exists("/sys/fs/selinux/enforce"):
             options += ["--security-opt=label=disable"]  # else SELinux refuses the sockets
-        if Path(program).name == "podman":  # its default may be above what this user may set
-            options += [f"--ulimit=nproc={MOST_PROCESSES}:{MOST_PROCESSES}"]
         options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={self.memory_mb}m"]
         if self.workdir:
             place = f"{self.workdir}:rw,exec,mode=1777,size={self.memory_mb}m"
@@ -112,12 +111,20 @@ class Container:
         return options
 
 
-class Place:
-    """The folder of one container or sandbox, with its socket `life`, which listens until `close`."""
+def _limit(name: int, most: int) -> int:
+    hard = resource.getrlimit(name)[1]
+    return most if hard == resource.RLIM_INFINITY else min(hard, most)
 
-    def __init__(self, folder: Path, name: str, relay: Path) -> None:
+
+class Place:
+    """The folder of one container or sandbox, with its socket `life`, which listens until `close`, and a filter of
+    system calls if it has one."""
+
+    def __init__(self, folder: Path, name: str, relay: Path, calls: bytes) -> None:
         self.folder, self.name = folder, name
         folder.mkdir()
+        if calls:
+            (folder / "filter").write_bytes(calls)
         os.link(relay, folder / relay.name)
         self._life = socket.socket(socket.AF_UNIX)
         self._life.bind(str(folder / "life"))
@@ -150,10 +157,10 @@ class Places:
             self.close()
             raise
 
-    def add(self) -> Place:
-        """A place for another container."""
+    def add(self, calls: bytes = b"") -> Place:
+        """A place for another container or sandbox; `calls` is a filter as of `sandbox.system_call_filter`."""
         number = next(self._numbers)
-        return Place(self.folder / str(number), f"{self.run}-{number}", self.relay)
+        return Place(self.folder / str(number), f"{self.run}-{number}", self.relay, calls)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -175,6 +182,10 @@ class Containers:
         facts = program, self.places.run, self.places.folder
         self._guardian = start_module(guardian.__name__, *facts, flag="-I")
 
+    def place(self, spec: Container) -> Place:
+        """A place for a container; one that may not change its image has the filter of the sandbox, too."""
+        return self.places.add(b"" if spec.writable else system_call_filter())
+
     def command(self, spec: Container, place: Place, program: Sequence[str], *options: str, port: int = 0) -> list[str]:
         """The command that runs a program in a container, which is removed when it ends.
 
@@ -185,7 +196,7 @@ class Containers:
         """
         line = [self.program, "run", "--rm", f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
         line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
-        line += [*spec.limits(self.program), *options, f"--entrypoint={RELAY}", spec.image]
+        line += [*spec.limits(), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
 
     def try_start(self, spec: Container) -> None:
@@ -194,7 +205,7 @@ class Containers:
         Raises:
             ContainerFailed: the line.
         """
-        place = self.places.add()
+        place = self.place(spec)
         try:
             ran = _run(self.command(spec, place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
         except subprocess.TimeoutExpired:

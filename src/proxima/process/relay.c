@@ -5,12 +5,15 @@
 //     relay                          do nothing: a trial
 //
 // Connections to PORT of the loopback interface are forwarded to the unix socket FOLDER/net; PORT 0: none. The exit code
-// is COMMAND's, 128 + N after signal N, 127 if it can't be started; 124 after SECONDS.
+// is COMMAND's, 128 + N after signal N, 127 if it can't be started; 124 after SECONDS. COMMAND can't make the system calls
+// that the filter refuses which is in the file `filter` beside this program, if there is one.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,6 +29,8 @@ enum { GONE = 143, TIMED_OUT = 124, NOT_STARTED = 127, STACK = 1 << 16 };
 
 static const char *folder;
 static pid_t session;
+static struct sock_filter calls[1024];
+static struct sock_fprog filter = {.filter = calls};
 
 static void fail(const char *what) {
     fprintf(stderr, "proxima relay: %s: %s\n", what, strerror(errno));
@@ -119,9 +124,21 @@ static pid_t run(char **command) {
     if (score >= 0 && write(score, "1000", 4) > 0) close(score);
     signal(SIGPIPE, SIG_DFL);
     signal(SIGCHLD, SIG_DFL);
+    if (filter.len && (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)))
+        fail("filter of system calls");
     execvp(*command, command);
     fprintf(stderr, "%s can't be started: %s\n", *command, strerror(errno));
     _exit(NOT_STARTED);
+}
+
+static void read_filter(const char *program) {
+    char path[256];
+    const char *name = strrchr(program, '/');
+    snprintf(path, sizeof path, "%.*s/filter", name ? (int)(name - program) : 0, program);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t size = fd < 0 ? 0 : read(fd, calls, sizeof calls);
+    if (size < 0 || size == sizeof calls) fail("filter of system calls");
+    filter.len = size / sizeof *calls;
 }
 
 static int oom_kills(const char *file) {
@@ -151,6 +168,7 @@ static void time_out(int number) {
 int main(int count, char **words) {
     if (count < 3) return 0;  // a trial: this program runs here
     signal(SIGPIPE, SIG_IGN);
+    read_filter(words[0]);
     if (!strcmp(words[1], "exec")) {
         session = run(words + 3);
         signal(SIGALRM, time_out);

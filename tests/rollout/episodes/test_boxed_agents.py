@@ -1,6 +1,8 @@
 """Agents in containers of podman and in sandboxes of bubblewrap, against the endpoint of a run."""
 
 import asyncio
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from proxima.data import FieldError
 from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents
 from proxima.environment.boxed_agents import ContainerRunner
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.containers import RELAY, Container
 from proxima.process.sandbox import bubblewrap_problem
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
@@ -186,3 +189,45 @@ def test_an_agent_without_a_box_loads_none_of_it():
     code = "from proxima.environment.agents import AgentSpec; import sys; AgentSpec(command=('x',)).build(); "
     code += "print([name for name in sys.modules if 'boxed' in name or 'containers' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+FAKE = """#!/bin/sh
+echo "$@" >> {log}
+exec podman "$@"
+"""
+
+
+def test_an_agent_in_a_container_of_docker(busybox_image, tmp_path, monkeypatch):
+    """Against a fake of docker's command line, which notes what it is asked and asks podman."""
+    log, fake = tmp_path / "log", tmp_path / "bin" / "docker"
+    fake.parent.mkdir()
+    fake.write_text(FAKE.format(log=log))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    policy = Scripted(lambda context, request: "it is 4")
+    (completion,) = play(policy, shell(busybox_image, ASKS, engine="docker"))
+    assert completion.episode.reward == 0.5 and left() == []
+    asked = {line.partition(" ")[0] for line in log.read_text().splitlines()}
+    assert {"image", "run", "ps"} <= asked and "pull" not in asked
+    assert "--env=OPENAI_API_KEY " in log.read_text()  # and not its value, which other users could read
+
+
+def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
+    """The real client reads its command line before it looks for a daemon."""
+    if (docker := shutil.which("docker")) is None:
+        pytest.skip("docker is not installed")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    mounts = (str(tmp_path),)
+    limits = Container(image="x", workdir="/work", mounts=mounts).limits()
+    common = [
+        "--name=x",
+        "--label=proxima.run=x",
+        "--log-driver=none",
+        "--stop-signal=KILL",
+        "--env=A",
+        "--interactive",
+    ]
+    for options in (limits, Container(image="x", writable=True, network=True).limits()):
+        line = [docker, "run", "--rm", *common, *options, f"--entrypoint={RELAY}", "x", "/proxima", "0"]
+        said = subprocess.run(line, capture_output=True, text=True)
+        assert "docker daemon" in said.stderr and "unknown" not in said.stderr and "invalid" not in said.stderr

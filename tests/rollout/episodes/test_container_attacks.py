@@ -21,7 +21,7 @@ SECONDS = 8.0
 LIBRARIES = ("/usr", "/lib64", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu")
 SMALL = {"tcp_to_the_endpoint", "unix_abstract", "memory_of_others", "outlive_by_session"}
 HERE = "tests/rollout/episodes/test_container_attacks.py::test_an_agent_does_not_get_out"
-PROGRAMS = [attack for attack in ATTACKS if not attack.limited]
+PROGRAMS = [attack for attack in ATTACKS if not attack.limited and attack.name != "become_root"]  # the image's user
 CASES = [attack for attack in PROGRAMS if attack.name in SMALL]
 CASES = [*CASES, *campaign(HERE, [attack for attack in PROGRAMS if attack.name not in SMALL])]
 
@@ -40,7 +40,7 @@ def runner(busybox_image):
     container = {
         "image": busybox_image,
         "memory_mb": 256,
-        "pids": 64,
+        "pids": 32,
         "mounts": [p for p in mounts if os.path.exists(p)],
     }
     with closing(ContainerRunner(AgentSpec(command=("true",), container=container))) as made:
