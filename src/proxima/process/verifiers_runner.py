@@ -100,12 +100,11 @@ class LoadedEnvironment:
         values = {name: value for name, value in (result["metrics"] or {}).items() if name not in failures}
         answer = {"reward": float(result["reward"]), "parts": _numbers(values)}
         error = result.get("error")
-        for name, (weight, what) in failures.items():
-            if weight:
-                return {"error": f"the reward function {name} raised {what}"}
+        raising = [f"the reward function {name} raised {what}" for name, (weight, what) in failures.items() if weight]
         if error is not None and not _empty_answer(error):
-            return answer | {"error": " ".join(str(_error_text(error)).split())[:300]}
-        return answer
+            scored = {} if raising else answer
+            return scored | {"error": " ".join(str(_error_text(error)).split())[:300]}
+        return {"error": raising[0]} if raising else answer
 
 
 def _error_text(error: Any) -> Any:

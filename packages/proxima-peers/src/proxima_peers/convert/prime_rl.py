@@ -19,6 +19,7 @@ LOSS, OPTIMIZER, SCHEDULER, BATCH = "trainer.loss.", "trainer.optim.", "trainer.
 SAMPLING = f"{BATCH}train.sampling."
 SOURCES = (f"{BATCH}train.source", f"{BATCH}train.env", f"{BATCH}env")  # since 2026-07-29; before; the first name
 GROUPS = (f"{BATCH}group_size", f"{BATCH}rollouts_per_example")
+OF_THE_RUN = ("name", "group_size", "rollouts_per_example", "ratio", "sampling", "weight", "num_workers", "max_retries")
 FILTERS = (f"{BATCH}pre_batch_filters", f"{BATCH}post_batch_filters")
 IN_FLIGHT = (f"{BATCH}oversampling_factor", f"{BATCH}max_inflight_rollouts")
 OF_JULY = (*SOURCES[1:], GROUPS[1], *FILTERS, *IN_FLIGHT, f"{BATCH}pool_size", "trainer.max_concurrent_runs", "bench")
@@ -46,9 +47,7 @@ def convert(o: Options) -> Draft:
     lengths = (f"{BATCH}seq_len", "trainer.model.seq_len", "seq_len")
     d.copy("model.max_length", o, *lengths, default=2048, whole=True)
     common.dtype(d, o, "dtype", "trainer.model.optimization_dtype", default="float32")
-    where = _environments(o)
-    d.ask("task", "gsm8k", f"{where} gives the questions; see `proxima list task`", kind=True)
-    d.ask("reward.0", "math", f"{where} gives the rewards; see `proxima list reward`", kind=True)
+    _task(d, o)
     _surrogate(d, o)
     _advantage(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
@@ -67,6 +66,41 @@ def convert(o: Options) -> Draft:
 def is_of_july(o: Options) -> bool:
     """Return True for a file with a name that prime-rl has had up to July 2026 only."""
     return any(name in OF_JULY or name.startswith(SECTIONS_OF_JULY) for name in o.flat)
+
+
+def _task(d: Draft, o: Options) -> None:
+    """The environment, with its rows and its rewards; to fill in if the file names none, or several."""
+    where, listed = _environments(o), _listed(o)
+    environment = _environment(listed[0]) if len(listed) == 1 else None
+    if environment is None:
+        d.ask("task", "gsm8k", f"{where} gives the questions; see `proxima list task`", kind=True)
+        d.ask("reward.0", "math", f"{where} gives the rewards; see `proxima list reward`", kind=True)
+        return
+    origin = f"from {next(name for name in SOURCES if o.given(name))}"
+    note = "add `python` to task.environment: an interpreter that has verifiers and this environment"
+    d.spec("task", "environment", origin, note, split=("train", "its training data"))
+    for field, value in {"kind": "verifiers", **environment}.items():
+        d.put(f"task.environment.{field}", value, origin)
+    d.spec("reward.0", "environment", f"{origin}: the weighted sum of its reward functions")
+
+
+def _environment(source: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The name and arguments of an environment: `id` and `args`, or the `taskset` of verifiers 0.4 with what stands
+    beside it. None if it has no name."""
+    inside = source.get("env", source)
+    if not isinstance(inside, Mapping):
+        return None
+    tasks = inside.get("taskset")
+    if isinstance(tasks, Mapping) and tasks.get("id"):
+        args = {key: value for key, value in inside.items() if key not in OF_THE_RUN}
+        args["taskset"] = {key: value for key, value in tasks.items() if key != "id"}
+        harness = args.pop("harness", None)  # at first beside the taskset, then in the agent
+        args |= {"agent": {"harness": harness, **args.get("agent", {})}} if harness else {}
+        return {"name": str(tasks["id"])} | ({"args": args} if any(args.values()) else {})
+    if not inside.get("id"):
+        return None
+    given = inside.get("args")
+    return {"name": str(inside["id"])} | ({"args": dict(given)} if isinstance(given, Mapping) and given else {})
 
 
 def _environments(o: Options) -> str:
