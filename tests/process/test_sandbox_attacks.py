@@ -12,7 +12,8 @@ from proxima.process.code_runner import run_program
 from proxima.process.sandbox import Sandbox
 from proxima.reward.unit_tests import UnitTests
 from tests.campaigns import campaign
-from tests.process.attacks import ATTACKS, Scene
+from tests.process.attacks import ATTACKS, Scene, left_processes
+from tests.processes import eventually
 from tests.reward.make import ask, runner
 from tests.sandboxes import needs_bubblewrap
 
@@ -77,6 +78,27 @@ def test_a_program_that_may_start_others_does_not_get_out(scene, attack):
         process.kill()
         printed = process.communicate()[0]
     assert scene.escapes(printed.decode(errors="replace"), mark) == [], printed[-2000:].decode(errors="replace")
+
+
+RUN = """
+import asyncio, sys
+from proxima.reward.unit_tests import UnitTests
+from tests.processes import eventually
+from tests.reward.make import ask, runner
+code = "import time\\nprint(1)\\ntime.sleep(600)"
+with runner(UnitTests(seconds=600.0, memory_mb=int(sys.argv[1]), sandbox="bubblewrap"), workers=3) as made:
+    ask(made, ["assert f() == 1"], *[f"```python\\n{code}\\n```"] * 3)
+"""
+
+
+def test_nothing_is_left_of_a_run_that_is_killed():
+    memory_mb = str(MEMORY_MB + secrets.randbelow(1000))
+    run = subprocess.Popen([sys.executable, "-c", RUN, memory_mb])
+    words = ("proxima.process.code_process", memory_mb)
+    eventually(lambda: len(left_processes(words, 0)) >= 6)  # three that run and three that wait, in their sandboxes
+    run.kill()
+    run.wait()
+    eventually(lambda: not left_processes(words, 0))
 
 
 @pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out")

@@ -16,7 +16,7 @@ from proxima.data.json_reader import load_json
 from proxima.data.random import mix
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.code_runner import run_program
-from proxima.process.sandbox import CHOICES, REMEDY, Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
+from proxima.process.sandbox import CHOICES, Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
 
 LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -96,7 +96,7 @@ class PythonCode(Environment):
         try:
             kind = usable_kind(sandbox)
         except SandboxMissing as error:
-            raise FieldError("sandbox", sandbox, f"can't be used: {error}", remedy=REMEDY) from None
+            raise FieldError("sandbox", sandbox, f"can't be used: {error}", remedy=error.remedy) from None
         self.sandbox = Sandbox(kind=kind, ahead=kind != "none")
         self.settled = {"sandbox": kind}  # arguments with which workers create it after the inspection
         self.notes = [note] if (note := fallback_note(sandbox)) else []

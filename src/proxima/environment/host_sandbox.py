@@ -2,7 +2,7 @@
 
 from proxima.data import UserError, require
 from proxima.environment.interface import EnvironmentSpec
-from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, fallback_note, python_sources, usable_kind
+from proxima.process.sandbox import Sandbox, SandboxMissing, fallback_note, python_sources, usable_kind
 from proxima.system.user_modules import user_module_file
 
 PROCESSES = 1024  # and threads, of all workers
@@ -22,7 +22,7 @@ class HostSandbox:
         try:
             kind = usable_kind(choice)
         except SandboxMissing as error:
-            raise UserError(f"episode.sandbox={choice!r} can't be used: {error}", remedy=REMEDY) from None
+            raise UserError(f"episode.sandbox={choice!r} can't be used: {error}", remedy=error.remedy) from None
         files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
         readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))
         used = kind != "none"

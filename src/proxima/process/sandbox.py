@@ -34,6 +34,10 @@ PACKAGE = Path(__file__).resolve().parent.parent
 class SandboxMissing(Exception):
     """A sandbox that can't be used here; the message says why."""
 
+    def __init__(self, why: str, remedy: str = REMEDY) -> None:
+        super().__init__(why)
+        self.remedy = remedy
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sandbox:
@@ -91,7 +95,7 @@ def container_arguments(sandbox: Sandbox, program: Sequence[str], variables: Ite
 
     Raises: SandboxMissing.
     """
-    raise SandboxMissing("code can't run in a container yet")
+    raise SandboxMissing("rewards and tools don't run in containers, only agents do", "set sandbox=auto")
 
 
 def usable_kind(choice: str) -> str:

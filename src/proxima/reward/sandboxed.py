@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from proxima.data import FieldError
-from proxima.process.sandbox import CHOICES, REMEDY, Sandbox, SandboxMissing, python_sources, usable_kind
+from proxima.process.sandbox import CHOICES, Sandbox, SandboxMissing, python_sources, usable_kind
 
 PROCESSES = 1024  # and threads, of all workers of a pool
 
@@ -23,4 +23,4 @@ def sandbox_kind(choice: str) -> str:
     try:
         return usable_kind(choice)
     except SandboxMissing as error:
-        raise FieldError("sandbox", choice, f"can't be used: {error}", remedy=REMEDY) from None
+        raise FieldError("sandbox", choice, f"can't be used: {error}", remedy=error.remedy) from None
