@@ -99,24 +99,30 @@ async def test_a_server_that_returns_before_staged_weights_are_published_gets_th
     check(asked, await collect(engine, asked), 2)
 
 
-async def test_no_pause_waits_for_a_server_that_loads_the_former_weights(fleet):
-    """It goes on loading while new ones are staged, and is interrupted when they are published."""
+async def test_no_pause_waits_for_servers_that_would_load_the_former_weights(fleet):
+    """One goes on loading while new ones are staged, and is interrupted when they are published; the other waits for
+    its turn, which comes after the new ones."""
     asked, released = requests(4, 2), asyncio.Event()
-    engine, servers = fleet(2, facts=IN_PLACE, published=True, health_seconds=0.01)
-    replica, new = engine._pool.replicas[0], update(2)
-    replica.dialect = Loads(released)
-    servers[0].restart()
-    await until(lambda: replica in engine._keeper._loading)
-    loads = servers[0].calls["/weights"]
+    engine, servers = fleet(3, facts=IN_PLACE, published=True, health_seconds=0.01)
+    *away, serves = servers
+    keeper, new = engine._keeper, update(2)
+    asked_before = [server.calls["/tokenize"] for server in away]  # the last question before it waits for its turn
+    for replica, server in zip(engine._pool.replicas, away, strict=False):
+        replica.dialect = Loads(released)
+        server.restart()
+    await until(
+        lambda: keeper._loading and all(s.calls["/tokenize"] > n for s, n in zip(away, asked_before, strict=True))
+    )
+    (loading,) = keeper._loading
     await engine.stage(new)
-    assert servers[0].calls["/weights"] == loads
+    assert list(keeper._loading) == [loading]
     await engine.pause()
     await asyncio.wait_for(engine.publish(new), 20)
-    assert servers[1].label.endswith("v2") and not servers[0].label.endswith("v2")
+    assert serves.label.endswith("v2") and {server.label for server in away} == {"start"}
     await engine.resume()
     released.set()
-    await until(lambda: engine._pool.counts["returned"] == 1)
-    assert servers[0].label.endswith("v2")
+    await until(lambda: engine._pool.counts["returned"] == 2)
+    assert all(server.label.endswith("v2") for server in away)
     check(asked, await collect(engine, asked), 2)
 
 

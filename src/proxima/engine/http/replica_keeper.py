@@ -1,8 +1,8 @@
 """Keeps replicas healthy and on the newest weights."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from time import monotonic
 from typing import Any
@@ -49,6 +49,7 @@ class ReplicaKeeper:
         self._numbers = count(1)
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
+        self._goes_first = False  # newer weights wait for `_syncing`
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
@@ -95,11 +96,22 @@ class ReplicaKeeper:
         self._prepare_seconds = monotonic() - started_at
         return staged
 
-    def _end_loading(self) -> None:
-        """End the loading of weights by servers that return, but once for each: it would be with outdated ones."""
+    @asynccontextmanager
+    async def _before_returns(self) -> AsyncIterator[None]:
+        """Hold `_syncing`. Servers that wait for it to return wait again: they would load outdated weights. One that is
+        loading them is interrupted, but once."""
         for replica in self._loading.keys() - self._interrupted:
             self._loading[replica].reschedule(0.0)
             self._interrupted.add(replica)
+        self._goes_first = True
+        try:
+            await self._syncing.acquire()
+        finally:
+            self._goes_first = False
+        try:
+            yield
+        finally:
+            self._syncing.release()
 
     async def publish(self, update: WeightUpdate) -> None:
         """See `Engine.publish`. A replica that does not compute with the weights is ejected. It is an error at the
@@ -114,8 +126,7 @@ class ReplicaKeeper:
 
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
-        self._end_loading()
-        async with self._syncing:
+        async with self._before_returns():
             ahead, self._staged = self._staged, None
             staged = ahead[1] if ahead is not None and ahead[0] is update else await self._stage(update)
             self._staged = None
@@ -294,6 +305,9 @@ class ReplicaKeeper:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
         async with self._syncing:
+            if self._goes_first:
+                replica.status.check_soon.set()
+                return
             if self._newest is not None:
                 await replica.stop("interrupted")
                 try:
