@@ -21,6 +21,7 @@ from proxima.process.containers import (
     Places,
     engine_program,
     ensure_image,
+    image_id,
     last_lines,
 )
 from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, usable_kind
@@ -65,6 +66,12 @@ class ContainerRunner:
                 raise
         except ContainerFailed as error:
             raise field_error(error, "container") from None
+
+    @staticmethod
+    def image_of(given: str | Mapping[str, Any]) -> tuple[str, str]:
+        """The name and the id of the image that a recipe specifies."""
+        container = container_of(given)
+        return container.image, image_id(engine_program(container.engine), container.image)
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:

@@ -213,6 +213,8 @@ class Containers:
             raise ContainerFailed("image", spec.image, message) from None
         finally:
             place.close()
+        if warning := last_lines(ran.stderr) if ran.returncode == 0 else "":  # as: limits are ignored here
+            print(f"containers: {warning}", file=sys.stderr, flush=True)
         if ran.returncode:
             message = f"can't be started by {self.program}: {last_lines(ran.stderr or ran.stdout)}"
             raise ContainerFailed("image", spec.image, message)

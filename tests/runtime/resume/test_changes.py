@@ -9,6 +9,7 @@ from proxima.data import UserError
 from proxima.runtime.resume import changes
 from proxima.runtime.resume.changes import environment_hashes
 from proxima.system import machine
+from tests.containers import busybox_image as busybox_image
 
 
 class Journal(dict):
@@ -79,3 +80,10 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
 def test_an_environment_of_ours_has_no_file_of_the_user():
     for given in ("calculator", {"kind": "guess", "low": 1}, None):
         assert environment_hashes("task", SimpleNamespace(environment=given, tools=[])) == {}
+
+
+@pytest.mark.slow
+def test_the_image_of_a_container_is_an_input(busybox_image):
+    agent = {"kind": "agent", "container": busybox_image, "command": ["sh", "-c", "x" * 5000]}
+    (named,) = environment_hashes("task", SimpleNamespace(environment=agent, tools=[])).items()
+    assert named[0] == f"task.environment: image {busybox_image}" and len(named[1]) >= 64

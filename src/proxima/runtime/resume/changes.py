@@ -4,6 +4,7 @@ recorded.
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
-from proxima.environment.agents import AGENT
+from proxima.environment.agents import AGENT, RUNNERS
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
@@ -221,7 +222,8 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and the id of
+    the image of its container."""
     kind = play.environment
     arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
     agent = arguments if arguments.get("kind") == AGENT else {}
@@ -230,12 +232,16 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
         module, colon, _ = str(name).partition(":")
         if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
             files.append(file)
-    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+    named = {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+    if agent.get("container"):
+        image, value = RUNNERS["container"].image_of(agent["container"])  # type: ignore[attr-defined]
+        named[f"{path}.environment: image {image}"] = value
+    return named
 
 
 def _is_script(word: Path) -> bool:
     """True if a word of a command names a text file; the binary of its interpreter is not one."""
-    if not word.is_file():
+    if not os.path.isfile(word):  # a long one is no name of a file
         return False
     with word.open("rb") as file:
         return b"\0" not in file.read(1024)
