@@ -75,6 +75,16 @@ def test_a_missing_program_is_named(monkeypatch):
     assert "bwrap" in problem
 
 
+def test_of_a_project_that_is_installed_in_place_only_modules_are_shown(tmp_path, monkeypatch):
+    for name in ("mine.py", "package/__init__.py", "runs/key", ".env"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    listed = json.dumps([str(tmp_path), f"{sys.prefix}/lib", "/nowhere/site-packages"])
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed))
+    shown = set(sandbox.interpreter_paths.__wrapped__()) - {sys.base_prefix, sys.prefix, str(sandbox.PACKAGE)}
+    assert shown == {f"{sys.prefix}/lib", f"{tmp_path}/mine.py", f"{tmp_path}/package"}
+
+
 def test_folders_inside_others_are_bound_once():
     assert outermost(["/usr/lib", "/usr", "/usrlocal", "/a/b/", "/a/b/c"]) == ["/a/b", "/usr", "/usrlocal"]
 

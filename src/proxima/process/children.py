@@ -72,12 +72,7 @@ def start_module(
     with theirs:
         try:
             program = [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)]
-            with (
-                sandbox.command(program, options.get("env") or ()) if sandbox else nullcontext((program, ())) as (
-                    line,
-                    its_fds,
-                )
-            ):
+            with sandbox.command(program) if sandbox else nullcontext((program, ())) as (line, its_fds):
                 process = subprocess.Popen(
                     line,
                     pass_fds=(theirs.fileno(), *fds, *its_fds),

@@ -13,7 +13,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,7 +44,7 @@ class Sandbox:
     """A sandbox for one program at a time.
 
     Args:
-        kind: `bubblewrap`, `container` or `none`; see `usable_kind` for `auto`.
+        kind: `bubblewrap` or `none`; see `usable_kind` for `auto`.
         readable: files and folders that it shows, read-only, besides the system's and the interpreter's.
         writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
         space_mb: MiB of the private /tmp, and of /dev/shm.
@@ -60,25 +60,19 @@ class Sandbox:
     ahead: bool = False
 
     @contextmanager
-    def command(
-        self, program: Sequence[str], variables: Iterable[str] = ()
-    ) -> Iterator[tuple[Sequence[str], tuple[int, ...]]]:
+    def command(self, program: Sequence[str]) -> Iterator[tuple[Sequence[str], tuple[int, ...]]]:
         """The command line that starts a program in the sandbox, and the descriptors to pass to it besides the
-        program's own; they are closed at the end. It is started with the environment of the program: a container, whose
-        command may need others, passes on `variables`.
-
-        Raises: SandboxMissing: this kind can't be used.
-        """
-        if self.kind == "bubblewrap":
-            receive, send = os.pipe()
-            try:
-                with open(send, "wb") as pipe:
-                    pipe.write(system_call_filter())
-                yield bubblewrap_arguments(self, program, receive), (receive,)
-            finally:
-                os.close(receive)
-        else:
-            yield container_arguments(self, program, variables) if self.kind == "container" else program, ()
+        program's own; they are closed at the end. The program has the environment with which the line is started."""
+        if self.kind == "none":
+            yield program, ()
+            return
+        receive, send = os.pipe()
+        try:
+            with open(send, "wb") as pipe:
+                pipe.write(system_call_filter())
+            yield bubblewrap_arguments(self, program, receive), (receive,)
+        finally:
+            os.close(receive)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -90,26 +84,17 @@ class Sandbox:
         return 128 - code if self.kind != "none" and code > 128 else code
 
 
-def container_arguments(sandbox: Sandbox, program: Sequence[str], variables: Iterable[str]) -> list[str]:
-    """The command line that runs a program in a container that shows what the sandbox does, with these variables.
-
-    Raises: SandboxMissing.
-    """
-    raise SandboxMissing("rewards and tools don't run in containers, only agents do", "set sandbox=auto")
-
-
 def usable_kind(choice: str) -> str:
     """The kind of sandbox for a choice: for `auto`, bubblewrap where it works, else `none`.
 
     Raises: SandboxMissing: the kind that was asked for can't be used.
     """
     if choice == "container":
-        with Sandbox(kind=choice).command(["true"]):
-            return choice
-    why = bubblewrap_problem() if choice in ("auto", "bubblewrap") else ""
+        raise SandboxMissing("rewards and tools don't run in containers, only agents do", "set sandbox=auto")
+    why = "" if choice == "none" else bubblewrap_problem()
     if choice == "bubblewrap" and why:
         raise SandboxMissing(why)
-    return "bubblewrap" if choice == "auto" and not why else "none" if choice == "auto" else choice
+    return "none" if choice == "none" or why else "bubblewrap"
 
 
 def fallback_note(choice: str) -> str:
@@ -124,7 +109,13 @@ def python_sources(file: Path) -> list[str]:
     folder = file.resolve().parent
     while (folder / "__init__.py").exists():
         folder = folder.parent
-    return [str(path) for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    return importable(folder)
+
+
+def importable(folder: Path) -> list[str]:
+    """The modules and packages of Python in a folder."""
+    modules = [path for path in folder.iterdir() if path.suffix in (".py", ".so") or (path / "__init__.py").exists()]
+    return sorted(map(str, modules))
 
 
 @lru_cache(maxsize=1)
@@ -148,12 +139,19 @@ def bubblewrap_problem() -> str:
 
 @lru_cache(maxsize=1)
 def interpreter_paths() -> tuple[str, ...]:
-    """The files and folders that this interpreter needs, isolated from the user's folder and variables."""
+    """The files and folders that this interpreter needs, isolated from the user's folder and variables, and installed
+    packages."""
     listed = subprocess.run(
         [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=TRIAL_SECONDS,
     )  # fmt: skip
-    return (sys.base_prefix, sys.prefix, *json.loads(listed.stdout), str(PACKAGE))
+    shown = [sys.base_prefix, sys.prefix, str(PACKAGE)]
+    for folder in filter(os.path.isdir, json.loads(listed.stdout)):
+        packages = os.path.basename(folder) in ("site-packages", "dist-packages")
+        within = any(Path(folder).is_relative_to(prefix) for prefix in (sys.base_prefix, sys.prefix))
+        # else a project that is installed in place: its folder may have runs and secrets beside the modules
+        shown += [folder] if packages or within else importable(Path(folder))
+    return tuple(shown)
 
 
 def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: int) -> list[str]:
