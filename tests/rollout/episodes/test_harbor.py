@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from proxima.task import TASKS
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
 from tests.harbor_tasks import write_tasks
-from tests.processes import eventually
+from tests.processes import eventually, family, with_word
 from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, prompt
 
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
@@ -199,3 +201,21 @@ def test_an_image_that_can_not_be_built(busybox_image, tmp_path):
     with pytest.raises(FieldError, match="can't be built") as error:
         TASKS["harbor"](path=str(folder)).prepare()
     assert error.value.field == "path" and "\n" not in str(error.value)
+
+
+PARENT = """
+import asyncio, json, sys
+from proxima.environment.agents import AgentJob, AgentSpec
+row = {"harbor": json.loads(sys.argv[1])}
+agents = AgentSpec(sandbox="harbor", command=("sleep", "1000")).build()
+asyncio.run(agents.play(AgentJob(row=row, base_url="http://127.0.0.1:9/v1", api_key="k")))
+"""
+
+
+def test_a_killed_run_leaves_no_container_of_a_task(task):
+    facts = json.dumps(task.rows(0)[1].metadata["harbor"])
+    with subprocess.Popen([sys.executable, "-c", PARENT, facts]) as run:
+        eventually(lambda: {*with_word("cmdline", "exec")} & {*family(run.pid)})
+        assert len(left(run.pid)) == 1
+        run.kill()
+    eventually(lambda: left(run.pid) == [])
