@@ -13,7 +13,8 @@ from torch import Tensor
 
 from proxima.data.episode import Episode, Span
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.data.players import mean_of_roles
+from proxima.data.outcomes import Outcomes
+from proxima.data.players import contributions_of, mean_of_roles
 from proxima.data.policy_batch import PolicyBatch
 from proxima.data.trajectory import Trajectory
 from proxima.training.batch_builder import BatchBuilder
@@ -124,10 +125,26 @@ class RoleWorld(AgentWorld):
             `common`: `talk` with one reward. `proposals`: turn 0 is of the `proposer`, turns 1 and 2 are two attempts
             of the `solver`, which see only the proposal; token 0 is a proposal that cannot be attempted.
         absent: a role has a reward where it did not act.
+        pooled: one baseline for the players of all roles, for comparison.
     """
 
     game: Literal["talk", "zero_sum", "common", "proposals"] = "talk"
     absent: bool = True
+    pooled: bool = False
+
+    def token_advantage(self, advantage: Callable[[Any], Tensor], chosen: Tensor, own: PolicyBatch) -> Tensor:
+        if not self.pooled:
+            return super().token_advantage(advantage, chosen, own)
+        turns = [self.completions[i] for i in chosen.tolist()]
+        episodes = tuple(self.episode(tokens, sample) for sample, tokens in enumerate(turns))
+        group = Group(prompt=PROMPT, completions=episodes, scores=tuple(map(self.score, chosen.tolist())))
+        outcomes = Outcomes.from_groups([group])
+        values = advantage(replace(outcomes, group=torch.zeros_like(outcomes.group))).tolist()
+        pairs = zip(contributions_of([group]), values, strict=True)
+        of_turn = {path.key[1:]: value for each, value in pairs for path in each.paths}
+        first = {player: self.players.index(player) for player in self.players}
+        places = [(sample, first[self.players[t]]) for sample, tokens in enumerate(turns) for t in range(len(tokens))]
+        return torch.tensor([of_turn[place] for place in places], dtype=torch.float64)
 
     @cached_property
     def completions(self) -> list[tuple[int, ...]]:

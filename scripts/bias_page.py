@@ -459,6 +459,9 @@ aggregate `sequence_mean_token_sum`.
         for game in ("talk", "zero_sum", "proposals")
         for advantage, spec in kinds
     ]
+    for game in ("talk", "zero_sum", "proposals"):
+        pooled = credited(ADVANTAGES["rloo"](), partial(RoleWorld, game=game, pooled=True))
+        rows.append([game, "`rloo`, one baseline for all roles", *pooled])
     absent = credited(ADVANTAGES["rloo"](), partial(RoleWorld, game="talk", absent=False))
     rows.append(["talk", "`rloo`, no reward where a role did not act", *absent])
     yield plain_table(["game", "advantage", "bias", "angle", "length", "spread"], rows)
