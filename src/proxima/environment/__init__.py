@@ -25,6 +25,7 @@ ENVIRONMENTS = Kinds(
         "calculator": "proxima.environment.builtin:Calculator",
         "guess": "proxima.environment.builtin:Guess",
         "mcp": "proxima.environment.adapters.mcp:Mcp",
+        "nemo_gym": "proxima.environment.adapters.foreign:NemoGym",
         "openenv": "proxima.environment.adapters.openenv:OpenEnv",
         "python": "proxima.environment.builtin:PythonCode",
         "reasoning_gym": "proxima.environment.adapters.games:ReasoningGym",
@@ -32,7 +33,7 @@ ENVIRONMENTS = Kinds(
         "skyrl_gym": "proxima.environment.adapters.games:SkyRLGym",
         "sqlite": "proxima.environment.builtin:Sqlite",
         "textarena": "proxima.environment.adapters.games:TextArena",
-        "verifiers": "proxima.environment.adapters.verifiers:Verifiers",
+        "verifiers": "proxima.environment.adapters.foreign:Verifiers",
     }
 )
 

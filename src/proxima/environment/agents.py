@@ -23,7 +23,7 @@ from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_module_file
 
 AGENT = "agent"  # the kind of environment that is an external agent
-AGENTS = frozenset({AGENT, "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
+AGENTS = frozenset({AGENT, "nemo_gym", "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
 HARBOR = "harbor"  # the sandbox that is the container of a Harbor task

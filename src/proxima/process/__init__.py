@@ -9,7 +9,7 @@
                    that died is replaced, and calls queue for them
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us, or answers requests of JSON-RPC
-    foreign_environment  an environment of another library, in an interpreter that has it; `verifiers_runner` is the
+    foreign_environment  an environment of another library, in an interpreter that has it; `foreign_runner` is the
                    program there
     guardian       runs a command, such as a server, and leaves nothing of it behind
     containers     containers of podman or docker; `relay.c` is their first process, `container_guardian` removes them;

@@ -10,9 +10,7 @@ from typing import Any
 
 from proxima.process.program import Program, ProgramFailed
 
-RUNNER_SCRIPTS = {  # kinds of environments that have their own rows and play episodes in an interpreter of their own
-    "verifiers": "verifiers_runner.py"
-}
+FOREIGN = ("verifiers", "nemo_gym")  # kinds of environments that have their own rows, and an interpreter of their own
 OWN_ROW = "environment_row"  # the column with the row as the environment has it
 
 
@@ -34,7 +32,7 @@ class ForeignEnvironment:
     """An environment, and the interpreter that has it.
 
     Args:
-        kind: a key of `RUNNER_SCRIPTS`.
+        kind: one of `FOREIGN`.
         name: of the environment.
         args: its arguments, as JSON.
         python: the interpreter; empty: this one.
@@ -52,8 +50,8 @@ class ForeignEnvironment:
 
     def command(self, command: str, **more: Any) -> tuple[str, ...]:
         """The program that runs a command for it."""
-        script = Path(__file__).with_name(RUNNER_SCRIPTS[self.kind])
-        given = {"name": self.name, "args": json.loads(self.args), **more}
+        script = Path(__file__).with_name("foreign_runner.py")
+        given = {"kind": self.kind, "name": self.name, "args": json.loads(self.args), **more}
         return self.python or sys.executable, str(script), json.dumps(given), command
 
     def facts(self) -> Mapping[str, Any]:

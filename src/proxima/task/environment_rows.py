@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxima.data import FieldError, require
-from proxima.process.foreign_environment import OWN_ROW, RUNNER_SCRIPTS, ForeignEnvironment, Unusable
+from proxima.process.foreign_environment import FOREIGN, OWN_ROW, ForeignEnvironment, Unusable
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows
 
 
@@ -30,8 +30,8 @@ class EnvironmentRows(PlayedTask):
         require(self.skip >= 0, "skip", self.skip, "must be >= 0")
         require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
         kind = self.environment.get("kind") if isinstance(self.environment, Mapping) else self.environment
-        remedy = f"name one of {', '.join(RUNNER_SCRIPTS)}, or another task"
-        require(kind in RUNNER_SCRIPTS, "environment", kind, "has no rows of its own", remedy=remedy)
+        remedy = f"name one of {', '.join(FOREIGN)}, or another task"
+        require(kind in FOREIGN, "environment", kind, "has no rows of its own", remedy=remedy)
 
     def rows(self, seed: int) -> Rows:
         """Return the environment's rows; the seed has no effect."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.adapters.verifiers import Verifiers
+from proxima.environment.adapters.foreign import Verifiers
 from proxima.process.foreign_environment import _answered
 from proxima.task.environment_rows import EnvironmentRows
 

@@ -1,4 +1,4 @@
-"""Episodes in environments of the real library verifiers, where an interpreter has it."""
+"""Episodes in environments of the real libraries verifiers and NeMo Gym, where interpreters have them."""
 
 import asyncio
 import os
@@ -9,7 +9,7 @@ import pytest
 
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.adapters.verifiers import Verifiers
+from proxima.environment import ENVIRONMENTS
 from proxima.model.chat.encode import prompt_tokens
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
@@ -18,26 +18,37 @@ from proxima.task.environment_rows import EnvironmentRows
 from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, paths_are_what_the_policy_saw
 from tests.uvicorn_ticks import quick_ticks
 
-PYTHON = os.environ.get("PROXIMA_VERIFIERS_03_PYTHON")
-WITHOUT = "PROXIMA_VERIFIERS_03_PYTHON names no interpreter with verifiers below 0.4"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason=WITHOUT)]
+LIBRARIES = {
+    "PROXIMA_VERIFIERS_03_PYTHON": "verifiers below 0.4",
+    "PROXIMA_VERIFIERS_PYTHON": "verifiers 0.4",
+    "PROXIMA_NEMO_GYM_PYTHON": "nemo-gym",
+}
+pytestmark = pytest.mark.slow
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).with_name("verifiers_worlds")))
+    taskset = Path(__file__).parents[2] / "environment" / "adapters"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).with_name("verifiers_worlds")), str(taskset)]))
+
+
+def play(kind, says, **settings):
+    environment = {"kind": "verifiers", "name": "verifiers_worlds", "args": {"kind": kind}}
+    return play_in(environment, "PROXIMA_VERIFIERS_03_PYTHON", says, **settings)
 
 
 @quick_ticks()
-def play(kind, says, *, samples=1, max_tokens=200, **settings):
+def play_in(environment, variable, says, *, samples=1, max_tokens=200, **settings):
     """The completions of the first row of an environment, in which the policy says each of `says` in turn."""
-    environment = {"kind": "verifiers", "name": "verifiers_worlds", "args": {"kind": kind}, "python": PYTHON}
+    environment = environment | {"python": os.environ.get(variable)}
+    if not environment["python"]:
+        pytest.skip(f"{variable} names no interpreter with {LIBRARIES[variable]}")
     row = EnvironmentRows(environment=environment).rows(1)[0]
     tokens = prompt_tokens(row.messages, TOKENIZER)
     prompt = Prompt(uid=3, messages=row.messages, tokens=tokens, answer=row.answer, metadata=row.metadata)
     policy = Scripted(lambda context, request: says[request.turn])
-    agents = Verifiers(**{k: v for k, v in environment.items() if k != "kind"}).build()
+    agents = ENVIRONMENTS[environment["kind"]](**{k: v for k, v in environment.items() if k != "kind"}).build()
 
     async def run():
         of = EpisodeSettings(**{"retries": 0, "seconds": 600} | settings)
@@ -122,3 +133,23 @@ def test_at_the_limit_of_turns_what_was_done_is_scored():
 def test_an_empty_answer_is_scored():
     _, _, (completion,) = play("counted", [""])
     assert completion.episode.failure == "" and completion.episode.reward == 0.25
+
+
+def test_a_taskset_of_verifiers_0_4_has_named_rewards():
+    environment = {"kind": "verifiers", "name": "adder_v1", "args": {"agent": {"harness": {"id": "adder_v1"}}}}
+    prompt, policy, (completion,) = play_in(environment, "PROXIMA_VERIFIERS_PYTHON", ["12"])
+    assert completion.episode.failure == "" and completion.episode.reward == 1.0
+    assert completion.episode.parts["even"] == 1.0 and completion.initial_prompt is None
+    (request,) = policy.requests
+    assert request.prompt.tokens.tolist() == prompt.tokens.tolist()
+    assert completion.tokens.tolist()[:-1] == TOKENIZER("12", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(("last", "reward"), [(3, 1.0), (4, 0.0)])
+def test_a_server_of_nemo_gym_keeps_the_state_of_an_episode(last, reward):
+    environment = {"kind": "nemo_gym", "name": "example_session_state_mgmt"}
+    calls = [CALL.format("increment_counter", f'{{"count": {last}}}'), CALL.format("get_counter_value", "{}"), "done"]
+    _, _, completions = play_in(environment, "PROXIMA_NEMO_GYM_PYTHON", calls, samples=2)
+    for completion in completions:
+        assert completion.episode.failure == "" and completion.episode.reward == reward
+        assert f'{{"count":{3 + last}}}' in [span.text for span in completion.episode.spans if span.role == "tool"]

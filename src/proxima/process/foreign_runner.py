@@ -1,12 +1,13 @@
-"""The program that gives the rows of an environment of the library `verifiers`, or plays its episodes.
+"""The program that gives the rows of an environment of verifiers or NeMo Gym, or plays its episodes.
 
-    python verifiers_runner.py '{"name", "args"}' describe|rows|play
+    python foreign_runner.py '{"kind", "name", "args"}' describe|rows|play
 
 It runs in the interpreter that has the library and the environment. `describe` writes facts about the environment, and
 `rows` its data after them: a line of JSON for each row, then `{"end": true}`. `play` speaks the protocol of
-`proxima.environment.agent_process`, with the values of its reward functions as `parts`. Both APIs of the library are
-supported: environments with `load_environment`, and those of verifiers 0.4, a taskset with a harness. The library's own
-output goes to stderr. Imports only the standard library and verifiers: proxima is not installed there.
+`proxima.environment.agent_process`, with the values of its reward functions as `parts`. Both APIs of verifiers are
+supported: environments with `load_environment`, and those of verifiers 0.4, a taskset with a harness. A resources
+server of NeMo Gym runs in this process, without a port. The library's own output goes to stderr. Imports only the
+standard library and the library: proxima is not installed there.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import random
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 Row = dict[str, Any]
@@ -230,7 +231,144 @@ class TasksetEnvironment:
         return {"reward": float(trace.reward), "parts": parts}
 
 
-# ---- both ------------------------------------------------------------------------------------------------------------
+# ---- resources servers of NeMo Gym -----------------------------------------------------------------------------------
+
+
+class ResourcesServer:
+    """A resources server, which has tools and verifies what was done, with the loop of NeMo Gym's simple agent."""
+
+    def __init__(self, name: str, args: Mapping[str, Any]) -> None:
+        given = dict(args)
+        self.steps = given.pop("max_steps", None)
+        module = importlib.import_module(f"resources_servers.{name}.app")
+        self.folder = os.path.dirname(str(module.__file__))
+        from nemo_gym.base_resources_server import SimpleResourcesServer  # type: ignore[import-not-found, unused-ignore]
+
+        own: list[Any] = [
+            each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__
+        ]
+        servers = [each for each in own if issubclass(each, SimpleResourcesServer)]
+        if len(servers) != 1:
+            raise BadField("name", name, f"has {len(servers)} resources servers in its app.py, not one")
+        (server,) = servers
+        settings = {"host": "", "port": 0, "entrypoint": "app.py", "name": name, "domain": "other", **given}
+        try:
+            config = server.model_fields["config"].annotation(**settings)
+            self.app = server(config=config, server_client=_no_client()).setup_webserver()
+        except Exception as error:
+            raise BadField("args", dict(args), f"are refused by the environment {name!r}: {short(error)}") from None
+        self.rewards: list[str] = []
+
+    def rows(self, split: str) -> Iterator[Row]:
+        names = ("train.jsonl", "example.jsonl") if split == "train" else ("validation.jsonl",)
+        files = [os.path.join(self.folder, "data", name) for name in names]
+        file = next(filter(os.path.isfile, files), None)
+        if file is None:
+            raise BadField("split", split, f"has no rows: there is no {files[0]}")
+        with open(file, encoding="utf-8") as lines:
+            for line in lines:
+                row = json.loads(line)
+                yield {"messages": _texts(_asked(row)), "answer": row.get("expected_answer"), OWN: row}
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        yield
+
+    async def play(self, job: Row) -> Row:
+        from openai import APIStatusError, AsyncOpenAI
+
+        httpx: Any = importlib.import_module("httpx")  # of that interpreter: this room imports none
+
+        row = dict(job["row"])
+        own = row.pop(OWN, None) or {**row, "responses_create_params": {"input": row["messages"]}}
+        messages: list[Any] = [*_texts(_asked(own))]
+        tools = own["responses_create_params"].get("tools") or []
+        offered = [{"type": "function", "function": {key: tool[key] for key in SHOWN if key in tool}} for tool in tools]
+        known = {tool["name"] for tool in tools}
+        output: list[Row] = []
+        policy = AsyncOpenAI(base_url=job["base_url"], api_key=job["api_key"], max_retries=0, timeout=None)
+        gym = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://gym", timeout=None)
+        async with policy, gym:
+            (await gym.post("/seed_session", json=own)).raise_for_status()
+            for step in count(1):
+                asked: Any = {"tools": offered} if offered else {}
+                try:
+                    made = await policy.chat.completions.create(model=job["model"], messages=messages, **asked)
+                except APIStatusError:
+                    if not output:
+                        raise
+                    break  # a limit of the run: what was done until then is verified
+                (choice,) = made.choices
+                calls = choice.message.tool_calls or []
+                messages.append(choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
+                output += [_said(choice.message.content or "", step)] if choice.message.content or not calls else []
+                for call in calls:
+                    output.append(_called(call))
+                    result = await self._result(gym, known, call)
+                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+                    output.append({"type": "function_call_output", "call_id": call.id, "output": result})
+                if not calls or choice.finish_reason == "length" or step == self.steps:
+                    break
+            response = {"id": "episode", "created_at": 0, "model": job["model"], "object": "response", "tools": tools}
+            response |= {"output": output, "parallel_tool_calls": True, "tool_choice": "auto"}
+            verified = await gym.post("/verify", json={**own, "response": response})
+            verified.raise_for_status()
+        result = verified.json()
+        added = {key: value for key, value in result.items() if key not in {*own, "response", "reward"}}
+        parts = {key: float(value) for key, value in added.items() if isinstance(value, (bool, int, float))}
+        return {"reward": float(result["reward"]), "parts": parts}
+
+    async def _result(self, gym: Any, known: set[str], call: Any) -> str:
+        """Call a tool; what it answers, an error too, is for the model."""
+        try:
+            arguments = json.loads(call.function.arguments)
+        except ValueError as error:
+            return json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
+        if call.function.name not in known:
+            return json.dumps({"error": f"Unknown tool {call.function.name!r}"})
+        return str((await gym.post(f"/{call.function.name}", json=arguments)).text)
+
+
+SHOWN = ("name", "description", "parameters")  # of a tool
+
+
+def _no_client() -> Any:
+    """A client of other servers, of which there are none."""
+    from nemo_gym.server_utils import ServerClient  # type: ignore[import-not-found, unused-ignore]
+
+    return ServerClient.model_construct(head_server_config=None, global_config_dict={})
+
+
+def _asked(row: Row) -> list[Row]:
+    """Return the messages with which a row of NeMo Gym begins."""
+    parameters = row["responses_create_params"]
+    asked, first = parameters["input"], parameters.get("instructions")
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    if any("role" not in item for item in items):
+        raise BadField("name", None, "has a row that begins with tool calls, which is not supported")
+    roles = {"developer": "system"}
+    messages = [{"role": roles.get(item["role"], item["role"]), "content": _plain(item["content"])} for item in items]
+    return [{"role": "system", "content": first}, *messages] if first else messages
+
+
+def _plain(content: Any) -> Any:
+    """Return the content of a message with parts named as in chat completions."""
+    if isinstance(content, str):
+        return content
+    return [{**part, "type": str(part.get("type")).removeprefix("input_").removeprefix("output_")} for part in content]
+
+
+def _said(text: str, step: int) -> Row:
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"id": f"msg_{step}", "type": "message", "role": "assistant", "status": "completed", "content": content}
+
+
+def _called(call: Any) -> Row:
+    made = {"type": "function_call", "call_id": call.id, "id": call.id, "status": "completed"}
+    return {**made, "name": call.function.name, "arguments": call.function.arguments}
+
+
+# ---- all -------------------------------------------------------------------------------------------------------------
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -264,15 +402,39 @@ def _module(name: str) -> Any:
     raise BadField("name", name, f"is no environment that {sys.executable} can import; install its package there")
 
 
-def loaded_environment(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
+def loaded_environment(kind: str, name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     """Load an environment, and describe it."""
+    random.seed(0)  # rows that are drawn without a seed are then the same in every process
+    if not name.strip():
+        raise BadField("name", name, "must be the name of an installed environment")
+    return (_of_nemo_gym if kind == "nemo_gym" else _of_verifiers)(name, args)
+
+
+def _of_nemo_gym(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
+    try:
+        from importlib.metadata import version
+
+        import nemo_gym  # type: ignore[import-not-found, unused-ignore]  # noqa: F401
+    except ImportError as error:
+        raise BadField("python", sys.executable, f"can't import the package nemo_gym: {short(error)}") from None
+    if importlib.util.find_spec("resources_servers") is None or not importlib.util.find_spec(
+        f"resources_servers.{name}"
+    ):
+        raise BadField("name", name, f"is no resources server that {sys.executable} has")
+    try:
+        environment = ResourcesServer(name, args)
+    except ImportError as error:
+        needs = f"can't be imported: {short(error)}; install resources_servers/{name}/requirements.txt there"
+        raise BadField("name", name, needs) from None
+    file = os.path.join(environment.folder, "app.py")
+    return environment, {"version": version("nemo-gym"), "file": file, "rewards": environment.rewards}
+
+
+def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     try:
         import verifiers
     except ImportError as error:
         raise BadField("python", sys.executable, f"can't import the package verifiers: {short(error)}") from None
-    if not name.strip():
-        raise BadField("name", name, "must be the name of an installed environment")
-    random.seed(0)  # rows that are drawn without a seed are then the same in every process
     module = _module(name)
     version = getattr(verifiers, "__version__", "")
     with_function = hasattr(module, "load_environment")
@@ -289,7 +451,7 @@ def loaded_environment(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
 def give_rows(given: Row, write: Callable[[Row], None]) -> None:
     """Write facts, the rows of a split and an end mark; or a problem."""
     try:
-        environment, facts = loaded_environment(given["name"], given["args"])
+        environment, facts = loaded_environment(given["kind"], given["name"], given["args"])
         write({"facts": facts})
         if "split" in given:
             skip, size = given["skip"], given["size"]
@@ -308,7 +470,7 @@ def give_rows(given: Row, write: Callable[[Row], None]) -> None:
 
 def play(given: Row, write: Callable[[Row], None]) -> None:
     """Play the jobs that stdin gives until it ends, then exit at once, even if episodes are still running."""
-    environment, _ = loaded_environment(given["name"], given["args"])
+    environment, _ = loaded_environment(given["kind"], given["name"], given["args"])
     loop = asyncio.new_event_loop()
     running = set()
 

@@ -1,8 +1,8 @@
-"""Environments of the library verifiers, which play against the run's endpoint."""
+"""Environments of the libraries verifiers and NeMo Gym, which play against the run's endpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.data import FieldError, require
 from proxima.environment.agents import Agents, ProcessAgents
@@ -27,16 +27,18 @@ class Verifiers:
     python: str = ""
     workers: int = 1
 
+    kind: ClassVar[str] = "verifiers"
+
     def __post_init__(self) -> None:
         require(bool(self.name), "name", self.name, "must be the name of an installed environment")
         require(self.workers >= 1, "workers", self.workers, "must be >= 1")
         missing = missing_for_server()
-        require(not missing, "kind", "verifiers", f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
+        require(not missing, "kind", self.kind, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
 
     @property
     def foreign(self) -> ForeignEnvironment:
         """The environment, in its interpreter."""
-        return ForeignEnvironment.of("verifiers", self.name, self.args or {}, self.python)
+        return ForeignEnvironment.of(self.kind, self.name, self.args or {}, self.python)
 
     def build(self) -> Agents:
         """Check that the environment can be loaded, and build its agents; their processes start with the first
@@ -46,3 +48,18 @@ class Verifiers:
         except Unusable as error:
             raise FieldError(error.field, error.value, error.message) from None
         return ProcessAgents(self.foreign.command("play"), self.workers, f"the environment {self.name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoGym(Verifiers):
+    """A resources server of NeMo Gym, with its own prompts, tools and verification, in the loop of its simple agent.
+
+    Args:
+        name: of the resources server, as its folder is called.
+        args: fields of the server's config; `max_steps` is that of the agent.
+        python: an interpreter that has nemo-gym and the server's requirements; empty: this one.
+        workers: number of processes; each plays many episodes at once.
+    Raises: FieldError: the server can't be loaded.
+    """
+
+    kind: ClassVar[str] = "nemo_gym"
