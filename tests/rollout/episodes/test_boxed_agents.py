@@ -231,3 +231,11 @@ def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
         line = [docker, "run", "--rm", *common, *options, f"--entrypoint={RELAY}", "x", "/proxima", "0"]
         said = subprocess.run(line, capture_output=True, text=True)
         assert "docker daemon" in said.stderr and "unknown" not in said.stderr and "invalid" not in said.stderr
+
+
+@pytest.mark.parametrize(("engine", "said"), [("auto", "neither podman nor docker is"), ("docker", "docker is not")])
+def test_a_machine_without_an_engine(tmp_path, monkeypatch, engine, said):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FieldError, match=f"{said} installed; install podman") as error:
+        AgentSpec(command=("x",), container={"image": "x", "engine": engine}).build()
+    assert error.value.field == "container.engine"
