@@ -162,6 +162,15 @@ def test_roles_have_conversations_and_rewards_of_their_own():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("turn", "player"), [(3, "solver/0"), (2, "solver/1"), (4, "proposer")])
+def test_a_turn_that_is_cut_off_is_its_player_s(turn, player):
+    policy = Scripted(lambda context, request: "cut…" if request.turn == turn else "whole")
+    (completion,) = play(policy, "proposes_and_solves", roles=ROLES)
+    truncated = {path.episode.player: path.truncated for path in completion.paths}
+    assert truncated == dict.fromkeys(("solver/1", "solver/0", "proposer"), False) | {player: True}
+
+
+@pytest.mark.slow
 def test_a_limit_cuts_every_player():
     policy = Scripted(lambda context, request: f"answer {request.turn}")
     (completion,) = play(policy, "proposes_and_solves", roles=ROLES, turns=4)

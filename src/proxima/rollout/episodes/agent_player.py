@@ -60,6 +60,7 @@ class Talk:
         player: who plays it; empty: there are no roles.
         answering: a turn is being sampled.
         asking: number of that turn, or of the last one.
+        cut: the limit that ended its last turn.
     """
 
     played: Played
@@ -69,6 +70,7 @@ class Talk:
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
     asking: int = -1
+    cut: Cut = ""
 
     def continued_by(self, asked: ChatRequest, player: str) -> Sequence[ChatMessage]:
         """Return the messages that answer its last turn; empty if the player's chat doesn't continue this one."""
@@ -237,10 +239,12 @@ class AgentEpisodes(EpisodePlayer):
         *earlier, last = sorted(numbered, key=_last_turn)
         forks = len(earlier)
         last_paths = {_player_of(path): path for path in (*earlier, last)}
+        refused = "" if episode.last.cut else episode.cut  # a further turn of any player
+        cuts = {talk.player: talk.cut or refused for talk in sorted(talks, key=lambda talk: talk.numbers[-1])}
 
         def older(path: Completion) -> Completion:
             assert path.episode is not None
-            cut = bool(episode.cut) and last_paths[_player_of(path)] is path  # another player's, with the episode
+            cut = bool(cuts[_player_of(path)]) and last_paths[_player_of(path)] is path  # of another player
             ended = replace(path.episode, forks=forks, reward=None, cut="")
             return replace(path, finish_reason="length" if cut else "stop", episode=ended)
 
@@ -287,7 +291,7 @@ class AgentEpisodes(EpisodePlayer):
             raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
         episode.waits.append((began, clock()))
         answer = self._answer(episode, talk, asked, completion)
-        episode.cut = limit if completion.finish_reason == "length" else ""
+        talk.cut = episode.cut = limit if completion.finish_reason == "length" else ""
         return answer
 
     def _player(self, model: str) -> str:
