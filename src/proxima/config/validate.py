@@ -121,6 +121,7 @@ CHECKS: Sequence[Check] = (
     model_section.completions_fit_context,
     data_section.reward_models_are_ready,
     data_section.data_files_exist,
+    data_section.foreign_environments_load,
     data_section.only_rl_plays,
     data_section.environment_rewards_have_one,
     data_section.an_episode_has_room_for_a_turn,
@@ -133,7 +134,12 @@ CHECKS: Sequence[Check] = (
     eval_section.evaluation_metric_exists,
 )
 PROOFS = (model_section.models_are_supported,)  # they import transformers and build small copies
-TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
+TO_DO = (
+    data_section.data_files_exist,
+    data_section.foreign_environments_load,
+    packages_are_installed,
+    values_are_filled_in,
+)
 WARNINGS: Sequence[Check] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,

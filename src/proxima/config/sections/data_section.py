@@ -16,6 +16,7 @@ from proxima.environment.agents import AGENTS
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
+from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment, Unusable
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -134,6 +135,18 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
                     make = prepare_command(place)
                     remedy = f"{did_you_mean(place)}give a path relative to the current folder"
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"
+
+
+def foreign_environments_load(r: Resolved[Any]) -> Findings:
+    """Environments of other libraries must load in their interpreters."""
+    for path, task in tasks_of(r.config).items():
+        given = world_of(task, "environment")
+        if isinstance(given, Mapping) and given.get("kind") in FOREIGN:
+            name, args, python = given.get("name") or "", given.get("args") or {}, given.get("python") or ""
+            try:
+                ForeignEnvironment.of(given["kind"], name, args, python).facts()
+            except Unusable as error:
+                yield f"{path}.environment", str(error)
 
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:
