@@ -50,9 +50,9 @@ from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.vllm_weights import (
     MOVE_SECONDS,
     close_broken_update,
-    give_adapter,
-    give_weights,
-    wake,
+    transfer_adapter,
+    transfer_weights,
+    wake_server,
     wake_up,
 )
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
@@ -141,7 +141,7 @@ class VllmDialect(Dialect):
         Raises:
             ServerError: a call failed, or the weights are gone; the server has no new weights, or incomplete ones.
         """
-        await give_weights(client, weights)
+        await transfer_weights(client, weights)
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
         """See `Dialect.check_transfer`."""
@@ -156,7 +156,7 @@ class VllmDialect(Dialect):
         Raises:
             ServerError: a call failed.
         """
-        await give_adapter(client, facts, weights, link)
+        await transfer_adapter(client, facts, weights, link)
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache.
@@ -302,7 +302,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         UserError: it refuses the token, its model does not generate text, or it was started without --enable-scale-out.
     """
     models = await client.get("/v1/models")
-    incomplete = await wake(client)
+    incomplete = await wake_server(client)
     version = await answer_or_none(client.get("/version"))
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]

@@ -13,7 +13,7 @@ from proxima.engine.protocol import ServerError
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 
 
-async def give_weights(client: ServerClient, weights: WeightHandover) -> None:
+async def transfer_weights(client: ServerClient, weights: WeightHandover) -> None:
     """See `VllmDialect.load_weights`."""
     updates = _files_of(client.url, weights) if weights.updates is None else weights.updates()
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
@@ -25,7 +25,7 @@ async def give_weights(client: ServerClient, weights: WeightHandover) -> None:
     await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
 
 
-async def give_adapter(client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
     """See `VllmDialect.load_adapter`."""
     await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
     served = await client.get("/v1/models")
@@ -56,7 +56,7 @@ def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, A
     return _each([{"file": str(file), "last": file == files[-1]} for file in files])
 
 
-async def wake(client: ServerClient) -> bool:
+async def wake_server(client: ServerClient) -> bool:
     """Make a server compute that an earlier run has left asleep, paused, which vLLM does not distinguish, or in the
     middle of an update of its weights. True: its weights are incomplete."""
     for _ in range(UPDATE_POLLS):  # another run may be updating it at this moment
