@@ -45,6 +45,7 @@ async def answers(replica: Replica) -> None:
         with suppress(ServerError):
             await replica.dialect.resume(replica.client, replica.facts)  # a paused server answers no completion
             await replica.dialect.probe(replica.client)
+            await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=True)  # it is idle
             return
         await asyncio.sleep(0.5)
     raise AssertionError("the server does not return")
