@@ -16,7 +16,7 @@ NUMBERS = dict(zip(["three", "four", "five", "six", "seven", "eight", "nine", "t
     "twenty": 20
 }
 NAMES = {"textarena": "textarena", "reasoning-gym": "reasoning_gym", "SkyRL-Gym": "skyrl_gym", "MCP": "mcp"}
-NAMES |= {"OpenEnv": "openenv", "verifiers": "verifiers"}
+NAMES |= {"OpenEnv": "openenv", "verifiers": "verifiers", "NeMo Gym": "nemo_gym"}
 
 
 def page(name):
