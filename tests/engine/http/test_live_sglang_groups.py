@@ -73,29 +73,25 @@ async def one_of_two_fails(trainer: Trainer, fault: str, draws: random.Random) -
     """One round. Returns the seconds until the other server has the weights and all calls have ended."""
     broken = draws.randrange(2)
     bad, good = trainer.replicas[broken], trainer.replicas[1 - broken]
-    found, cuts = processes(bad), fault == "cut"
-    post, at = bad.client.post, 0
+    found, post, at = processes(bad), bad.client.post, 0
 
-    async def cut(path: str, body: Any = None, **more: Any) -> Any:
+    async def strike(path: str, body: Any = None, **more: Any) -> Any:
         nonlocal at
         if path == "/update_weights_from_distributed":
             at -= 1
-            if at < 0:  # the server waits for more bytes than are sent, or loads another shape
+            if at < 0 and fault == "cut":  # the server waits for more bytes than are sent, or loads another shape
                 body = body | {"shapes": [[3, *body["shapes"][0]], *body["shapes"][1:]]}
+            elif at == -1:
+                for process in found:
+                    process.send_signal(signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
         return await post(path, body, **more)
-
-    async def send_signal() -> None:
-        await asyncio.sleep(draws.uniform(0.0, 0.4))
-        for process in found:
-            process.send_signal(signal.SIGSTOP if fault == "stopped" else signal.SIGKILL)
 
     await trainer.prepare()
     assert trainer.sync.newest is not None
     at = draws.randrange(len(weight_buckets.Buckets(trainer.sync.newest.handover.folder).buckets))
     start = time.monotonic()
-    if cuts:
-        bad.client.post = cut  # type: ignore[method-assign]
-    (outcomes, _) = await asyncio.gather(trainer.push(good, bad), asyncio.sleep(0) if cuts else send_signal())
+    bad.client.post = strike  # type: ignore[method-assign]
+    outcomes = await trainer.push(good, bad)
     took = time.monotonic() - start
     bad.client.post = post  # type: ignore[method-assign]
     assert isinstance(outcomes[0], dict) and isinstance(outcomes[1], ServerError), outcomes

@@ -44,6 +44,12 @@ def test_sglang_serves_a_float32_model_in_bfloat16(tiny_model):
     assert options("a-hub/name")["--dtype"] == "auto"
 
 
+def test_the_health_of_sglang_is_no_request():
+    """One would wait in a pause, and keep the cache from being flushed."""
+    variables = sglang_launch(Serve(executable="/bin/true"), "model", 8000).variables
+    assert variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
+
+
 @pytest.mark.usefixtures("_no_gpu")
 def test_sglang_serves_the_whole_length_of_the_model(tiny_model):
     assert options(tiny_model("llama"))["--context-length"] == "262"  # prompts may have six tokens less

@@ -232,6 +232,8 @@ def sglang_launch(
         arguments += ["--enable-return-routed-experts"]
     if serve.log_probs == "raw":
         variables["SGLANG_RETURN_ORIGINAL_LOGPROB"] = "1"
+    # else its health is a token that it samples, which takes forever in a pause and keeps the cache from being flushed
+    variables["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "0"
     if gpu:
         arguments += ["--mem-fraction-static", f"{serve.gpu_memory:g}"]
         arguments += ["--disable-cuda-graph"] if serve.eager else []
