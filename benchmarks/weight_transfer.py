@@ -57,7 +57,8 @@ async def measure(way: str, urls: list[str], token: str | None, loaded: Any, mod
         sync.choose([replica.facts for replica in replicas])
         for version, model in enumerate(models):
             start = monotonic()
-            await sync.prepare(WeightUpdate(version=version, module=model), f"{way}.{version}", "bfloat16")
+            update = WeightUpdate(version=version, module=model)
+            sync.newest = await sync.prepare(update, f"{way}.{version}", "bfloat16")
             prepared, push_round = monotonic(), PushRound(replicas)
             for replica in replicas:
                 await replica.dialect.pause(replica.client, replica.facts, "keep")

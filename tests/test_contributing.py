@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import numpy as np
-import torch
 
 from proxima.data.flow import Completion, Prompt
 from proxima.engine.local.local_engine import collect
@@ -35,14 +34,6 @@ def test_engine():
     assert (only.prompt_uid, only.sample, only.turn, only.temperature) == (3, 2, 1, 0.5)
     scored = [ScoreRequest(prompt_tokens=(1,), tokens=tokens) for tokens in (only.tokens, only.tokens + 1)]
     assert [x.tolist() for x in asyncio.run(engine.score(scored))] == [[0.0], [-np.inf]]
-
-
-def test_readme():
-    log_prob = torch.tensor([[0.5, 0.2]]).log().requires_grad_()
-    scope = {"log_prob": log_prob, "behavior": torch.tensor([[0.5, 0.2]]).log()}
-    scope |= {"mask": torch.tensor([[True, True]]), "advantage": torch.tensor([[1.0, -1.0]])}
-    exec(fence("README.md", "policy_loss"), scope)
-    torch.testing.assert_close(log_prob.grad, torch.tensor([[-0.5, 0.5]]))  # -A r / 2 where r = 1
 
 
 def test_golden_record_by_hand():

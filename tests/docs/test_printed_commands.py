@@ -218,7 +218,8 @@ def here(checkout, tmp_path, monkeypatch, few_cases, quick_machine):  # noqa: F8
     shutil.copytree(checkout, top, symlinks=True)
     monkeypatch.chdir(top)
     monkeypatch.setattr(user_files, "shipped_folder", lambda: top / "recipes")
-    monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
+    for name in ("SCORER_TOKEN", "TOKEN"):  # that of the help of `reward` among them
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
@@ -325,7 +326,8 @@ def test_every_command_of_a_page_is_one(page, checkout, monkeypatch, capsys, req
     """Its program, options and extras exist; a recipe with its overrides resolves, a sweep can be read, and data have a
     source."""
     top = request.getfixturevalue("here") if page in FENCES else checkout
-    monkeypatch.setenv("SCORER_TOKEN", "secret")
+    for name in ("SCORER_TOKEN", "TOKEN"):
+        monkeypatch.setenv(name, "secret")
     monkeypatch.chdir(top)
     save_fences(page, top)
     shell = Shell(top, monkeypatch)

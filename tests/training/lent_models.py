@@ -48,9 +48,9 @@ def staged(stack: TrainStack, lent: LoadedModel, way: str, root: Path, dtype: st
     spec = Vllm(probe_tokens=24, weight_folder=str(root))
     sync = WeightSync(spec, setup)
     sync.transport = TRANSPORTS[way](spec, setup)
-    asyncio.run(sync.prepare(WeightUpdate(version=0, module=lent.model), "v0", dtype))
-    assert sync._staged is not None and sync._perturbed is not None
-    return sync._staged, sync._perturbed
+    prepared = asyncio.run(sync.prepare(WeightUpdate(version=0, module=lent.model), "v0", dtype))
+    assert sync._perturbed is not None
+    return prepared, sync._perturbed
 
 
 def content(staged: StagedWeights) -> dict[str, bytes]:

@@ -8,8 +8,9 @@ from proxima.reward.base import WeightedReward
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentReward(WeightedReward):
-    """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end. An
-    agent may give each role its own.
+    """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end.
+
+    An agent may give each role its own.
 
     Args:
         correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
