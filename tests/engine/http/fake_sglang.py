@@ -80,7 +80,7 @@ class FakeSglang(SmallHttpServer):
         self.version, self.weights = "default", 0
         self.running: dict[str, Running] = {}
         self.prefixes: dict[tuple, int] = {}
-        self.paused, self.stale = False, 0
+        self.paused, self.stale, self.starting = False, 0, False
         self.random = np.random.default_rng(0)
         self._logits: dict[tuple, torch.Tensor] = {}
         self.controls = 0  # calls that pause
@@ -116,6 +116,7 @@ class FakeSglang(SmallHttpServer):
             ("POST", "/flush_cache"): self.flush,
             ("POST", "/update_weights_from_disk"): self.update_weights_from_disk,
             **self.updates.table(),
+            ("GET", "/health"): lambda _: httpx.Response(503 if self.starting else 200),
             ("GET", "/model_info"): lambda _: self.model_info(),
             ("GET", "/server_info"): lambda _: self.server_info(),
             ("GET", "/v1/loads"): lambda _: {"timestamp": "", "version": "0.0.fake", "loads": [self.load()]},

@@ -106,6 +106,15 @@ async def test_a_server_that_a_run_has_left_paused_answers_the_next_one(tiny):
             assert await talk.dialect.probe(talk.client) == talk.facts
 
 
+async def test_a_server_that_has_not_ended_its_warm_up_is_not_ready(tiny):
+    """Its own request would be held by a pause, and keep the cache from being flushed."""
+    async with fake(tiny) as talk:
+        talk.server.starting = True
+        with pytest.raises(ServerError, match="/health: status 503") as raised:
+            await talk.dialect.probe(talk.client)
+        assert raised.value.status == 503
+
+
 async def test_a_server_can_do_less(tiny):
     options = {"spans": False, "return_original_logprob": True, "enable_deterministic_inference": True}
     async with fake(tiny, **options) as talk:

@@ -327,6 +327,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         ServerError: it does not answer, or not like SGLang.
     """
     incomplete = await wake(client)
+    await client.get("/health")  # not before its own first request has ended: a pause would hold that
     model = await client.get("/model_info")
     settings = await client.get("/server_info")
     version = one_line(settings.get("version", ""), 40)
