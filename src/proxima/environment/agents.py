@@ -174,31 +174,47 @@ class Runner(Protocol):
         """Kill the programs that are still running."""
 
 
-class LocalRunner:
-    """Starts the programs beside the run, with its rights and environment."""
+class ProgramGroups:
+    """Programs that are running on this machine, each with all that it has started."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        self.command = tuple(spec.command)
+    def __init__(self) -> None:
         self._running: set[asyncio.subprocess.Process] = set()
 
     @asynccontextmanager
-    async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
-        process = await start_program(self.command, os.environ | job.variables(), **ENDS_WITH_US)
+    async def killed_at_end(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+        """Kill a program at the end of the block, and wait until it has ended."""
         self._running.add(process)
         try:
-            yield process
+            yield
         finally:
             kill_group(process.pid)
             self._running.discard(process)
             await process.wait()
+
+    def kill(self) -> None:
+        """Kill those that are running."""
+        for process in self._running:
+            kill_group(process.pid)
+
+
+class LocalRunner:
+    """Starts the programs beside the run, with its rights and environment."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        self.command, self._programs = tuple(spec.command), ProgramGroups()
+
+    @asynccontextmanager
+    async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await start_program(self.command, os.environ | job.variables(), **ENDS_WITH_US)
+        async with self._programs.killed_at_end(process):
+            yield process
 
     def describe(self, code: int, errors: str) -> str:
         last, *_ = errors.strip().splitlines()[-1:] or [""]
         return describe_exit(code, last[:200])
 
     def close(self) -> None:
-        for process in self._running:
-            kill_group(process.pid)
+        self._programs.kill()
 
 
 async def start_program(

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from proxima.data import FieldError, require
-from proxima.environment.agents import AgentJob, AgentSpec, start_program
+from proxima.environment.agents import AgentJob, AgentSpec, ProgramGroups, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.containers import (
     PORT,
@@ -105,7 +105,7 @@ class SandboxRunner:
     def __init__(self, spec: AgentSpec) -> None:
         self.command = tuple(spec.command)
         self.readable = tuple(os.path.abspath(path) for path in (*spec.readable, *_files_of(spec.command)))
-        self._running: set[asyncio.subprocess.Process] = set()
+        self._programs = ProgramGroups()
         try:
             usable_kind("bubblewrap")
             self.places = Places()
@@ -120,18 +120,13 @@ class SandboxRunner:
         sandbox = Sandbox(kind="bubblewrap", readable=(str(place.folder), *self.readable), processes=256)
         relay = str(place.folder / self.places.relay.name)
         program = [relay, str(place.folder), str(PORT), *self.command]
-        variables = job.variables(ADDRESS) | {"HOME": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+        variables = job.variables(ADDRESS) | sandbox.variables
         async with forwarded(place, job.base_url):
             try:
                 with sandbox.command(program) as (line, fds):
                     process = await start_program(line, variables, pass_fds=fds, **ENDS_WITH_US)
-                self._running.add(process)
-                try:
+                async with self._programs.killed_at_end(process):
                     yield process
-                finally:
-                    kill_group(process.pid)
-                    self._running.discard(process)
-                    await process.wait()
             finally:
                 place.close()
 
@@ -139,8 +134,7 @@ class SandboxRunner:
         return describe_exit(Sandbox(kind="bubblewrap").exit_code(code), last_lines(errors))
 
     def close(self) -> None:
-        for process in self._running:
-            kill_group(process.pid)
+        self._programs.kill()
         self.places.close()
 
 

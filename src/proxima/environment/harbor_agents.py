@@ -16,7 +16,7 @@ import httpx
 
 from proxima.data import FieldError
 from proxima.environment.agents import AgentJob, AgentSpec, read_to_end, start_program
-from proxima.environment.boxed_agents import ADDRESS, ended, forwarded
+from proxima.environment.boxed_agents import ADDRESS, ended, field_error, forwarded
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
 from proxima.process.harbor_tasks import HarborTask, read_task
@@ -64,7 +64,7 @@ class HarborAgents:
             bound = "needs rows of the task `harbor`"
             raise FieldError("task.environment.sandbox", "harbor", bound) from None
         except ContainerFailed as error:
-            raise FieldError(f"task.{error.field}", error.value, error.message, remedy=error.remedy) from None
+            raise field_error(error, "task") from None
         async with self._places, running_task(containers, task, job) as container:
             if self.command:
                 code, errors = await container.run(

@@ -83,16 +83,15 @@ class ReplicaKeeper:
             UserError: the weights can't be copied, or there is no way to send them.
         """
         async with self._publishing:
-            await self._stage(update)
+            self._staged = update, await self._prepare(update)
 
-    async def _stage(self, update: WeightUpdate) -> StagedWeights:
+    async def _prepare(self, update: WeightUpdate) -> StagedWeights:
         started_at = monotonic()
         label = self.sync.label_of(self.tag, next(self._numbers), update.version)
         if self._newest is None:  # a server that came late must not end the run
             initial = [replica for replica in self.pool.serving if replica not in self._late]
             self.pool.events += [line] if (line := await self.sync.check(initial)) is not None else []
         staged = await self.sync.prepare(update, label, self.facts.dtype)
-        self._staged = update, staged
         self._prepare_seconds = monotonic() - started_at
         return staged
 
@@ -128,8 +127,7 @@ class ReplicaKeeper:
         pool = self.pool
         async with self._before_returns():
             ahead, self._staged = self._staged, None
-            staged = ahead[1] if ahead is not None and ahead[0] is update else await self._stage(update)
-            self._staged = None
+            staged = ahead[1] if ahead is not None and ahead[0] is update else await self._prepare(update)
             pool.loading = True
             try:
                 if pool.spec.interrupt == "finish":
