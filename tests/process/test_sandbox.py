@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -36,9 +38,15 @@ def facts_in(box, written):
     return json.loads(ran.stdout)
 
 
+@pytest.fixture(params=["/tmp", "/dev/shm", "/var/tmp"])
+def scratch(request):
+    with tempfile.TemporaryDirectory(dir=request.param) as path:
+        yield Path(path)
+
+
 @needs_bubblewrap
-def test_a_program_sees_the_interpreter_its_folder_and_little_else(tmp_path):
-    folder, other = tmp_path / "folder", tmp_path / "other"
+def test_a_program_sees_the_interpreter_its_folder_and_little_else(scratch):
+    folder, other = scratch / "folder", scratch / "other"
     folder.mkdir(), other.mkdir()
     inside, outside = str(folder / "x"), str(other / "x")
     places = [inside, outside, "/tmp/x", "/dev/shm/x", "/x", "/dev/x", "/usr/x", f"{sys.prefix}/x"]
@@ -49,7 +57,7 @@ def test_a_program_sees_the_interpreter_its_folder_and_little_else(tmp_path):
     assert facts["capabilities"] == 0 and facts["filter"] == 2
     shown = {"bin", "dev", "etc", "lib", "lib32", "lib64", "nix", "proc", "tmp", "usr"}
     assert set(facts["top"]) <= shown | {
-        path.split("/")[1] for path in (sys.prefix, sys.base_prefix, *sys.path) if path
+        path.split("/")[1] for path in (str(scratch), sys.prefix, sys.base_prefix, *sys.path) if path
     }
 
 

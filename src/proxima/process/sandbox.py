@@ -164,7 +164,7 @@ def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: in
     private = ["--perms", "1777", "--size", str(sandbox.space_mb << 20), "--tmpfs"]
     line = [_found("bwrap"), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     line += ["--new-session", "--hostname", "sandbox", "--cap-drop", "ALL", "--seccomp", str(filter_fd)]
-    line += [*private, "/tmp"]
+    line += [*private, "/tmp", "--proc", "/proc", "--dev", "/dev", *private, "/dev/shm"]
     for parent in sorted({str(parent) for path in (*places, folder) for parent in Path(path).parents[:-1]}):
         line += ["--perms", "0755", "--dir", parent]
     for path in links:
@@ -173,8 +173,7 @@ def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: in
         line += ["--ro-bind", path, path]
     if sandbox.writable is not None:
         line += ["--bind", sandbox.writable, sandbox.writable]
-    line += ["--proc", "/proc", "--dev", "/dev", *private, "/dev/shm", "--remount-ro", "/dev", "--remount-ro", "/"]
-    line += ["--chdir", folder]
+    line += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder]
     inside = [*program]
     if sandbox.processes:
         inside = [_found("prlimit"), f"--nproc={sandbox.processes}", "--core=0", *inside]
