@@ -1,5 +1,5 @@
 # make demo    train a real 135M model until anyone can see that it learned
-# make classic the stages of docs/from_scratch.md: SFT, reward model, PPO, DPO
+# make classic the stages of docs/classic.md: SFT, reward model, PPO, DPO
 # make test    everything that a change can break, on a CPU machine
 # make test-all    the same, then the campaigns: kills, several Ray nodes, real servers, long searches
 # make check   format, lint, types, import layers, fast tests
@@ -27,7 +27,7 @@ MODEL   ?=
 ENGINE  ?=
 VLLM    ?=
 BIN     := .venv/bin
-# The versions that the tests ran with; docs/install.md has torch for a CPU or a GPU.
+# The versions that the tests ran with; docs/start.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 # Three test processes keep two cores busy, since one of them usually waits for a process; with more than one thread each
 # they fight over the cores. Bytecode is written, because many tests start processes that would compile every module anew.

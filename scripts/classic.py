@@ -1,4 +1,4 @@
-"""`make classic`: the stages of docs/from_scratch.md, from a base model to an aligned one, and their numbers.
+"""`make classic`: the stages of docs/classic.md, from a base model to an aligned one, and their numbers.
 
 python scripts/classic.py [--gsm8k FOLDER] [--solutions FILE] [--steps N]
 

@@ -1,7 +1,7 @@
 """`make docs`: pages and figures generated from the code.
 
     docs/reference.md, recipes/schema.json       from the schema and the tables
-    docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
+    docs/algorithms/, peers.md of the peers      from the specs and docs/algorithms/notes.yaml, see method_pages.py
     metric tables of docs/*.md                   from src/proxima/view/microscope/metrics.yaml
     columns of tokens in docs/run_folder.md      from src/proxima/data/columns.py
     docs/learning_curve.svg                      from the demo's run
@@ -26,7 +26,7 @@ DEMO = REPOSITORY / "runs" / "quickstart"
 METRICS = {  # page: the groups of metrics.yaml in its table; run_folder.md has the others
     "mismatch.md": ["Engine against trainer"],
     "ppo.md": ["Critic"],
-    "moe.md": ["Experts"],
+    "models.md": ["Experts"],
     "run_folder.md": [],
 }
 MADE = "<!-- `make docs` makes this table from src/proxima/view/microscope/metrics.yaml -->"

@@ -1,4 +1,4 @@
-"""Generate docs/algorithms, with a page for each method and a figure for each surrogate, and docs/peers.md, the table
+"""Generate docs/algorithms, with a page for each method and a figure for each surrogate, and the peers package's table
 of all methods. Called by make_docs.py.
 
 Formula, defaults, edge cases, source and differences come from the specs' docstrings and fields, the curve from the
@@ -17,7 +17,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = REPOSITORY / "docs" / "algorithms"
-PEERS = REPOSITORY / "docs" / "peers.md"
+PEERS = REPOSITORY / "packages" / "proxima-peers" / "docs" / "peers.md"
 NAMES = {"verl": "verl 0.9.1", "trl": "TRL 1.16", "areal": "AReaL", "unirl": "UniRL", "prime_rl": "prime-rl 559b4477"}
 SLOTS = {  # slot → where its table is, how a recipe (or `policy_loss`) names it, what it is
     "surrogate": ("proxima.core.surrogate:SURROGATES", "surrogate: {{kind: {}}}", "Surrogates: the loss of a token"),
@@ -232,7 +232,7 @@ def peers_page(notes: dict[str, Any]) -> str:
     parts = [f"# Peers\n\n{MADE}", PEERS_HEAD]
     for slot, (_, _, title) in SLOTS.items():
         rows = [
-            [f"[`{kind}`](algorithms/{kind}.md)", *(escaped(notes[slot][kind].get(p, "")) for p in NAMES)]
+            [f"[`{kind}`](../../../docs/algorithms/{kind}.md)", *(escaped(notes[slot][kind].get(p, "")) for p in NAMES)]
             for kind in kinds(slot)
         ]
         parts.append(f"## {title}\n\n{table(['ours', *NAMES.values()], rows)}\n")

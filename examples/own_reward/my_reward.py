@@ -1,4 +1,4 @@
-"""Three custom rewards, each in another form. docs/own_reward.md walks through them.
+"""Three custom rewards, each in another form. docs/rewards.md walks through them.
 
 proxima reward score examples/own_reward/answers.jsonl --reward examples/own_reward/my_reward.py:near
 proxima train examples/own_reward/recipe.yaml

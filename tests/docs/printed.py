@@ -72,6 +72,21 @@ def of_markdown(page: str) -> Iterator[Printed]:
             yield Printed(page, prose[joined[: match.start()].count("\n")][0], text, mention=True)
 
 
+def section(page: str, heading: str) -> str:
+    """The text below a heading of a page, up to the next heading of its level or above."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    level = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert level is not None, f"{page} has no section {heading!r}"
+    rest = text[level.end() :]
+    lines, fenced = [], False
+    for line in rest.splitlines(keepends=True):
+        fenced ^= line.startswith("```")
+        if not fenced and re.match(rf"#{{1,{len(level[1])}}} ", line):
+            break
+        lines.append(line)
+    return "".join(lines)
+
+
 def fence(page: str, start: str) -> str:
     """The first fenced block of a page that has these words."""
     blocks = re.findall(r"```\w*\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
@@ -101,7 +116,7 @@ def pages() -> dict[str, list[Printed]]:
     names = ["README.md", "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md"]
     names += sorted(
         str(file.relative_to(ROOT))
-        for folder in ("docs", "benchmarks/results")
+        for folder in ("docs", *ROOT.glob("packages/*/docs"), "benchmarks/results")
         for file in (ROOT / folder).rglob("*.md")
     )
     values = {name: list(of_markdown(name)) for name in names}

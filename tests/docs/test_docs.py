@@ -13,7 +13,7 @@ from proxima.config.presets import ALGORITHMS
 from proxima.config.resolution import resolve
 from proxima.rollout.prompt_limits import DynamicSampling
 from scripts import first_screen, method_pages
-from tests.docs.printed import STARTS
+from tests.docs.printed import STARTS, section
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -21,6 +21,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(
     [
         *DOCS.rglob("*.md"),
+        *ROOT.glob("packages/*/docs/*.md"),
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recipes/README.md", "benchmarks/README.md")),
     ]
 )
@@ -61,14 +62,16 @@ def test_the_first_picture_shows_the_run_of_the_learning_curve():
 
 def test_the_code_of_the_page_on_core_runs(capsys):
     """From top to bottom, in one namespace; its assertions are the page's claims."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "core.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", section("docs/reading.md", "The mathematics in a loop of your own"), re.DOTALL
+    )
     assert len(blocks) >= 5
-    exec(compile("\n".join(blocks), "docs/core.md", "exec"), {})
+    exec(compile("\n".join(blocks), "docs/reading.md", "exec"), {})
     assert "ratio " in capsys.readouterr().out
 
 
 def test_the_algorithm_that_a_page_writes_out_is_the_preset():
-    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    text = (DOCS / "start.md").read_text(encoding="utf-8")
     block = re.search(r"```yaml\n(algorithm:\n.*?)```", text, re.DOTALL)[1]
     assert yaml.safe_load(block)["algorithm"] == ALGORITHMS["cppo"]
 
@@ -84,7 +87,7 @@ def test_a_kind_without_a_note_is_named(monkeypatch):
 
 
 def test_the_recipe_of_an_agent_resolves(tmp_path, monkeypatch):
-    text = (DOCS / "agents.md").read_text(encoding="utf-8")
+    text = section("docs/environments.md", "A program")
     (tmp_path / "my_agent.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)
     config = resolve("my_agent.yaml").config  # as `load_recipe` reads it, which would download the model
@@ -170,7 +173,7 @@ def test_the_index_lists_every_page():
 def test_the_tables_lead_to_every_method():
     kinds = [kind for slot in method_pages.SLOTS for kind in method_pages.kinds(slot)]
     assert len(kinds) == len(set(kinds)) >= 48  # one folder holds the pages of all slots
-    for page, folder in ((DOCS / "algorithms" / "README.md", ""), (DOCS / "peers.md", "algorithms/")):
+    for page, folder in ((DOCS / "algorithms" / "README.md", ""), (method_pages.PEERS, "../../../docs/algorithms/")):
         text = page.read_text(encoding="utf-8")
         assert all(f"| [`{kind}`]({folder}{kind}.md) | " in text for kind in kinds), page.name
 

@@ -1,4 +1,4 @@
-"""Each field of docs/how_to.md exists, and the value beside it is one that it takes."""
+"""Each field of docs/commands.md exists, and the value beside it is one that it takes."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ import pytest
 from proxima.config.resolution import resolve
 from tests.docs.printed import ROOT
 
-TEXT = (ROOT / "docs" / "how_to.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (?!you want|---)(.+?) \| (.+) \|$", TEXT, re.MULTILINE)
 ASSIGNMENT = re.compile(r"[a-z_.]+=")
 

@@ -39,7 +39,7 @@ FIRST = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/commands.md",
-    "docs/first_run.md",
+    "docs/start.md",
 )  # what `make test` runs; of all others it reads them
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine ", "needs another program or a server that runs"),
@@ -92,18 +92,16 @@ FENCES = {  # page → what its reader has saved under a name, and words of that
         "my_lab/rewards.py": "class Short",
         "my_lab/engines.py": "class Scripted",
     },
-    "docs/laboratory.md": {"trust_regions.yaml": "grid:"},
-    "docs/own_reward.md": {"my_reward.py": "def near"},
-    "docs/rewards.md": {"my_reward.py": "def brevity"},
+    "docs/evidence.md": {"trust_regions.yaml": "grid:"},
+    "docs/rewards.md": {"my_reward.py": "def near"},
 }
 FILES = {  # page → what else its reader has: a run of the quickstart, or a copy of one of our files
     "docs/environments.md": {"runs/mine": "run"},
     "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
-    "docs/laboratory.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
-    "docs/migration.md": {"run.yaml": "packages/proxima-peers/tests/examples/verl_dapo.yaml"},
-    "docs/own_reward.md": {"runs/mine": "run"},
-    "docs/run_folder.md": {"runs/mine": "run"},
-    "docs/sharing.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
+    "docs/evidence.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
+    "packages/proxima-peers/docs/migration.md": {"run.yaml": "packages/proxima-peers/tests/examples/verl_dapo.yaml"},
+    "docs/rewards.md": {"runs/mine": "run"},
+    "docs/run_folder.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
     "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
 }
 

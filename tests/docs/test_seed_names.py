@@ -7,7 +7,8 @@ import pytest
 from proxima.experiments.metric_names import canonical_metric
 from tests.docs.printed import ROOT
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("glossary", "migration")}
+PAGES = {path.stem: path.read_text(encoding="utf-8")
+         for path in (ROOT / "docs/glossary.md", ROOT / "packages/proxima-peers/docs/migration.md")}  # fmt: skip
 NAMED = {
     word for page in PAGES.values() for span in re.findall(r"`([^`\n]+)`", page) for word in re.split(r"[\s,:;]", span)
 }

@@ -32,7 +32,7 @@ def written():
 
 
 def test_the_page_of_installation_has_each_extra():
-    table = (ROOT / "docs/install.md").read_text(encoding="utf-8").partition("| extra | adds |")[2].partition("\n\n")[0]
+    table = (ROOT / "docs/start.md").read_text(encoding="utf-8").partition("| extra | adds |")[2].partition("\n\n")[0]
     rows = [row.split(" | ")[0] for row in table.splitlines() if " | " in row]
     assert sorted(re.findall(r"`([a-z-]+)`", " ".join(rows))) == sorted(EXTRAS)
     (of_all,) = re.findall(r"all of these but (.*?);", table)
@@ -78,10 +78,10 @@ def test_counts_of_the_changelog():
 def test_what_the_packages_need_is_said_where_they_are_installed():
     needs = tomllib.loads((ROOT / "packages/proxima-tinker/pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = re.findall(r"proxima-rl\[(.*?)\]", needs["dependencies"][0])[0].split(",")
-    said = page("docs/install.md")
+    said = page("docs/start.md")
     for name in ("tinker", "protobuf", *extras):
         assert f"`{name}`" in said.partition("`proxima-tinker` also installs")[2].partition("## ")[0]
-    for name in ("docs/index.md", "docs/served_training.md"):
+    for name in ("docs/index.md", "packages/proxima-tinker/docs/served_training.md"):
         assert "proxima-tinker" in page(name)
 
 

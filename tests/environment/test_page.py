@@ -3,21 +3,21 @@
 import inspect
 import re
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
+from tests.docs.printed import section
 from tests.environment.worlds import called
-
-PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text()
 
 
 @pytest.mark.slow
 def test_the_ten_lines_run(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(
+        r"```python\n(.*?)```", section("docs/environments.md", "Write an environment in ten lines"), re.DOTALL
+    )
     (tmp_path / "vault.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     row = {"messages": [{"role": "user", "content": "Open the vault."}], "code": 42}
@@ -28,7 +28,7 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
 
 
 def test_the_table_has_every_environment_and_argument():
-    table = PAGE.partition("## What comes with proxima")[2].partition("##")[0]
+    table = section("docs/environments.md", "What comes with proxima")
     for name, cls in ENVIRONMENTS.items():
         (line,) = re.findall(rf"^\| `{name}` \|.*$", table, re.MULTILINE)
         for parameter in list(inspect.signature(cls).parameters.values()):

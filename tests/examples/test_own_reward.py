@@ -1,4 +1,4 @@
-"""The example of docs/own_reward.md: its functions score as the page shows, and its recipe trains on its data."""
+"""The example of docs/rewards.md: its functions score as the page shows, and its recipe trains on its data."""
 
 import json
 import re
@@ -10,9 +10,9 @@ import pytest
 from proxima.cli.main import main
 from proxima.config.resolution import resolve
 from proxima.reward.function import Function
+from tests.docs.printed import ROOT, section
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "own_reward.md").read_text(encoding="utf-8")
+PAGE = section("docs/rewards.md", "A reward of your own")
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,11 @@ def test_every_function_by_hand_is_found_by_its_name():
     """In the table of the classic kit, where its users look names up."""
     source = "".join("".join(cell["source"]) + "\n" for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"])
     names = [name for name in re.findall(r"^def (\w+)\(", source, flags=re.M) if name not in ("packed", "same")]
-    page = (NOTEBOOK.parents[1] / "docs" / "migration.md").read_text("utf-8").partition("The classic kit")[2]
+    page = (
+        (NOTEBOOK.parents[1] / "packages/proxima-peers/docs/migration.md")
+        .read_text("utf-8")
+        .partition("The classic kit")[2]
+    )
     table = page.partition("## Masks")[0]
     assert len(names) == 13
     assert [name for name in names if f"`{name}`" not in table] == []

@@ -4,21 +4,21 @@ import asyncio
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 
 from proxima.data.flow import Group, Score
 from proxima.reward import REWARDS
-from proxima.reward.function import Function, FunctionBatch
+from proxima.reward.function import FunctionBatch
 from proxima.reward.http import Http, _score
 from proxima.reward.runner import RewardRunner
-from tests.reward.make import ask, completion, prompt, runner, scored
+from tests.docs.printed import ROOT
+from tests.reward.make import ask, completion, prompt, runner
 from tests.reward.server import served
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8").partition("## A reward of your own")[0]
 
 
 def blocks(language):
@@ -47,13 +47,6 @@ def test_the_function_of_the_page_ranks(tmp_path):
     with runner(FunctionBatch(path=f"{tmp_path}/my_rewards.py:rank")) as made:
         scored = asyncio.run(made.score_batch(groups))
     assert [[score.value for score in group.scores] for group in scored] == [[1.0, 0.5], [0.0]]
-
-
-def test_the_shortest_reward_of_the_page_scores(tmp_path):
-    (source,) = [block for block in blocks("python") if block.startswith("def brevity")]
-    (tmp_path / "my_reward.py").write_text(source)
-    scores = scored([Function(path=f"{tmp_path}/my_reward.py:brevity")], None, "short", "long " * 50)
-    assert [(score.value, score.error) for score in scores] == [(1.0, None), (0.0, None)]
 
 
 def test_the_answer_of_the_page_is_read_and_its_recipes_name_rewards(tmp_path):

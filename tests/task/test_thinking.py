@@ -1,13 +1,11 @@
-"""What docs/thinking.md says of rewards and thoughts."""
+"""What docs/models.md says of rewards and thoughts."""
 
 import re
-from pathlib import Path
 
 from proxima.data.flow import Prompt
 from proxima.reward import REWARDS
+from tests.docs.printed import section
 from tests.reward.make import completions
-
-PAGE = Path(__file__).parents[2] / "docs" / "thinking.md"
 
 
 def test_which_answer_is_read():
@@ -16,7 +14,7 @@ def test_which_answer_is_read():
     asked = Prompt(uid=7, messages=(), tokens=(1,), answer="42")
     given = completions(answered, cut, unanswered, opened_by_the_prompt)
     assert [score.value for score in REWARDS["number"]().score(asked, given)] == [1, 1, 1, 1]
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    (code,) = re.findall(r"```python\n(.*?)```", section("docs/models.md", "Thinking models"), re.S)
     names: dict = {}
     exec(code, names)
     assert [names["after_thoughts"](asked, entry) for entry in given] == [True, False, False, True]

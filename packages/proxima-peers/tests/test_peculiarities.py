@@ -1,4 +1,4 @@
-"""docs/peculiarities.md says of the peers what the golden records show."""
+"""packages/proxima-peers/docs/peculiarities.md says of the peers what the golden records show."""
 
 import fnmatch
 import re
@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 
 def rows():
     """(id, what pins it) of every row of peculiarities.md."""
-    text = (DOCS / "peculiarities.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "peculiarities.md").read_text(encoding="utf-8")
     for line in text.splitlines():
         if match := re.match(r"\| ([PTUAC]\d+) \|", line):
             cells = re.split(r"(?<!\\) \| ", line)

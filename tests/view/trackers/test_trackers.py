@@ -206,7 +206,7 @@ def test_what_the_tool_has_stored(kind, folder, tmp_path, monkeypatch):
 
 
 def test_the_example_of_the_page_works(folder, tmp_path):
-    page = (Path(__file__).resolve().parents[3] / "docs" / "trackers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "view.md").read_text(encoding="utf-8")
     (tmp_path / "lines_of_the_page.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
     sys.path.insert(0, str(tmp_path))
     try:

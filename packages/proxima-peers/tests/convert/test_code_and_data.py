@@ -94,7 +94,9 @@ def test_openrlhf_is_refused_with_the_page_that_helps(tmp_path, capsys, peer, te
     (tmp_path / "run.sh").write_text(text)
     assert main(["peers", "convert", str(tmp_path / "run.sh"), *(["--from", peer] if peer else [])]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "OpenRLHF" in err and "docs/migration.md" in err
+    assert (
+        out == "" and err.count("\n") == 1 and "OpenRLHF" in err and "packages/proxima-peers/docs/migration.md" in err
+    )
 
 
 def test_a_data_set_of_openrlhfs_authors_is_no_script_of_theirs(converted):

@@ -1,4 +1,4 @@
-"""docs/migration.md names options that the converters know, and fields that exist here."""
+"""packages/proxima-peers/docs/migration.md names options that the converters know, and fields that exist here."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import option_rules, sort_out
 from proxima_peers.convert.options import Options
 
-PAGE = (Path(__file__).parents[4] / "docs" / "migration.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
 SHORT = {
     "verl": {
         "actor.": "actor_rollout_ref.actor.",

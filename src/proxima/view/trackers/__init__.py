@@ -7,7 +7,7 @@ the last step logged are stored in the run folder (trackers/NAME.json), so that 
 step twice.
 Imports: the tools; `data`, `config`, `experiments`, `runtime`. Imported by `view`, and by the config through
 `TRACKERS`.
-To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/trackers.md, and a test in
+To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/view.md, and a test in
 `tests/view/trackers` that reads the tool's data back. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """
 

@@ -16,7 +16,7 @@ Where a number has another meaning in a peer, it is converted and a note says so
 executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
 To add a peer: a file with `convert(options) -> Draft`, a line in `PEERS`, a table in `options`, an example in
-`tests/examples`, rows in `docs/migration.md`.
+`tests/examples`, rows in `packages/proxima-peers/docs/migration.md`.
 """
 
 from typing import NamedTuple

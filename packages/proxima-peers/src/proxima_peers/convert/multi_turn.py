@@ -7,7 +7,7 @@ from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 
 WORLD, TOOLS = "task.environment", "task.tools"
-AGENT = "it plays by itself: an agent, {kind: agent, run: MODULE:FUNCTION} (docs/agents.md)"
+AGENT = "it plays by itself: an agent, {kind: agent, run: MODULE:FUNCTION} (docs/environments.md)"
 ENDLESS = "No limit there; a turn has at least one token."
 LAST = "Calls in the last message run here, and nobody reads the answer; there they do not run."
 WHOLE = "There, too, of the whole episode, answers of tools among it, and of each turn."

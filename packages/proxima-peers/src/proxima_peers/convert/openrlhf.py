@@ -16,7 +16,9 @@ OWN = {  # options that no supported peer has
 
 def openrlhf_is_not_read(path: str | Path) -> ConfigError:
     """The error that refuses a file of OpenRLHF."""
-    remedy = "write the recipe by hand, with the tables of names in docs/migration.md (verl's are the nearest)"
+    remedy = (
+        "write the recipe by hand, with the tables of packages/proxima-peers/docs/migration.md (verl's are nearest)"
+    )
     return one_problem(str(path), f"`convert` does not read the files of OpenRLHF; {remedy}")
 
 
