@@ -14,7 +14,9 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correc
 
 MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
+SEE_BELOW = "see below"
+
 HEAD = """\
 # Reference
 
@@ -53,45 +57,88 @@ def reference() -> str:
     from proxima.config.schema import RunConfig
 
     parts = [HEAD, "## Fields\n"]
-    parts += [f"{section}\n" for section in sections(RunConfig, "")]
+    listed = {"proxima train": list(fields_below(RunConfig, ""))}
+    parts += [f"{text}\n" for text in tables_of(listed["proxima train"])]
     for family in OFFLINE:
         parts.append(f"## Fields of {family.name} recipes\n")
-        same = shared(family.root)
-        parts.append("What is not listed is as above: " + ", ".join(f"`{name}`" for name in same) + ".\n")
-        parts += [f"{section}\n" for section in sections(family.root, "", skip=same)]
-    parts.append("## Kinds\n")
-    for name, slot in sorted(catalogue().items()):
-        parts.append(f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n")
-        rows = [
-            [f"`{kind}`", facts["summary"], fields_in_words(facts["fields"])] for kind, facts in slot["kinds"].items()
+        rows: list[tuple[str, Row]] = []
+        alike: dict[str, list[str]] = {name: [] for name in listed}
+        for section, row in fields_below(family.root, ""):
+            first = next((name for name, others in listed.items() if (section, row) in others), None)
+            if first is None:
+                rows.append((section if section == family.own else f"{family.name}: {section}", row))
+            elif row[1] != SEE_BELOW:
+                alike[first].append(row[0])
+        parts += [
+            f"As for {name}: {', '.join(in_short(same, listed[name]))}.\n" for name, same in alike.items() if same
         ]
-        parts.append(table(["kind", "what it is", "fields"], rows) + "\n")
+        parts += [f"{text}\n" for text in tables_of(rows)]
+        listed[family.name] = list(fields_below(family.root, ""))
+    parts.append("## Kinds\n")
+    parts += [f"{text}\n" for text in slots_in_words(catalogue())]
     return "\n".join(parts)
 
 
-def shared(family: type) -> list[str]:
-    """Return the fields of a family's recipe that are the same as for `proxima train`."""
-    from proxima.config.describe import fields_of
-    from proxima.config.schema import RunConfig
-
-    hints = {info.name: info.hint for info in fields_of(RunConfig) if not info.slot}
-    return [info.name for info in fields_of(family) if info.section and hints.get(info.name) is info.hint]
-
-
-def sections(cls: type, path: str, skip: Collection[str] = ()) -> Iterator[str]:
-    """Yield a table of the fields of a config class, then those of the classes below it; `skip` excludes some."""
-    from proxima.config.describe import fields_of
-
-    rows, below = [], []
-    for info in fields_of(cls):
-        if info.name in skip:
+def slots_in_words(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
+    """Yield the section of each slot: what several of its kinds have in common, then its kinds. A slot whose kinds all
+    stand in the section of another slot has no table of its own."""
+    for name, slot in sorted(slots.items()):
+        kinds = slot["kinds"]
+        head = f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n"
+        holder = next((other for other in sorted(slots) if holds(slots, other, name)), None)
+        if holder is not None:
+            absent = [f"`{kind}`" for kind in slots[holder]["kinds"] if kind not in kinds]
+            but = f", but {', '.join(absent)}" if absent else ""
+            yield f"{head}\nThe kinds of [{holder}](#{holder}){but}.\n"
             continue
+        meanings = Counter(
+            (field, fact["help"]) for facts in kinds.values() for field, fact in facts["fields"].items() if fact["help"]
+        )
+        common = {both for both, count in meanings.items() if count > 1}
+        if common:
+            fields = [[f"`{field}`", meaning] for field, meaning in meanings if (field, meaning) in common]
+            head += f"\n{table(['field of several kinds', 'meaning'], fields)}\n"
+        rows = [
+            [f"`{kind}`", facts["summary"], fields_in_words(facts["fields"], common)] for kind, facts in kinds.items()
+        ]
+        yield f"{head}\n{table(['kind', 'what it is', 'fields'], rows)}"
+
+
+def holds(slots: dict[str, dict[str, Any]], other: str, name: str) -> bool:
+    """Whether another slot has each kind of this one, with the same fields; of two alike slots the first by name."""
+    kinds, others = slots[name]["kinds"], slots[other]["kinds"]
+    alike = all(others.get(kind) == facts for kind, facts in kinds.items())
+    return other != name and alike and (len(others), name) > (len(kinds), other)
+
+
+Row = tuple[str, str, str]  # the field, its default, its meaning
+
+
+def fields_below(cls: type, path: str) -> Iterator[tuple[str, Row]]:
+    """Yield (section, row) for each field of a config class, and then of the classes below it."""
+    from proxima.config.describe import fields_of
+
+    below = []
+    for info in fields_of(cls):
         if info.section is not None:
             below.append((info.section, f"{path}{info.name}."))
-        rows.append([f"`{path}{info.name}`", default_of(info), info.help])
-    yield f"### {path.removesuffix('.') or 'a recipe'}\n\n" + table(["field", "default", "meaning"], rows)
+        yield path.removesuffix(".") or "a recipe", (f"`{path}{info.name}`", default_of(info), info.help)
     for inner, name in below:
-        yield from sections(inner, name)
+        yield from fields_below(inner, name)
+
+
+def in_short(fields: Sequence[str], of: Sequence[tuple[str, Row]]) -> list[str]:
+    """Return names of fields of a family; a section of which each field is named becomes `section.*`."""
+    whole = {path.partition(".")[0] for path, _ in of}
+    whole -= {path.partition(".")[0] for path, row in of if row[1] != SEE_BELOW and row[0] not in fields}
+    names = (field if (top := field.strip("`").partition("."))[0] not in whole else f"`{top[0]}.*`" for field in fields)
+    return list(dict.fromkeys(names))
+
+
+def tables_of(fields: Iterable[tuple[str, Row]]) -> Iterator[str]:
+    """Yield a table for each section."""
+    for section, rows in groupby(fields, key=lambda field: field[0]):
+        yield f"### {section}\n\n" + table(["field", "default", "meaning"], [list(row) for _, row in rows])
 
 
 def default_of(info: Any) -> str:
@@ -102,18 +149,22 @@ def default_of(info: Any) -> str:
     if info.default is dataclasses.MISSING:
         return "required"
     if info.section is not None and info.default is not None:
-        return "see below"
+        return SEE_BELOW
     return f"`{in_one_line(to_json(info.default))}`"
 
 
-def fields_in_words(fields: dict[str, Any]) -> str:
+def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]]) -> str:
+    """Return the fields of a kind with their defaults: its own with their meaning, then those in `common`."""
     from proxima.config.scalars import in_one_line
 
-    shown = []
+    own, others = [], []
     for name, fact in fields.items():
         value = "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
-        shown.append(f"`{name}` {value}" + (f": {fact['help']}" if fact["help"] else ""))
-    return "<br>".join(shown)
+        if (name, fact["help"]) in common:
+            others.append(f"`{name}` {value}")
+        else:
+            own.append(f"`{name}` {value}" + (f": {fact['help']}" if fact["help"] else ""))
+    return "<br>".join([*own, *([", ".join(others)] if others else [])])
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
