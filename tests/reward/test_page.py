@@ -13,12 +13,14 @@ from proxima.reward import REWARDS
 from proxima.reward.function import FunctionBatch
 from proxima.reward.http import Http, _score
 from proxima.reward.runner import RewardRunner
-from tests.docs.printed import ROOT
+from tests.docs.printed import ROOT, section
 from tests.reward.make import ask, completion, prompt, runner
 from tests.reward.server import served
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
-PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8").partition("## A reward of your own")[0]
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8").replace(
+    section("docs/rewards.md", "A reward of your own"), ""
+)  # tests/examples has that section
 
 
 def blocks(language):
