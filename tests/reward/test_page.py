@@ -18,8 +18,10 @@ from tests.reward.make import ask, completion, prompt, runner
 from tests.reward.server import served
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
-PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8").replace(
-    section("docs/rewards.md", "A reward of your own"), ""
+PAGE = (
+    (ROOT / "docs/rewards.md")
+    .read_text(encoding="utf-8")
+    .replace(section("docs/rewards.md", "A reward of your own"), "")
 )  # tests/examples has that section
 
 
