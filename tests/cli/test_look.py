@@ -29,7 +29,7 @@ def test_explain(done, proxima, recipe):
     assert value in " ".join(out.split()) and "algorithm.surrogate.kind cppo preset cppo, chosen in tiny.yaml:4" in (
         " ".join(out.split())
     )
-    assert "\nseed " not in out and re.search(r"\n\d+ more values at their defaults, .*--all\n$", out)
+    assert "\nseed " not in out and re.search(r"\n\d+ more values have their defaults; --all .*\n$", out)
     everything = done("explain", recipe(), "algorithm.surrogate.delta=0.2", "--all")
     assert "\nseed " in everything
     assert f"{value} threshold of one token, a probability, > 0" in " ".join(everything.split())

@@ -4,12 +4,13 @@ from contextlib import suppress
 
 import pytest
 
-from proxima.cli.explanation import facts_of, header_of, text_of, values_table
+from proxima.cli.explanation import facts_of, header_of, laid_out, text_of, values_table
 from proxima.config.batch_arithmetic import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
 from proxima.config.validate import check
+from proxima.system.user_files import shipped_recipes
 from tests.config.conftest import BASE
 
 
@@ -122,13 +123,39 @@ def test_the_recipes_comment_comes_first(recipe):
         "# yaml-language-server: $schema=x.json\n# A recipe of mine.\n#   Source  a paper\n#\n#   proxima train it\n"
     )
     resolved = resolve(recipe(comment + BASE + "# not this\n"))
-    assert header_of(resolved) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
+    assert header_of(resolved.recipe) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
     text = text_of(resolved)
     places = [text.index(word) for word in ("Source", "train    cppo: ", "batch  ", "algorithm.surrogate.kind")]
     assert text.startswith("A recipe of mine.\n") and places == sorted(places)
-    assert header_of(resolve(recipe(BASE))) == ""
+    assert header_of(resolve(recipe(BASE)).recipe) == ""
     tree = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "grpo"}
-    assert header_of(resolve(tree)) == ""
+    assert header_of(resolve(tree).recipe) == ""
+
+
+def test_the_comment_is_wrapped_in_its_columns_and_commands_stay_whole():
+    comment = (
+        "A title that is longer than the terminal\nis wide.\n  Source  a paper on this, and its\n          code\n"
+        "    rate   .5   .75\n  proxima train it        # a remark that has no room\n"
+        "  proxima train it one=1 two=2 three=3 \\\n    four=4 five=5\n\n  make demo  # short"
+    )
+    assert laid_out(comment, 30).splitlines() == [
+        "A title that is longer than",
+        "the terminal is wide.",
+        "  Source  a paper on this, and",
+        "          its code",
+        "    rate   .5   .75",
+        "  # a remark that has no room",
+        "  proxima train it",
+        "  proxima train it one=1 two=2 three=3 \\",
+        "    four=4 five=5",
+        "",
+        "  make demo  # short",
+    ]
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_the_comment_of_each_recipe_fits_a_hundred_columns(name):
+    assert [line for line in laid_out(header_of(name), 100).splitlines() if len(line) > 100] == []
 
 
 def test_values_that_differ_from_the_defaults_come_first(recipe, tiny_model):
@@ -141,7 +168,7 @@ def test_values_that_differ_from_the_defaults_come_first(recipe, tiny_model):
     # defaults, whether the file says them or not
     assert not {"seed", "data.shuffle", "engine.kind", "model.dtype", "algorithm.surrogate.delta"} & set(shown)
     listed = [e for e in resolved.entries if e.path in shown]
-    assert f"{len(resolved.entries) - len(listed)} more values at their defaults" in text.splitlines()[-1]
+    assert f"{len(resolved.entries) - len(listed)} more values have their defaults" in text.splitlines()[-1]
     assert max(map(len, text.splitlines())) <= 100
     everything = text_of(resolved, everything=True)
     assert all(f"\n{entry.path} " in everything for entry in resolved.entries) and "--all" not in everything

@@ -38,7 +38,7 @@ def test_this_machine_is_measured(proxima, recipe, monkeypatch):
     monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda *_: 1e11)
     code, out, err = proxima("plan", recipe())
     assert (code, err) == (0, "") and "layout   1 rank, which generates too, on this machine\n" in out
-    assert "measured here, for each rank: 100 GFLOP/s of products, " in out
+    assert "measured here, for each rank: 100 GFLOP/s in matrix products, " in out
     assert " for each rank, by the formula\n" in out and "and 1 GiB of Python and torch, " in out and "CUDA" not in out
     assert re.search(r"^run      about .* for 2 steps, without evaluations$", out, re.M)
     code, out, _ = proxima("plan", recipe(), "placement=torchrun", "--json")

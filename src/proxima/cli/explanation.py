@@ -51,7 +51,7 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
-    header = "\n".join(_wrapped(line, columns, "  ") for line in header_of(resolved).splitlines())
+    header = laid_out(header_of(resolved.recipe), columns)
     entries = resolved.entries
     values = values_table(entries, width) if everything else differing_values(entries, columns)
     return "\n\n".join(filter(None, [header, summary, values]))
@@ -61,7 +61,7 @@ def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
     """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
     estimate = BatchArithmetic(resolved)
     return {
-        "header": header_of(resolved),
+        "header": header_of(resolved.recipe),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
         "notes": estimate.notes,
@@ -69,9 +69,9 @@ def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
     }
 
 
-def header_of(resolved: Resolved[Any]) -> str:
+def header_of(recipe: str | None) -> str:
     """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
-    if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
+    if recipe is None or not (file := find_recipe(recipe)).is_file():
         return ""
     lines = []
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -83,13 +83,44 @@ def header_of(resolved: Resolved[Any]) -> str:
     return "\n".join(lines).strip("\n")
 
 
+COMMAND = re.compile(r" *(?:[A-Z_]+=\S+ )*(?:proxima|make|python) .*")
+COLUMNS = re.compile(r"( *[A-Z][\w ]*?  +)\S.*")  # a word, then text in a column of its own
+TABLE_ROW = re.compile(r" *\S.*\S   +\S.*")
+
+
+def laid_out(comment: str, width: int) -> str:
+    """Wrap a recipe's comment to `width` columns. Texts beside a word stay in their column, rows of tables stay as they
+    are, and so do commands; a remark after a command that has no room for it is put above."""
+    lines: list[str] = []  # printed
+    paragraph, hang = "", 0  # not yet printed, with the column of its continuation
+    for line in [*comment.splitlines(), ""]:
+        column = COLUMNS.fullmatch(line)
+        goes_on = not paragraph and bool(lines) and lines[-1].endswith("\\")
+        command = goes_on or COMMAND.fullmatch(line)
+        row = not column and TABLE_ROW.fullmatch(line)
+        indent = len(line) - len(line.lstrip())
+        if paragraph and line and not (column or command or row) and indent == hang:
+            paragraph += f" {line.strip()}"
+            continue
+        lines += [_wrapped(paragraph, width, " " * hang)] if paragraph else []
+        paragraph = ""
+        code, mark, remark = line.partition("  # ")
+        if command and mark and len(line) > width:
+            lines += [_wrapped(f"{' ' * indent}# {remark.strip()}", width, f"{' ' * indent}# "), code.rstrip()]
+        elif command or row or not line:
+            lines.append(line)
+        else:
+            paragraph, hang = line, len(column[1]) if column else indent
+    return "\n".join(lines).strip("\n")
+
+
 def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     """Path, value and source of the values that differ from the defaults or were given on the command line, and the
     number of the others."""
     rows = [(e.path, in_one_line(e.value), e.source) for e in entries if not e.is_default or e.origin == "command line"]
     path = max((len(row[0]) for row in rows), default=0)
     value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
-    left = f"{len(entries) - len(rows)} more values at their defaults, and the meaning of each: --all"
+    left = f"{len(entries) - len(rows)} more values have their defaults; --all shows them, with the meaning of each"
     gap = " " * (path + value + 4)
     lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
     return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])

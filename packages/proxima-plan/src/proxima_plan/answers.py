@@ -68,7 +68,7 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     kind = plan.recipe.devices.kind
     lines = [f"layout   {plan.layout}, on {plan.recipe.devices}"]
     if kind.source == MEASURED:
-        measured = f"{1000 * kind.bf16:,.0f} GFLOP/s of products, {1000 * kind.bandwidth:,.0f} GB/s of memory"
+        measured = f"{1000 * kind.bf16:,.0f} GFLOP/s in matrix products, {1000 * kind.bandwidth:,.0f} GB/s of memory"
         lines.append(f"         measured here, for each rank: {measured}")
     if (idle := plan.recipe.devices.count - plan.layout.devices) > 0:
         lines.append(f"idle     {idle} of {plan.recipe.devices.count} devices: the layout takes {plan.layout.devices}")
