@@ -78,3 +78,9 @@ def test_a_metric_that_no_reward_gives_names_the_resume_that_works():
     record = {"accuracy": None, "reward/mean": 0.5, "reward/low": 0.4, "reward/high": 0.6, "invalid": 0, "answers": 5}
     _, problem = named_metric(record, "accuracy")
     assert problem.endswith("Continue with --resume eval.metric=reward")
+
+
+def test_a_metric_of_a_role_that_nobody_played_is_unknown_and_no_error():
+    record = {"accuracy": None, "reward/mean": 0.5, "reward/low": 0.4, "reward/high": 0.6, "invalid": 0, "answers": 5}
+    assert named_metric(record, "reward/solver", optional={"reward/solver"}) == ("reward/solver", "")
+    assert "no such metric" in named_metric(record, "reward/solvr", optional={"reward/solver"})[1]

@@ -1,7 +1,7 @@
 """The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint; by default, or
 by `eval.metric`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,14 +87,15 @@ class Headline:
         return None if record.get(low) is None else (float(record[low]), float(record[high]))
 
 
-def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
+def named_metric(record: Mapping[str, Any], metric: str, *, optional: Collection[str] = ()) -> tuple[str, str]:
     """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name, empty if it has
     none.
 
-    The parts that a reward reports besides its value are known only after it has run.
+    The parts that a reward reports besides its value are known only after it has run. Metrics in `optional` are known
+    before, and an evaluation may lack them: the solver of a task has no reward where no proposal was valid.
     """
     headline = Headline.of([record], metric)
-    if headline.value(record) is not None or record["invalid"] == record["answers"]:
+    if headline.value(record) is not None or record["invalid"] == record["answers"] or metric in optional:
         return headline.key, ""
     names = [Headline(key).name for key in record if bound_keys(key)[0] in record]
     instead = nearest(metric, names) or ("reward" if "reward" in names else None)

@@ -113,6 +113,12 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
     return setting(task, part)
 
 
+def role_metric_names(task: Any) -> set[str]:
+    """The metrics of an evaluation of a task whose agent declares roles; those of a role that nobody played are
+    missing."""
+    return {f"{name}/{role}" for role in roles_of(task) for name in ("reward", "accuracy")}
+
+
 def roles_of(task: Any) -> Sequence[str]:
     """The roles that a task's agent declares; most have none."""
     environment = world_of(task, "environment")

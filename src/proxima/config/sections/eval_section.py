@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.data_section import roles_of
+from proxima.config.sections.data_section import role_metric_names
 from proxima.data import require
 from proxima.data.errors import suggestion
 from proxima.data.kinds import Kinds, Slot
@@ -152,8 +152,7 @@ def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequenc
     metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
     rewards = {as_reward(spec).label for spec in scored_by}
     several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
-    roles = {f"{name}/{role}" for role in roles_of(eval.task) for name in ("reward", "accuracy")}
-    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several, *roles}
+    metrics = {*METRICS, *METRIC_ALIASES, *rewards, *several, *role_metric_names(eval.task)}
     if metric not in metrics and metric.removeprefix(PART).partition("/")[0] not in rewards:
         also = "NAME/PART for a part of a reward's own"
         yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
+from proxima.config.sections.data_section import role_metric_names
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric
@@ -162,7 +163,7 @@ class Controller(TrainingLoop):
         scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
         record = self.evaluation_record(label, start) | scoring | figures
         if metric := self.config.eval.metric:
-            record["metric"], problem = named_metric(record, metric)
+            record["metric"], problem = named_metric(record, metric, optional=role_metric_names(self.config.eval.task))
             if problem and step == 0:  # nothing is lost yet
                 raise RunEnded(problem)
             if problem:
