@@ -121,7 +121,8 @@ def differing_values(entries: Sequence[ResolvedValue], width: int) -> str:
     path = max((len(row[0]) for row in rows), default=0)
     value = min(max((len(row[1]) for row in rows), default=0), VALUE_WIDTH)
     left = f"{len(entries) - len(rows)} more values have their defaults; --all shows them, with the meaning of each"
-    gap = " " * (path + value + 4)
+    word = max((len(word) for row in rows for word in row[2].split()), default=0)
+    gap = " " * max(min(path + value + 4, width - word), 0)  # so that no path of a file is broken
     lines = (f"{a:<{path}}  {truncated(b, value):<{value}}  {c}".rstrip() for a, b, c in rows)
     return "\n".join([*(_wrapped(line, width, gap) for line in lines), left])
 
