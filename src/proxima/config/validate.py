@@ -121,6 +121,7 @@ CHECKS: Sequence[Check] = (
     model_section.completions_fit_context,
     data_section.reward_models_are_ready,
     data_section.data_files_exist,
+    data_section.agents_are_specified,
     data_section.foreign_environments_load,
     data_section.only_rl_plays,
     data_section.environment_rewards_have_one,

@@ -123,8 +123,19 @@ def within(section: str) -> Iterator[None]:
         yield
     except (FieldError, FieldErrors) as raised:
         for error in raised.errors if isinstance(raised, FieldErrors) else (raised,):
-            error.field = f"{section}.{error.field}"
+            error.field = f"{section}.{error.field}".removesuffix(".")
         raise
+
+
+@contextmanager
+def as_field_errors(kind: type[Exception]) -> Iterator[None]:
+    """Raise a `FieldError` in place of each exception of a kind that has the same attributes: what imports the standard
+    library alone has its own."""
+    try:
+        yield
+    except kind as error:
+        facts = vars(error)
+        raise FieldError(facts["field"], facts["value"], facts["bound"], remedy=facts["remedy"]) from None
 
 
 @contextmanager

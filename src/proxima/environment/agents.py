@@ -125,6 +125,10 @@ class AgentSpec:
         require(not all(boxes.values()), "sandbox", self.sandbox, "can't be given together with `container`")
         for field, given in boxes.items():
             require(not (given and self.run), field, vars(self)[field], "needs `command` in place of `run`")
+        for path in self.readable:
+            require(os.path.exists(path), "readable", path, "does not exist")
+        shown = not self.readable or self.sandbox == "bubblewrap"
+        require(shown, "readable", self.readable, "has no effect without `sandbox: bubblewrap`")
         require(self.sandbox != "container" or bool(self.container), "container", None, "must name an image")
         missing = missing_for_server()
         field, value = ("run", self.run) if self.run else ("command", self.command)
@@ -356,7 +360,7 @@ class _AgentProcess:
 
 def _reward(line: str) -> AgentReward:
     """The reward in the last line of a program's output: a number, or a JSON object of numbers."""
-    with suppress(ValueError, TypeError, AttributeError):
+    with suppress(ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         if line.startswith("{"):
             return {str(name): float(value) for name, value in json.loads(line).items()}
         return float(line)

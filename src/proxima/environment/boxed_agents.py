@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxima.data import FieldError, require
+from proxima.data import FieldError, as_field_errors, require, within
 from proxima.environment.agents import AgentJob, AgentSpec, ProgramGroups, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.containers import (
@@ -34,38 +34,30 @@ SAID = {125: "can't be started", 126: "can't be run", 127: "its command was not 
 
 
 def container_of(given: str | Mapping[str, Any]) -> Container:
-    """The container that a recipe specifies; ContainerFailed or FieldError if it is invalid."""
+    """The container that a recipe specifies; FieldError if it is invalid."""
     values = {"image": given} if isinstance(given, str) else dict(given)
     names = [field.name for field in fields(Container)]
-    for name, value in values.items():
-        require(name in names, f"container.{name}", value, "is not a field", remedy=f"it has {', '.join(names)}")
-    require("image" in values, "container", values, "needs an image")
-    return Container(**values | {"mounts": tuple(values.get("mounts", ()))})
-
-
-def field_error(error: ContainerFailed, place: str) -> FieldError:
-    """The error of a field for one of a container."""
-    field = f"{place}.{error.field}" if error.field else place
-    return FieldError(field, error.value, error.message, remedy=error.remedy)
+    with within("container"), as_field_errors(ContainerFailed):
+        for name, value in values.items():
+            require(name in names, name, value, "is not a field", remedy=f"it has {', '.join(names)}")
+        require("image" in values, "", values, "needs an image")
+        return Container(**values | {"mounts": tuple(values.get("mounts", ()))})
 
 
 class ContainerRunner:
     """Starts each program in a container of its own."""
 
     def __init__(self, spec: AgentSpec) -> None:
-        self.command = tuple(spec.command)
-        try:
-            self.container = container_of(spec.container)
+        self.command, self.container = tuple(spec.command), container_of(spec.container)
+        with within("container"), as_field_errors(ContainerFailed):
             program = engine_program(self.container.engine)
             ensure_image(program, self.container.image)
             self.containers = Containers(program)
             try:
                 self.containers.try_start(self.container)
-            except ContainerFailed:
+            except BaseException:
                 self.containers.close()
                 raise
-        except ContainerFailed as error:
-            raise field_error(error, "container") from None
 
     @staticmethod
     def image_of(given: str | Mapping[str, Any]) -> tuple[str, str]:
@@ -108,11 +100,10 @@ class SandboxRunner:
         self._programs = ProgramGroups()
         try:
             usable_kind("bubblewrap")
-            self.places = Places()
         except SandboxMissing as error:
             raise FieldError("sandbox", spec.sandbox, f"can't be used here: {error}", remedy=REMEDY) from None
-        except ContainerFailed as error:
-            raise field_error(error, "sandbox") from None
+        with within("sandbox"), as_field_errors(ContainerFailed):
+            self.places = Places()
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:

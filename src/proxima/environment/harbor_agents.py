@@ -14,9 +14,9 @@ from pathlib import Path
 
 import httpx
 
-from proxima.data import FieldError
+from proxima.data import FieldError, as_field_errors, within
 from proxima.environment.agents import AgentJob, AgentSpec, read_to_end, start_program
-from proxima.environment.boxed_agents import ADDRESS, ended, field_error, forwarded
+from proxima.environment.boxed_agents import ADDRESS, ended, forwarded
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
 from proxima.process.harbor_tasks import HarborTask, read_task
@@ -24,6 +24,7 @@ from proxima.process.harbor_tasks import HarborTask, read_task
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the first that the tests have written
 TIMED_OUT = 124  # exit code of the relay
 CALL_SECONDS = 120.0  # of a command that the model runs
+LONGEST_COMMAND = 100_000  # bytes; Linux limits an argument to 128 KiB
 SHOWN = 4000  # characters of its output that the model sees
 LARGEST = 1 << 20  # bytes of a reward file
 SHORT_SECONDS = 60  # of commands that prepare the tests
@@ -58,13 +59,12 @@ class HarborAgents:
     async def play(self, job: AgentJob) -> float | None:
         try:
             facts = job.row["harbor"]
-            task = read_task(Path(facts["folder"]), facts["network"])
-            containers = self._containers_of(facts["engine"])
+            folder, network, engine = Path(facts["folder"]), facts["network"], facts["engine"]
         except (KeyError, TypeError):
             bound = "needs rows of the task `harbor`"
             raise FieldError("task.environment.sandbox", "harbor", bound) from None
-        except ContainerFailed as error:
-            raise field_error(error, "task") from None
+        with within("task"), as_field_errors(ContainerFailed):
+            task, containers = read_task(folder, network), self._containers_of(engine)
         async with self._places, running_task(containers, task, job) as container:
             if self.command:
                 code, errors = await container.run(
@@ -219,9 +219,11 @@ async def act(container: TaskContainer, job: AgentJob, seconds: float) -> None:
 
 async def _called(container: TaskContainer, call: dict[str, str], seconds: float) -> str:
     arguments = json.loads(call["arguments"])
-    if call["name"] != "bash" or not isinstance(arguments.get("command"), str):
-        return "error: the only tool is bash, whose argument `command` is a text"
-    command = ["sh", "-c", arguments["command"]]
+    given = arguments.get("command")
+    if call["name"] != "bash" or not isinstance(given, str) or "\0" in given or len(given.encode()) > LONGEST_COMMAND:
+        bound = f"a text of at most {LONGEST_COMMAND:,} bytes without NUL"
+        return f"error: the only tool is bash, whose argument `command` is {bound}"
+    command = ["sh", "-c", given]
     code, said = await container.run(
         command, seconds, user=container.task.agent_user, variables=container.task.variables, joined=True
     )
@@ -242,7 +244,7 @@ def reward_of(text: str, file: str) -> float:
         if isinstance(given, dict):
             given = given["reward"] if "reward" in given else given[next(iter(given))] if len(given) == 1 else None
         reward = float(given)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RecursionError):
         raise EnvironmentFailure(f"the tests wrote {text.strip()!r:.100} to {file}, which is no reward") from None
     if not math.isfinite(reward):
         raise EnvironmentFailure(f"the tests wrote the reward {reward} to {file}")

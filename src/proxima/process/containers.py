@@ -38,15 +38,17 @@ COMPILE = ("cc", "-static", "-O1", "-pthread")
 MOST_FILES = 4096  # open at once, per process
 MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
 RELAY_THREADS = 64  # a container may have them besides its processes
+PLACE, WITHOUT = r"/[^:,]+", "below / without : and ,"  # of a container
 PULL_SECONDS, TRIAL_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0
 
 
 class ContainerFailed(Exception):
-    """Containers can't be used; `field` is the field of `Container` that is wrong."""
+    """Containers can't be used; `field` is the field of `Container` that is wrong, empty for none, and `bound` says
+    what is wrong with it."""
 
-    def __init__(self, field: str, value: object, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.field, self.value, self.message, self.remedy = field, value, message, remedy
+    def __init__(self, field: str, value: object, bound: str, remedy: str = "") -> None:
+        super().__init__(bound)
+        self.field, self.value, self.bound, self.remedy = field, value, bound, remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +80,21 @@ class Container:
 
     def __post_init__(self) -> None:
         for field, fine, bound in (
-            ("image", bool(re.fullmatch(r"[\w][\w.:/@-]*", self.image)), "is not the name of an image"),
+            ("image", bool(re.fullmatch(r"\w[\w.:/@-]*", self.image, re.ASCII)), "is not the name of an image"),
             ("engine", self.engine in ("auto", *ENGINES), f"must be auto, {' or '.join(ENGINES)}"),
             ("memory_mb", self.memory_mb >= 16, "must be >= 16"),
             ("cpus", self.cpus > 0, "must be > 0"),
             ("pids", self.pids >= 1, "must be >= 1"),
-            ("workdir", not self.workdir or self.workdir.startswith("/"), "must be an absolute path"),
+            ("workdir", bool(re.fullmatch(PLACE, self.workdir or "/x")), f"must be an absolute path {WITHOUT}"),
         ):
             if not fine:
                 raise ContainerFailed(field, getattr(self, field), bound)
         for mount in self.mounts:
-            if not Path(mount.partition(":")[0]).exists():
+            path, colon, seen = mount.partition(":")
+            if not path or not Path(path).exists():
                 raise ContainerFailed("mounts", mount, "does not exist")
+            if colon and not re.fullmatch(PLACE, seen):
+                raise ContainerFailed("mounts", mount, f"must be PATH, or PATH:SEEN with an absolute path {WITHOUT}")
 
     def limits(self) -> list[str]:
         """The options that say what a container may use, for an engine's command line."""

@@ -19,6 +19,8 @@ from proxima.process.containers import Container, ContainerFailed, ensure_image,
 
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a variable
+LARGEST = 1_000_000_000
 UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 VERIFIER_SECONDS, BUILD_SECONDS = 600.0, 600.0  # harbor's
 
@@ -82,37 +84,57 @@ def read_task(folder: Path, network: bool = False) -> HarborTask:
         instruction = (folder / "instruction.md").read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ContainerFailed("path", str(folder), f"can't be read as a Harbor task: {error}") from None
-    agent, verifier, own = (config.get(name, {}) for name in ("agent", "verifier", "environment"))
-    _refuse_unsupported(folder, config, verifier, own)
     lines = instruction.split("\n")
     while lines and (CANARY.fullmatch(lines[0].strip()) or not lines[0].strip()):
         del lines[0]
     try:
-        memory = own.get("memory_mb") or _megabytes(own.get("memory")) or 2048
-        image = own.get("docker_image")
+        agent, verifier, own = (_value(config, name, {}, "a table") for name in ("agent", "verifier", "environment"))
+        _refuse_unsupported(folder, config, verifier, own)
+        memory = _number(own, "memory_mb", 0) or _megabytes(_value(own, "memory", "", "a text, as 2G")) or 2048
+        image = _value(own, "docker_image", "", "a text")
         return HarborTask(
             folder=folder,
             instruction="\n".join(lines),
             container=Container(
                 image=image or f"localhost/proxima-harbor:{digest_of(folder / 'environment')}",
                 memory_mb=int(memory),
-                cpus=float(own.get("cpus") or 1),
+                cpus=_number(own, "cpus", 0) or 1.0,
                 pids=2048,
                 writable=True,
                 network=network,
             ),
             built=not image,
-            build_seconds=float(own.get("build_timeout_sec", BUILD_SECONDS)),
-            workdir=own.get("workdir") or "",
-            variables=_resolved(own.get("env", {})),
-            tests_variables=_resolved(verifier.get("env", {})),
-            agent_seconds=agent.get("timeout_sec"),
-            tests_seconds=float(verifier.get("timeout_sec", VERIFIER_SECONDS)),
+            build_seconds=_number(own, "build_timeout_sec", BUILD_SECONDS),
+            workdir=_value(own, "workdir", "", "a text"),
+            variables=_resolved(_value(own, "env", {}, "a table")),
+            tests_variables=_resolved(_value(verifier, "env", {}, "a table")),
+            agent_seconds=_number(agent, "timeout_sec", 0) or None,
+            tests_seconds=_number(verifier, "timeout_sec", VERIFIER_SECONDS),
             agent_user=str(agent.get("user") or ""),
             tests_user=str(verifier.get("user") or ""),
         )
-    except (TypeError, ValueError, KeyError) as error:
+    except ContainerFailed as error:
+        if error.field == "path":
+            raise
+        bound = f"has a task.toml whose container can't be made: {error.field}={error.value!r} {error.bound}"
+        raise ContainerFailed("path", str(folder), bound) from None
+    except ValueError as error:
         raise ContainerFailed("path", str(folder), f"has a task.toml with a wrong value: {error}") from None
+
+
+def _value(table: Mapping[str, Any], name: str, default: Any, expected: str) -> Any:
+    """A value of the default's type; the default where there is none."""
+    value = table.get(name, default)
+    if not isinstance(value, type(default)):
+        raise ValueError(f"{name} = {value!r:.100}, must be {expected}")
+    return value
+
+
+def _number(table: Mapping[str, Any], name: str, default: float) -> float:
+    value = table.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LARGEST:
+        raise ValueError(f"{name} = {value!r:.100}, must be a number from 0 to {LARGEST:,}")
+    return float(value)
 
 
 def _refuse_unsupported(
@@ -136,8 +158,10 @@ def _refuse_unsupported(
         raise ContainerFailed("path", str(folder), f"has no {' and no '.join(missing)}")
 
 
-def _megabytes(size: str | None) -> float:
+def _megabytes(size: str) -> float:
     """A size as older tasks write it: 2G, 512M."""
+    if not re.fullmatch(r"([0-9]+(\.[0-9]+)?[KMGkmg])?", size):
+        raise ValueError(f"memory = {size!r:.100}, must be a number with K, M or G, as 2G")
     return float(size[:-1]) * UNITS[size[-1].upper()] if size else 0.0
 
 
@@ -145,6 +169,8 @@ def _resolved(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables, with `${NAME}` and `${NAME:-value}` taken from this process's environment."""
     resolved = {}
     for name, value in variables.items():
+        if not NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
+            raise ValueError(f"env has {name} = {value!r:.100}, must be a text, and its name one of a variable")
         if match := VARIABLE.fullmatch(value):
             value = os.environ.get(match[1], match[2])
             if value is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.data import FieldError, require
+from proxima.data import as_field_errors, require
 from proxima.process.containers import ContainerFailed, engine_program
 from proxima.process.harbor_tasks import HarborTask, digest_of, read_task
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
@@ -43,21 +43,17 @@ class Harbor(PlayedTask):
 
     def prepare(self) -> None:
         """Build or pull the images of all tasks."""
-        try:
+        with as_field_errors(ContainerFailed):
             program = engine_program(self.engine)
             for task in self._tasks():
                 task.prepare(program)
-        except ContainerFailed as error:
-            raise FieldError(error.field, error.value, error.message, remedy=error.remedy) from None
 
     def _tasks(self) -> list[HarborTask]:
         top = Path(self.path).expanduser().resolve()
         folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
         require(bool(folders), "path", self.path, "has no folder with a task.toml")
-        try:
+        with as_field_errors(ContainerFailed):
             return [read_task(folder, self.network) for folder in folders]
-        except ContainerFailed as error:
-            raise FieldError(error.field, error.value, error.message, remedy=error.remedy) from None
 
     def _row(self, index: int, task: HarborTask) -> Row:
         facts = {"folder": str(task.folder), "engine": self.engine, "network": self.network}

@@ -113,6 +113,11 @@ def rewards_another_role(row, base_url, api_key, model):
     return {"sovler": 1.0}
 
 
+def gives_endless_rewards(row, base_url, api_key, model):
+    asker(base_url, api_key, f"{model}/solver")(row["messages"])
+    return {"proposer": float("inf"), "solver": float("-inf")}
+
+
 def names_no_role(row, *policy):
     from openai import NotFoundError
 
@@ -123,7 +128,8 @@ def names_no_role(row, *policy):
 
 
 _FUNCTIONS = (asks_once, uses_tools, asks_a_helper, asks_forever, prints, rewrites_its_memory, asks_between_turns)
-_FUNCTIONS += (proposes_and_solves, forgets_a_role, rewards_another_role, names_no_role)
+_FUNCTIONS += (proposes_and_solves, forgets_a_role, rewards_another_role, gives_endless_rewards)
+_FUNCTIONS += (names_no_role,)
 ASKING = {function.__name__: function for function in _FUNCTIONS}
 
 

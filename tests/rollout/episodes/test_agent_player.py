@@ -186,6 +186,7 @@ def test_a_limit_cuts_every_player():
         ("forgets_a_role", ROLES, "its agent gave no reward of the role 'solver'"),
         ("rewards_another_role", ROLES, "the role 'sovler', but environment.roles has proposer, solver"),
         ("forgets_a_role", (), "the role 'proposer', but environment.roles has none"),
+        ("gives_endless_rewards", ROLES, "its agent gave rewards that have no mean: {'solver': -inf, 'proposer': inf}"),
         ("names_no_role", ROLES, "model='policy': must name a role: policy/proposer, policy/solver"),
     ],
 )
@@ -209,7 +210,8 @@ def test_a_program_gives_each_role_its_reward():
         return await agents.play(AgentJob(row={}, base_url="", api_key=""))
 
     assert asyncio.run(played(script)) == {"a": 1.0, "b": -1.0}
-    assert asyncio.run(played('print(\'{"a": "much"}\')')) is None
+    for line in ('{"a": "much"}', '{"a": ' * 10_000, '{"a": ' + "9" * 400 + "}"):
+        assert asyncio.run(played(f"print({line!r})")) is None
 
 
 @pytest.mark.slow

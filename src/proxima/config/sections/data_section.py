@@ -6,16 +6,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from proxima.config.builder import Builder
 from proxima.config.describe import setting
-from proxima.config.problems import require_at_least
+from proxima.config.problems import Problem, require_at_least
 from proxima.config.resolved import Findings, Resolved
+from proxima.config.scalars import in_one_line, to_json
 from proxima.config.sections.model_section import ModelConfig, model_problem
+from proxima.config.tree import Source, node_of
 from proxima.data import FieldError, require
 from proxima.engine.protocol import Sampling
+from proxima.environment import ENVIRONMENTS
 from proxima.environment.agents import AGENTS
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
+from proxima.process.containers import Container, ContainerFailed
 from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment, Unusable
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
@@ -141,6 +146,24 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
                     make = prepare_command(place)
                     remedy = f"{did_you_mean(place)}give a path relative to the current folder"
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"
+
+
+def agents_are_specified(r: Resolved[Any]) -> Findings:
+    """The fields of an agent, and of its container, must have values of their types, within their bounds."""
+    for path, task in tasks_of(r.config).items():
+        given = world_of(task, "environment")
+        if isinstance(given, Mapping) and given.get("kind") in AGENTS:
+            path, builder = f"{path}.environment", Builder(import_code=r.import_code)
+            source = Source(r.entry(path).where)
+            own = {name: value for name, value in given.items() if name != "kind"}
+            builder.dataclass(ENVIRONMENTS[given["kind"]], node_of(own, source), path, given["kind"])
+            if isinstance(container := own.get("container"), Mapping):
+                try:
+                    builder.dataclass(Container, node_of(container, source), f"{path}.container", "container")
+                except ContainerFailed as error:
+                    shown = in_one_line(to_json(error.value))
+                    builder.problems.append(Problem(f"{path}.container.{error.field}", str(error), shown, source.text))
+            yield from builder.all_problems()
 
 
 def foreign_environments_load(r: Resolved[Any]) -> Findings:

@@ -267,7 +267,10 @@ class AgentEpisodes(EpisodePlayer):
             rewards = rewards_of_players(given, players)
         except KeyError as error:
             raise EnvironmentFailure(f"its agent gave no reward of the role {error.args[0]!r}") from None
-        return rewards, mean_of_roles(rewards)
+        try:
+            return rewards, mean_of_roles(rewards)
+        except (OverflowError, ValueError):  # of huge or infinite ones
+            raise EnvironmentFailure(f"its agent gave rewards that have no mean: {rewards!r:.200}") from None
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
