@@ -44,9 +44,11 @@ class ForeignEnvironment:
     python: str = ""
 
     @classmethod
-    def of(cls, kind: str, name: str, args: Mapping[str, Any], python: str) -> "ForeignEnvironment":
+    def of(cls, given: Mapping[str, Any]) -> "ForeignEnvironment":
         """Build it from the fields of a recipe."""
-        return cls(kind, name, json.dumps(dict(args)), str(Path(python).expanduser()) if python else "")
+        python = given.get("python") or ""
+        args = json.dumps(dict(given.get("args") or {}))
+        return cls(given["kind"], given.get("name") or "", args, str(Path(python).expanduser()) if python else "")
 
     def command(self, command: str, **more: Any) -> tuple[str, ...]:
         """The program that runs a command for it."""
@@ -55,8 +57,8 @@ class ForeignEnvironment:
         return self.python or sys.executable, str(script), json.dumps(given), command
 
     def facts(self) -> Mapping[str, Any]:
-        """Load it in its interpreter, and describe it: `version` of the library, `file` of its module, and `rewards`,
-        the names of its reward functions as far as they are known.
+        """Load it in its interpreter, and describe it: `version` of the library, `sources`, the SHA-256 of each of
+        its files, and `rewards`, the names of its reward functions as far as they are known.
 
         Raises: Unusable.
         """

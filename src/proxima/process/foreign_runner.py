@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -181,6 +182,7 @@ class TasksetEnvironment:
             raise BadField("args", given, f"are refused by the environment {name!r}: {short(error)}") from None
         self.taskset = self.environment.taskset
         self.task_class = type(self.taskset).task_type()
+        self.endless = not self.taskset.bounded
         self.rewards: list[str] = []
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -240,7 +242,7 @@ class ResourcesServer:
     def __init__(self, name: str, args: Mapping[str, Any]) -> None:
         given = dict(args)
         self.steps = given.pop("max_steps", None)
-        module = importlib.import_module(f"resources_servers.{name}.app")
+        self.module = module = importlib.import_module(f"resources_servers.{name}.app")
         self.folder = os.path.dirname(str(module.__file__))
         from nemo_gym.base_resources_server import SimpleResourcesServer  # type: ignore[import-not-found, unused-ignore]
 
@@ -402,6 +404,24 @@ def _module(name: str) -> Any:
     raise BadField("name", name, f"is no environment that {sys.executable} can import; install its package there")
 
 
+def sources(module: Any) -> dict[str, str]:
+    """Return the SHA-256 of a module's file; of a package, that of each Python file in its folder, by its name there.
+    A module that lies in a package of the environment's own has the files of that folder."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return {}
+    folder = os.path.dirname(file)
+    names = [os.path.basename(file)]
+    if hasattr(module, "__path__") or "." in module.__name__:
+        walked = os.walk(folder)
+        names = [os.path.join(where, name) for where, _, files in walked for name in files if name.endswith(".py")]
+    hashes = {}
+    for name in sorted(names):
+        with open(os.path.join(folder, name), "rb") as source:
+            hashes[os.path.relpath(os.path.join(folder, name), folder)] = hashlib.sha256(source.read()).hexdigest()
+    return hashes
+
+
 def loaded_environment(kind: str, name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     """Load an environment, and describe it."""
     random.seed(0)  # rows that are drawn without a seed are then the same in every process
@@ -426,8 +446,8 @@ def _of_nemo_gym(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     except ImportError as error:
         needs = f"can't be imported: {short(error)}; install resources_servers/{name}/requirements.txt there"
         raise BadField("name", name, needs) from None
-    file = os.path.join(environment.folder, "app.py")
-    return environment, {"version": version("nemo-gym"), "file": file, "rewards": environment.rewards}
+    facts = {"version": version("nemo-gym"), "sources": sources(environment.module), "rewards": environment.rewards}
+    return environment, facts
 
 
 def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
@@ -444,7 +464,7 @@ def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     if not with_function and importlib.util.find_spec("verifiers.v1") is None:
         raise BadField("name", name, "has no function load_environment")
     environment = LoadedEnvironment(name, args) if with_function else TasksetEnvironment(name, args)
-    facts = {"version": version, "file": getattr(module, "__file__", None), "rewards": environment.rewards}
+    facts = {"version": version, "sources": sources(module), "rewards": environment.rewards}
     return environment, facts
 
 
@@ -456,6 +476,8 @@ def give_rows(given: Row, write: Callable[[Row], None]) -> None:
         if "split" in given:
             skip, size = given["skip"], given["size"]
             try:
+                if size is None and getattr(environment, "endless", False):
+                    raise BadField("size", size, "must be given: the environment draws rows without an end")
                 for row in islice(environment.rows(given["split"]), skip, None if size is None else skip + size):
                     write({"row": row})
             except BadField as problem:
@@ -499,6 +521,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the library and the environment may print
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
+    given_paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [os.getcwd(), *map(os.path.abspath, given_paths)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the environment's own processes, which run in other folders
     logging.basicConfig(level=logging.ERROR)
 
     def write(message: Row) -> None:

@@ -35,15 +35,11 @@ class EnvironmentRows(PlayedTask):
 
     def rows(self, seed: int) -> Rows:
         """Return the environment's rows; the seed has no effect."""
-        given: dict[str, Any] = {"kind": self.environment}
-        if isinstance(self.environment, Mapping):
-            given = {**self.environment}
-        name, args, python = given.get("name") or "", given.get("args") or {}, given.get("python") or ""
+        given = self.environment if isinstance(self.environment, Mapping) else {"kind": self.environment}
         try:
-            foreign = ForeignEnvironment.of(given["kind"], name, args, python)
-            items = foreign.rows(self.split, self.skip, self.size)
+            items = ForeignEnvironment.of(given).rows(self.split, self.skip, self.size)
         except Unusable as error:
-            field = error.field if error.field == "split" else f"environment.{error.field}"
+            field = error.field if error.field in ("split", "size") else f"environment.{error.field}"
             raise FieldError(field, error.value, error.message) from None
         message = "leaves no row"
         require(bool(items), "skip" if self.skip else "split", self.skip or self.split, message)

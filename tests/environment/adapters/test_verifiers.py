@@ -1,13 +1,17 @@
 """What an environment of verifiers says before a run: its rows, and one line about what is wrong. A stand-in takes the
 place of the library."""
 
+import os
 import sys
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from proxima.data import FieldError
 from proxima.environment.adapters.foreign import Verifiers
+from proxima.process import foreign_runner
 from proxima.process.foreign_environment import _answered
 from proxima.task.environment_rows import EnvironmentRows
 
@@ -66,6 +70,35 @@ def test_each_wrong_field_is_one_line(fields, line):
     with pytest.raises(FieldError, match=line) as caught:
         task(**fields).rows(1)
     assert "\n" not in str(caught.value)
+
+
+def test_the_environments_own_processes_find_its_modules(monkeypatch, tmp_path):
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages" / "beside.py").write_text("word = 'beside'")
+    (tmp_path / "here.py").write_text("word = 'here'")
+    ask = "import here, beside; print(here.word, beside.word)"
+    (tmp_path / "with_a_process.py").write_text(
+        "import subprocess, sys\nimport verifiers as vf\n"
+        "def load_environment():\n"
+        f"    said = subprocess.run([sys.executable, '-c', {ask!r}], cwd='/', capture_output=True, text=True).stdout\n"
+        "    return vf.SingleTurnEnv([{'prompt': said}], None, vf.Rubric([], []))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["packages", str(STAND_IN)]))
+    assert task(name="with_a_process").rows(1)[0].messages[0]["content"] == "here beside\n"
+
+
+def test_rows_without_an_end_need_a_size(monkeypatch):
+    def loaded(kind, name, args):
+        return SimpleNamespace(endless=True, rows=lambda split: ({"number": n} for n in count())), {}
+
+    monkeypatch.setattr(foreign_runner, "loaded_environment", loaded)
+    given = {"kind": "verifiers", "name": "names", "args": {}, "split": "train", "skip": 2, "size": None}
+    answers = []
+    foreign_runner.give_rows(given, answers.append)
+    assert answers[1:] == [{"problem": ["size", None, "must be given: the environment draws rows without an end"]}]
+    foreign_runner.give_rows(given | {"size": 2}, answers.append)
+    assert answers[3:] == [{"row": {"number": 2}}, {"row": {"number": 3}}, {"end": True}]
 
 
 def test_without_the_library_a_line_says_so(monkeypatch, tmp_path):

@@ -1,15 +1,19 @@
 """What a resume compares: the files that a task names, and what changes the last bits."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from proxima.data import UserError
+from proxima.process.foreign_environment import _answered
 from proxima.runtime.resume import changes
 from proxima.runtime.resume.changes import environment_hashes
 from proxima.system import machine
 from tests.containers import busybox_image as busybox_image
+
+STAND_IN = Path(__file__).parents[2] / "environment" / "adapters" / "stand_in"
 
 
 class Journal(dict):
@@ -75,6 +79,30 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
         changes.check_inputs(
             Journal(inputs=before | {"task: its rows": "x"}), now | {"task: its rows": "y"}, accept=True
         )
+
+
+def test_the_files_of_an_environment_of_another_library_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(STAND_IN)]))
+    package = tmp_path / "words_of_mine"
+    (package / "tools").mkdir(parents=True)
+    (package / "__init__.py").write_text("from six_words import load_environment\n")
+    (package / "tools" / "lookup.py").write_text("one = 1\n")
+    task = SimpleNamespace(environment={"kind": "verifiers", "name": "words_of_mine"}, tools=[])
+    before = environment_hashes("task", task)
+    files = ["words_of_mine: __init__.py", "words_of_mine: tools/lookup.py", "verifiers"]
+    assert list(before) == [f"task.environment: {file}" for file in files]
+    assert before["task.environment: verifiers"] == "0.1.14"
+    (package / "tools" / "lookup.py").write_text("one = 2\n")
+    _answered.cache_clear()
+    now = environment_hashes("task", task)
+    with pytest.raises(UserError, match="^task.environment: words_of_mine: tools/lookup.py: changed .* --accept-ch"):
+        changes.check_inputs(Journal(inputs=before), now)
+
+
+def test_a_single_module_is_compared_alone(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN))
+    task = SimpleNamespace(environment={"kind": "verifiers", "name": "six_words"}, tools=[])
+    assert "task.environment: six_words: six_words.py" in environment_hashes("task", task)
 
 
 def test_an_environment_of_ours_has_no_file_of_the_user():

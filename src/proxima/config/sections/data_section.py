@@ -171,9 +171,8 @@ def foreign_environments_load(r: Resolved[Any]) -> Findings:
     for path, task in tasks_of(r.config).items():
         given = world_of(task, "environment")
         if isinstance(given, Mapping) and given.get("kind") in FOREIGN:
-            name, args, python = given.get("name") or "", given.get("args") or {}, given.get("python") or ""
             try:
-                ForeignEnvironment.of(given["kind"], name, args, python).facts()
+                ForeignEnvironment.of(given).facts()
             except Unusable as error:
                 yield f"{path}.environment", str(error)
 

@@ -38,7 +38,7 @@ class Verifiers:
     @property
     def foreign(self) -> ForeignEnvironment:
         """The environment, in its interpreter."""
-        return ForeignEnvironment.of(self.kind, self.name, self.args or {}, self.python)
+        return ForeignEnvironment.of({"kind": self.kind, **vars(self)})
 
     def build(self) -> Agents:
         """Check that the environment can be loaded, and build its agents; their processes start with the first

@@ -26,6 +26,7 @@ from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment.agents import AGENT, RUNNERS
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
+from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment
 from proxima.reward import REWARDS
 from proxima.runtime.resume.refuse import refusals
 from proxima.runtime.state.folder import RunFolder
@@ -222,8 +223,8 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and the id of
-    the image of its container."""
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; the id of the
+    image of its container; and the version of the library that an environment of another interpreter has there."""
     kind = play.environment
     arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
     agent = arguments if arguments.get("kind") == AGENT else {}
@@ -233,6 +234,11 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
         if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
             files.append(file)
     named = {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+    if arguments.get("kind") in FOREIGN:
+        foreign = ForeignEnvironment.of(arguments)
+        facts, prefix = foreign.facts(), f"{path}.environment: {foreign.name}"
+        named |= {f"{prefix}: {file}": value for file, value in facts["sources"].items()}
+        named[f"{path}.environment: {foreign.kind}"] = facts["version"]
     if agent.get("container"):
         image, value = RUNNERS["container"].image_of(agent["container"])  # type: ignore[attr-defined]
         named[f"{path}.environment: image {image}"] = value

@@ -69,12 +69,15 @@ def is_of_july(o: Options) -> bool:
 
 
 def _task(d: Draft, o: Options) -> None:
-    """The environment, with its rows and its rewards; to fill in if the file names none, or several."""
-    where, listed = _environments(o), _listed(o)
-    environment = _environment(listed[0]) if len(listed) == 1 else None
+    """The environment, with its rows and its rewards; to fill in if the file names none, or different ones."""
+    where, environments = _environments(o), [_environment(source) for source in _listed(o)]
+    different = [environment for i, environment in enumerate(environments) if environment not in environments[:i]]
+    environment = different[0] if len(different) == 1 else None
     if environment is None:
-        d.ask("task", "gsm8k", f"{where} gives the questions; see `proxima list task`", kind=True)
-        d.ask("reward.0", "math", f"{where} gives the rewards; see `proxima list reward`", kind=True)
+        choice = "; a run plays one environment: keep one in the file, and convert it again" if different[1:] else ""
+        give = "give" if different[1:] else "gives"
+        d.ask("task", "gsm8k", f"{where} {give} the questions{choice or '; see `proxima list task`'}", kind=True)
+        d.ask("reward.0", "math", f"{where} {give} the rewards{choice or '; see `proxima list reward`'}", kind=True)
         return
     origin = f"from {next(name for name in SOURCES if o.given(name))}"
     note = "add `python` to task.environment: an interpreter that has verifiers and this environment"
