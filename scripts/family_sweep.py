@@ -1,7 +1,7 @@
 """Every causal language model type of transformers, as a tiny random model: trainer and engine against its own logits.
 
 python scripts/family_sweep.py [NAME ...]       the verdicts, as JSON lines
-python scripts/family_sweep.py --write          all of them, into the table of docs/models.md
+python scripts/family_sweep.py --write          all of them, into the tables of docs/models.md
 
 A type agrees (the largest difference in nats), is refused (by proxima, in one line), or can't be built here; `wrong` is
 none of these. Variants of a type: its logits scaled or capped by each field that does so, a sliding window, and
@@ -23,9 +23,10 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGE = REPOSITORY / "docs" / "models.md"
-BEGIN, END = "<!-- scripts/family_sweep.py makes this table -->\n", "<!-- end of the table -->\n"
+BEGIN, END = "<!-- scripts/family_sweep.py makes these tables -->\n", "<!-- end of the tables -->\n"
 LARGEST = 1e-4  # nats
 BATCH, SECONDS, PROCESSES = 8, 900, 2
+MOST_NAMED = 40  # types of a variant in a cell
 FALLBACKS: tuple[dict[str, Any], ...] = (
     {},
     {"num_key_value_heads": 2, "head_dim": 16},
@@ -236,36 +237,53 @@ def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of the page: the counts, then a row for each type."""
-    lines = ["| type | class | trainer | engine | variants |", "|---|---|---|---|---|"]
-    by_name: dict[str, list[dict[str, Any]]] = {}
+def tables(rows: Sequence[dict[str, Any]]) -> str:
+    """The tables of the page: the types by how they are run, and by variant."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    variants: dict[str, dict[str, list[str]]] = {}
+    counts, largest = {"agree": 0, "refused": 0}, 0.0
     for row in rows:
-        by_name.setdefault(row["name"], []).append(row)
-    counts = {"agrees": 0, "refused": 0, "not built": 0}
-    for name, (first, *others) in sorted(by_name.items()):
-        if "built" in first:
-            counts["not built"] += 1
-            lines.append(f"| {name} | {first.get('class', '')} | not built | | {_plain(first['built'])} |")
+        if "built" in row:
+            groups.setdefault(("not built", ""), []).append(row["name"])
             continue
-        counts["agrees" if first["trainer"]["verdict"] == "agrees" else "refused"] += 1
-        cells = [_cell(first[side], first["class"]) for side in ("trainer", "engine")]
-        if first["engine"].get("reason") == first["trainer"].get("reason") is not None:
-            cells[1] = "the same"
-        refused = [row["variant"] for row in others if row["trainer"]["verdict"] == "refused"]
-        agreed = [row["variant"] for row in others if row["trainer"]["verdict"] == "agrees"]
-        said = [f"{what}: {', '.join(each)}" for what, each in (("agree", agreed), ("refused", refused)) if each]
-        lines.append(f"| {name} | {first['class']} | {cells[0]} | {cells[1]} | {'; '.join(said)} |")
-    total = f"{len(by_name)} types: {counts['agrees']} agree in the trainer, {counts['refused']} are refused, "
-    total += f"{counts['not built']} can't be built tiny here."
-    return "\n".join([total, "", *lines]) + "\n"
+        sides = [row[side] for side in ("trainer", "engine")]
+        largest = max(largest, *(side["nats"] for side in sides if side["verdict"] == "agrees"), 0.0)
+        if row["variant"]:
+            how = {"agrees": "agree", "refused": "refused"}.get(sides[0]["verdict"], sides[0]["verdict"])
+            variants.setdefault(row["variant"], {}).setdefault(how, []).append(row["name"])
+            continue
+        counts["agree" if sides[0]["verdict"] == "agrees" else "refused"] += 1
+        cells = tuple(_cell(side, row["class"]) for side in sides)
+        groups.setdefault((cells[0], "" if cells[0] == cells[1] else cells[1]), []).append(row["name"])
+    total, absent = len({row["name"] for row in rows}), sum("built" in row for row in rows)
+    lines = [
+        f"{total} types: {counts['agree']} agree in the trainer, {counts['refused']} are refused, {absent} can't be "
+        f"built tiny here. The largest difference is {largest:.0e} nats.",
+        "",
+        "| trainer | engine | types |",
+        "|---|---|---|",
+    ]
+    order = sorted(groups, key=lambda cells: (cells[0].startswith(("not built", "refused", "wrong")), cells))
+    lines += [f"| {cells[0]} | {cells[1]} | {', '.join(sorted(groups[cells]))} |" for cells in order]
+    lines += ["", "| variant | agree | refused |", "|---|---|---|"]
+    lines += [
+        f"| {variant} | {_named(found.get('agree', []))} | {_named(found.get('refused', []))} |"
+        for variant, found in sorted(variants.items())
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _named(names: Sequence[str]) -> str:
+    """The names, or their number where there are many."""
+    return ", ".join(sorted(names)) if len(names) <= MOST_NAMED else f"{len(names)} types"
 
 
 def _cell(found: dict[str, Any], name: str) -> str:
     if found["verdict"] == "agrees":
-        return f"{found['how']}, {max(found['nats'], 1e-7):.0e}"
+        return str(found["how"])
     reason = found.get("reason", f"off by {found.get('nats', 0):.1e} nats").removeprefix(f"{name} is not supported: ")
-    return f"{found['verdict']}: {_plain(re.sub(r' ?[(].*', '', reason))}"
+    reason = re.sub(r"( ?[(]|: off by ).*", "", reason)  # figures differ from type to type
+    return f"{found['verdict']}: {_plain(reason)}"
 
 
 def _plain(text: str) -> str:
@@ -284,7 +302,7 @@ def main() -> int:
     rows = swept(list(classes()))
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
     print("\n".join(wrong(rows)) or "none is wrong")
     return bool(wrong(rows))
 
