@@ -1,0 +1,134 @@
+"""The site of the pages, by Sphinx: `make site` builds the folder `site/`.
+
+Sphinx, because
+    - MyST reads Markdown as the repository's hosting does. Python-Markdown, which MkDocs and Zensical use, joins a list
+      to the paragraph before it, flattens lists indented by two spaces and prints the backslash of `\\|` in tables.
+    - its folder of sources is the repository: pages outside docs/ are pages, linked files are copied, and no link is
+      rewritten. With `--fail-on-warning` a page, anchor, file or picture that is missing ends the build.
+    - search, fonts and scripts come with the site: it needs neither a server nor a network.
+    - MkDocs with Material ends in May 2027; Zensical, its successor, is an alpha, and its pages load fonts and a script
+      from other addresses.
+"""
+
+import re
+import sys
+from pathlib import Path
+from posixpath import join, normpath, relpath
+from typing import Any
+
+from docutils.utils.math.latex2mathml import tex2mathml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src")]
+
+from docstrings import as_rst  # noqa: E402
+
+project = "proxima"
+html_title = "proxima"
+language = "en"
+root_doc = "README"
+include_patterns = [
+    "*.md",
+    "docs/**",
+    "recipes/**",
+    "benchmarks/**",
+    "evidence/**",
+    "tests/README.md",
+    "packages/*/docs/**",
+]
+exclude_patterns = ["**/.venv", "**/__pycache__", "**/runs"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+
+myst_heading_anchors = 6
+myst_enable_extensions = ["dollarmath"]
+highlight_language = "none"  # of an indented block: a formula, a command or what it prints
+
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 88
+python_display_short_literal_types = True
+add_module_names = False
+
+html_theme = "pydata_sphinx_theme"
+html_theme_options = {
+    "logo": {"text": "proxima"},
+    "navbar_center": [],
+    "navbar_end": ["theme-switcher"],
+    "footer_start": [],
+    "footer_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+    "show_prev_next": False,
+}
+html_sidebars = {"**": ["doors.html"]}
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+templates_path = ["."]
+html_copy_source = False
+html_show_sphinx = False
+html_use_index = False
+
+#: A page, and the pages below it in the navigation. Those below the first one are the links in the tables of the index.
+BELOW = {
+    "docs/algorithms/README": "docs/algorithms/*",
+    "benchmarks/README": "benchmarks/**",
+    "docs/evidence": "evidence/**",
+    "CONTRIBUTING": "tests/README",
+    "docs/site/api": "docs/site/api/*",
+}
+
+
+def add_navigation(app: Any, name: str, source: list[str]) -> None:
+    """Adds hidden tables of contents: to the first page the doors of the index, to others the pages below them."""
+    if name == root_doc:
+        index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+        source[0] += contents(["/docs/index"], ":titlesonly:")
+        for door in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+            rows = re.findall(r"^\| \[([^]]+)\]\(([^)#]+)\)", door, flags=re.MULTILINE)
+            pages = [(title, normpath(join("docs", page)).rpartition(".")) for title, page in rows]
+            entries = [f"{title[0].upper()}{title[1:]} </{page}>" for title, (page, _, suffix) in pages if suffix in ("md", "rst")]
+            source[0] += contents(entries, f":caption: {door.partition(chr(10))[0]}")
+    elif name in BELOW and not name.startswith("docs/site/"):
+        source[0] += contents([f"/{BELOW[name]}"], ":glob:")
+
+
+def contents(entries: list[str], option: str) -> str:
+    return "\n".join(["\n\n```{toctree}", ":hidden:", option, "", *entries, "```\n"])
+
+
+def write_redirects(app: Any, failure: Exception | None) -> None:
+    """Writes a page at the place of every page that is gone, and the first page of the folder."""
+    if failure:
+        return
+    moved = (ROOT / "docs/site/moved.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.+)\.md` \| \[.*\]\((.+)\.md(#.*)?\) \|$", moved, flags=re.MULTILINE)
+    places = {old: normpath(join("docs/site", new)) + f".html{anchor}" for old, new, anchor in rows}
+    for old, new in {**places, "index": f"{root_doc}.html"}.items():
+        page = Path(app.outdir, f"{old}.html")
+        to = relpath(new, Path(old).parent.as_posix())
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Moved</title>'
+            f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">This page has moved.</a></html>\n',
+            encoding="utf-8",
+        )
+
+
+def write_formula(translator: Any, node: Any) -> None:
+    """Writes TeX as MathML, which browsers render without a script or fonts."""
+    block = node.tagname == "math_block"
+    formula = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    from docutils import nodes
+
+    raise nodes.SkipNode
+
+
+def setup(app: Any) -> None:
+    app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
+    app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: as_rst(lines))
+    app.connect("build-finished", write_redirects)
+
+
+html_math_renderer = "mathml"

@@ -1,0 +1,76 @@
+"""Docstrings of the code, as reStructuredText.
+
+A docstring has paragraphs, formulas as indented blocks, and sections: `Args:`, whose items are `name: text`, and others,
+whose text begins on the line of their name. Continuation lines are indented. `Code` is between single backticks.
+"""
+
+import re
+
+SECTION = re.compile(r"(Args|Returns|Yields|Raises|Edge cases|Metrics|Reads|Source|Differs):(?: (.*))?")
+ITEM = re.compile(r"(\w+(?:, \w+)*): (.*)")
+SPECIAL = re.compile(r"([\\*|_])")
+ENUMERATOR = re.compile(r"\(?\w+[.)]\s|[-+•]\s|\.\.")
+
+
+def as_rst(lines: list[str]) -> None:
+    """Replaces the lines of a docstring by reStructuredText."""
+    made: list[str] = []
+    paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
+    for paragraph in paragraphs:
+        rows = paragraph.split("\n")
+        if all(row.startswith("    ") for row in rows):
+            made += ["::", "", *rows, ""]
+        elif SECTION.fullmatch(rows[0]) or is_items(rows):
+            made += [*fields(rows), ""]
+        else:
+            made += [*mixed(rows), ""]
+    lines[:] = made
+
+
+def is_items(rows: list[str]) -> bool:
+    """Whether every line begins or continues an item `name: text`."""
+    return bool(ITEM.match(rows[0])) and all(row.startswith("    ") or ITEM.match(row) for row in rows)
+
+
+def mixed(rows: list[str]) -> list[str]:
+    """A paragraph, behind which sections may begin without an empty line."""
+    for place, row in enumerate(rows):
+        if SECTION.fullmatch(row):
+            return [text(rows[:place]), "", *fields(rows[place:])]
+    if all(row.startswith(("- ", "  ")) for row in rows):
+        return [SPECIAL.sub(r"\\\1", row) for row in rows]
+    return [text(rows)]
+
+
+def fields(rows: list[str]) -> list[str]:
+    """A field list: one field per section, and one per argument."""
+    found: list[tuple[str, list[str]]] = []
+    arguments = False
+    for row in rows:
+        if section := SECTION.fullmatch(row):
+            arguments = section[1] == "Args"
+            if not arguments:
+                found.append((section[1], [section[2] or ""]))
+        elif item := ITEM.fullmatch(row.removeprefix("    ") if arguments else row):
+            found.append((f"param {item[1]}", [item[2]]))
+        elif found and row.startswith("    "):
+            found[-1][1].append(row.strip())
+        else:  # a paragraph after the sections
+            found.append(("", [row]))
+            arguments = False
+    made: list[str] = []
+    for name, words in found:
+        made += [f":{name}: {text(words)}"] if name else ["", text(words), ""]
+    return made
+
+
+def text(rows: list[str]) -> str:
+    """One line of text. What is special in reStructuredText is escaped; `code` is a literal."""
+    parts = re.split(r"`([^`]+)`", " ".join(row.strip() for row in rows))
+    for place, part in enumerate(parts):
+        if place % 2:
+            parts[place] = f"\\ ``{part}``\\ "
+        else:
+            parts[place] = SPECIAL.sub(r"\\\1", part).replace("`", "\\`")
+    line = "".join(parts).strip()
+    return f"\\{line}" if ENUMERATOR.match(line) else line
