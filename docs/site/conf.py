@@ -16,6 +16,7 @@ from pathlib import Path
 from posixpath import join, normpath, relpath
 from typing import Any
 
+from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ include_patterns = [
     "tests/README.md",
     "packages/*/docs/**",
 ]
-exclude_patterns = ["**/.venv", "**/__pycache__", "**/runs"]
+exclude_patterns = [".*", "runs", "models", "data", "build", "src", "site", "**/__pycache__"]
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 
 myst_heading_anchors = 6
@@ -46,14 +47,13 @@ highlight_language = "none"  # of an indented block: a formula, a command or wha
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
-maximum_signature_line_length = 88
 python_display_short_literal_types = True
 add_module_names = False
 
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "logo": {"text": "proxima"},
-    "navbar_center": [],
+    "navbar_center": ["door_links.html"],
     "navbar_end": ["theme-switcher"],
     "footer_start": [],
     "footer_end": [],
@@ -64,9 +64,14 @@ html_sidebars = {"**": ["doors.html"]}
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 templates_path = ["."]
+html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
+html_show_search_summary = False  # a script may not read the other files of a folder
 html_use_index = False
+
+DOORS = re.split(r"^## ", (ROOT / "docs/index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+html_context = {"default_mode": "auto", "doors": [door.partition("\n")[0] for door in DOORS]}
 
 #: A page, and the pages below it in the navigation. Those below the first one are the links in the tables of the index.
 BELOW = {
@@ -81,13 +86,16 @@ BELOW = {
 def add_navigation(app: Any, name: str, source: list[str]) -> None:
     """Adds hidden tables of contents: to the first page the doors of the index, to others the pages below them."""
     if name == root_doc:
-        index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
         source[0] += contents(["/docs/index"], ":titlesonly:")
-        for door in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
+        for door in DOORS:
             rows = re.findall(r"^\| \[([^]]+)\]\(([^)#]+)\)", door, flags=re.MULTILINE)
             pages = [(title, normpath(join("docs", page)).rpartition(".")) for title, page in rows]
-            entries = [f"{title[0].upper()}{title[1:]} </{page}>" for title, (page, _, suffix) in pages if suffix in ("md", "rst")]
-            source[0] += contents(entries, f":caption: {door.partition(chr(10))[0]}")
+            entries = [
+                f"{title[0].upper()}{title[1:]} </{page}>"
+                for title, (page, _, suffix) in pages
+                if suffix in ("md", "rst")
+            ]
+            source[0] += contents(entries, ":caption: " + door.partition("\n")[0])
     elif name in BELOW and not name.startswith("docs/site/"):
         source[0] += contents([f"/{BELOW[name]}"], ":glob:")
 
@@ -119,8 +127,6 @@ def write_formula(translator: Any, node: Any) -> None:
     block = node.tagname == "math_block"
     formula = tex2mathml(node.astext(), as_block=block)
     translator.body.append(f'<div class="math">{formula}</div>' if block else formula)
-    from docutils import nodes
-
     raise nodes.SkipNode
 
 
@@ -129,6 +135,3 @@ def setup(app: Any) -> None:
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: as_rst(lines))
     app.connect("build-finished", write_redirects)
-
-
-html_math_renderer = "mathml"

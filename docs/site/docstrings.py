@@ -1,13 +1,13 @@
 """Docstrings of the code, as reStructuredText.
 
-A docstring has paragraphs, formulas as indented blocks, and sections: `Args:`, whose items are `name: text`, and others,
+A docstring has paragraphs, formulas as indented blocks, and sections: `Args:`, with items `name: text`, and others,
 whose text begins on the line of their name. Continuation lines are indented. `Code` is between single backticks.
 """
 
 import re
 
 SECTION = re.compile(r"(Args|Returns|Yields|Raises|Edge cases|Metrics|Reads|Source|Differs):(?: (.*))?")
-ITEM = re.compile(r"(\w+(?:, \w+)*): (.*)")
+ITEM = re.compile(r"([a-z_]\w*(?:, \w+)*): (.*)")
 SPECIAL = re.compile(r"([\\*|_])")
 ENUMERATOR = re.compile(r"\(?\w+[.)]\s|[-+•]\s|\.\.")
 
@@ -16,11 +16,11 @@ def as_rst(lines: list[str]) -> None:
     """Replaces the lines of a docstring by reStructuredText."""
     made: list[str] = []
     paragraphs = re.split(r"\n\s*\n", "\n".join(lines).strip("\n"))
-    for paragraph in paragraphs:
+    for place, paragraph in enumerate(paragraphs):
         rows = paragraph.split("\n")
         if all(row.startswith("    ") for row in rows):
             made += ["::", "", *rows, ""]
-        elif SECTION.fullmatch(rows[0]) or is_items(rows):
+        elif SECTION.fullmatch(rows[0]) or (place and is_items(rows)):
             made += [*fields(rows), ""]
         else:
             made += [*mixed(rows), ""]

@@ -1,0 +1,161 @@
+"""The site of the pages: built without a warning, it needs no server and no other address, on a phone as on a desk."""
+
+import importlib.util
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+import proxima.core
+from docs.site.docstrings import as_rst
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PAGES = (
+    "README",
+    "docs/index",
+    "docs/reference",
+    "docs/environments",
+    "docs/algorithms/cppo",
+    "docs/site/api/surrogate",
+)
+LINKS = "tests/docs/test_docs.py::test_links_lead_somewhere"
+
+
+def converted(text):
+    lines = text.split("\n")
+    as_rst(lines)
+    return "\n".join(lines).strip()
+
+
+def test_sections_of_a_docstring_are_fields():
+    """What is special in reStructuredText stands in formulas, sums and names of ours."""
+    text = converted(
+        "Bound |pi - mu| of `w_t`s.\n\n    D_t = |pi - mu|\n\nArgs:\n    b, c: [N], nats;\n        second line.\n"
+        "Returns: TokenLoss.\nEdge cases: A * r = 0\n    is kept.\nSource: D. Knuth."
+    )
+    assert text == (
+        "Bound \\|pi - mu\\| of \\ ``w_t``\\ s.\n\n::\n\n    D_t = |pi - mu|\n\n:param b, c: [N], nats; second line.\n"
+        ":Returns: TokenLoss.\n:Edge cases: A \\* r = 0 is kept.\n:Source: \\D. Knuth."
+    )
+    assert converted("Takes it.\n\nneeds: what it reads;\n    more\nunit: a word") == (
+        "Takes it.\n\n:param needs: what it reads; more\n:param unit: a word"
+    )
+    assert converted("Core: the mathematics.") == "Core: the mathematics."
+
+
+def test_the_pages_of_the_api_have_every_module_of_core():
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/site/api").glob("*.rst"))
+    modules = [module.name for module in pkgutil.walk_packages(proxima.core.__path__, "proxima.core.")]
+    assert set(re.findall(r"automodule:: (proxima\.core\.\S+)", pages)) == set(modules)
+
+
+def test_a_page_that_moved_is_gone_and_its_new_place_is_named():
+    rows = re.findall(r"^\| `(.+)` \| \[(.+)\]\((.+)\) \|$", (ROOT / "docs/site/moved.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 30
+    for old, name, target in rows:
+        assert not (ROOT / old).exists(), old
+        assert os.path.normpath(f"docs/site/{target}") == name
+
+
+class Tags(HTMLParser):
+    """The tags of a page, with their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder that `make site` makes."""
+    if importlib.util.find_spec("sphinx") is None:
+        pytest.skip("needs the extra site")
+    folder = tmp_path_factory.mktemp("site")
+    options = re.search(r"^SITE := \S+ (.*) -d \S+$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    build = [sys.executable, *options.split(), "-d", f"{folder}/trees", ".", f"{folder}/site"]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "site"
+
+
+@pytest.mark.campaign(LINKS)
+def test_the_site_loads_nothing_from_other_addresses(site):
+    """Every page has what Markdown links to, too: a file that is no page is copied."""
+    pages = [page for page in site.rglob("*.html") if "_static" not in page.parts]
+    assert len(pages) > 100
+    for page in pages:
+        for tag, attributes in Tags(page.read_text(encoding="utf-8")).tags:
+            loaded = attributes.get("src") or (attributes.get("href") if tag == "link" else None)
+            if loaded and not loaded.startswith(("#", "data:")):
+                assert not re.match(r"(https?:)?//", loaded), (page, loaded)
+                assert (page.parent / loaded.partition("?")[0]).is_file(), (page, loaded)
+            if tag == "img":
+                assert attributes.get("alt", "").strip(), (page, attributes)
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+@pytest.mark.campaign(LINKS)
+def test_the_api_has_every_public_name_of_core(site):
+    text = "".join(page.read_text(encoding="utf-8") for page in (site / "docs/site/api").glob("*.html"))
+    public = [getattr(proxima.core, name) for name in proxima.core.__all__]
+    places = [f"{one.__module__}.{one.__qualname__}" for one in public if hasattr(one, "__qualname__")]
+    assert len(places) > 40
+    assert [place for place in places if f'id="{place}"' not in text] == []
+
+
+@pytest.mark.campaign(LINKS)
+def test_an_old_page_leads_to_its_new_place(site):
+    text = (site / "docs/migration.html").read_text(encoding="utf-8")
+    assert 'content="0; url=../packages/proxima-peers/docs/migration.html"' in text
+    for page in [*site.glob("index.html"), *site.glob("docs/*.html")]:
+        for target in re.findall(r'http-equiv="refresh" content="0; url=([^"#]+)', page.read_text(encoding="utf-8")):
+            assert (page.parent / target).is_file(), page
+
+
+@pytest.mark.campaign(LINKS)
+@pytest.mark.skipif(not (CHROMIUM and importlib.util.find_spec("playwright")), reason="needs Chromium and playwright")
+def test_the_site_in_a_browser(site):
+    """From its folder, without a network: nothing is wider than the window, axe-core finds nothing serious, and search
+    finds words of pages."""
+    from playwright.sync_api import sync_playwright
+
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with sync_playwright() as driver:
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], env=kept)
+        for width, scheme in product((390, 1280), ("light", "dark")):
+            look_at(launched.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme), site)
+        page = launched.new_page()
+        page.set_default_timeout(300_000)
+        for word, place in (("veto", "mismatch.html"), ("bubblewrap", "rewards.html")):
+            page.goto(f"{site.as_uri()}/search.html?q={word}")
+            page.locator(f'#search-results a[href*="docs/{place}"]').first.wait_for()
+        launched.close()
+
+
+def look_at(context, site):
+    page, said = context.new_page(), []
+    page.set_default_timeout(300_000)
+    page.on("request", lambda request: said.append(request.url))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    axe = Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js"
+    for name in PAGES:
+        page.goto(f"{site.as_uri()}/{name}.html")
+        assert page.evaluate("document.scrollingElement.scrollWidth <= innerWidth"), name
+        page.evaluate(axe.read_text(encoding="utf-8"))
+        found = page.evaluate("axe.run({preload: false}).then((result) => result.violations)")
+        assert [one for one in found if one["impact"] in ("serious", "critical")] == [], name
+    assert [words for words in said if not words.startswith(("file:", "data:"))] == []
+    context.close()
