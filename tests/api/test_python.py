@@ -210,4 +210,4 @@ def test_what_only_the_notebook_knows_is_refused(tmp_path, capsys):
         "reward: score is defined in the notebook, script or function that is running, where worker"
     )
     assert "%%writefile my_code.py" in first and second.startswith("path: <lambda> is defined in")
-    assert third.startswith("seed: a object is not a value of a recipe; give a number")
+    assert third.startswith("seed: a object can't stand in a recipe; give a number")

@@ -38,7 +38,7 @@ def test_prepare_check(done, proxima, refusal, here):
     code, out, _ = proxima("data", "check", "data/gsm8k")
     assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files do not match the card" in out
     assert json.loads(proxima("data", "check", "data/gsm8k", "--json")[1])["bad"] == 1
-    exists = "error: data/gsm8k exists; take --overwrite to make it"
+    exists = "error: data/gsm8k exists; use --overwrite to replace it"
     assert refusal("data", "prepare", "gsm8k", "--from", "raw").startswith(exists)
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--overwrite", "--quiet")[0] == 0
     assert proxima("data", "check", "data/gsm8k")[0] == 0

@@ -110,7 +110,7 @@ def test_a_log_that_ends_before_the_job(capsys, monkeypatch):
     assert submit_command.follow_job(FakeClient("FAILED", 3, early=2), "job", "how") == 3
     assert capsys.readouterr().out == "one\ntwo\n0\n1\n"
     monkeypatch.setattr(submit_command, "SILENT_SECONDS", -1.0)
-    with pytest.raises(UserError, match=r"has ended, but Ray says that the job is RUNNING: .*; how to follow"):
+    with pytest.raises(UserError, match=r"has ended, but Ray reports the job as RUNNING: .*; how to follow"):
         submit_command.follow_job(FakeClient("FAILED", 3, early=9), "job", "how to follow")
 
 

@@ -114,7 +114,7 @@ def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
 def test_what_cannot_be_read_is_said(recipe):
     facts = facts_of(resolve(recipe(BASE.replace("org/model", "nowhere"))))
     assert [note for note in facts["notes"] if note.startswith("prompt length unknown: ")]
-    assert "prompts are taken to have 128 tokens" in facts["notes"]
+    assert "assuming that prompts have 128 tokens" in facts["notes"]
     assert facts["batch"]["sequences"] == 64
 
 

@@ -106,7 +106,7 @@ def test_sides_of_a_split_that_meet(trained, asked, apart, recipe):
     overrides = [f"task={SUMS % trained}".replace("10", "90"), f"eval.task={SUMS % asked}"]
     resolved = resolve(recipe(), overrides)
     lines = [str(problem) for problem in warnings(resolved)]
-    assert len(lines) == (0 if apart else 1) and all("some of its questions are trained on" in line for line in lines)
+    assert len(lines) == (0 if apart else 1) and all("training uses some of its questions" in line for line in lines)
     sides = [
         set(task._questions("+", 1)) for task in (resolved.config.task, resolved.config.eval.task)
     ]  # all there are
@@ -148,7 +148,7 @@ def test_an_absent_column_is_named_by_its_field(recipe, section):
         "exists, or null for no answers; columns: question, gold"
     )
     (line,) = [str(problem) for problem in warnings(resolved)]
-    assert line.endswith("its figures are those of training data; name another file with eval.task.path")
+    assert line.endswith("so it measures training data; name another file with eval.task.path")
 
 
 def test_absent_columns_of_all_data_are_named_together(recipe):

@@ -56,7 +56,7 @@ def test_generate_shows_images(model, tmp_path, capsys):
     assert main(["generate", str(model), "?", "--image", str(tmp_path / "none.png"), *words]) == 2
     assert main(["generate", str(model), "<image> <image>", *files[:2], *words]) == 2
     error = capsys.readouterr().err
-    assert "is no file" in error and "there are 1 images, and <image> stands 2 times" in error
+    assert "is not a file" in error and "there are 1 images, and <image> stands 2 times" in error
 
 
 @pytest.fixture(scope="module")

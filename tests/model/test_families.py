@@ -152,7 +152,11 @@ def test_the_page_has_the_table():
     [
         ("LFM2", "packed", r"off by \d\.?\d* nats"),
         ("Mamba", "packed", r"off by \d\.?\d* nats"),
-        ("DeepSeek-V3", "packed", ".* does not support keys and values of unlike sizes, as DeepseekV3Attention has.*"),
+        (
+            "DeepSeek-V3",
+            "packed",
+            ".* does not support keys and values of different sizes, as DeepseekV3Attention has.*",
+        ),
     ],
 )
 def test_attention_that_would_mix_sequences_is_refused(family, path, why):

@@ -239,10 +239,10 @@ def test_another_valid_picture_under_the_same_name_is_refused(reader, store, tmp
     store.keep_in(folder := tmp_path / "images")
     PICTURES[1].transpose(0).save(folder / f"{store.name(1)}.png")
     assert getattr(kept(reader, folder), read)(0)
-    with pytest.raises(UserError, match=f"{store.name(1)}.png shows another image than the one that was written; del"):
+    with pytest.raises(UserError, match=f"{store.name(1)}.png differs from the image that the run wrote; del"):
         getattr(kept(reader, folder), read)(1)
     (wrong,) = image_damage(folder)
-    assert wrong.endswith(f"{store.name(1)}.png shows another image than the one that was written")
+    assert wrong.endswith(f"{store.name(1)}.png differs from the image that the run wrote")
     assert [bool(address) for address in thumbnails(tmp_path, [0, 1, 2, 3, -1])] == [True, False, True, *2 * [False]]
 
 
@@ -253,10 +253,13 @@ def swapped(lines):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (swapped, "index.txt differs from what was written: its names have other places"),
+        (swapped, "index.txt differs from what was written: its lines are in another order"),
         (lambda lines: lines[:2], "index.txt has 2 names, written were 3"),
         (lambda lines: [], "index.txt has 0 names, written were 3"),
-        (lambda lines: [lines[0], "../x\n", lines[2]], "index.txt:2 has '../x', which names no image"),
+        (
+            lambda lines: [lines[0], "../x\n", lines[2]],
+            "index.txt:2 has '../x', which names an image that does not exist",
+        ),
         (lambda lines: [lines[0], "é" * 32 + "\n", lines[2]], "index.txt:2 has '\ufffd"),
         (lambda lines: lines * 200_000, "index.txt is longer than 524,287 lines, the most images of a run"),
     ],
@@ -303,7 +306,7 @@ def test_an_index_that_a_kill_left_longer_than_its_checksum_is_whole(reader, sto
     assert [again.add(image) for image in PICTURES] == [0, 1, 2]
     again.write()
     (tmp_path / "index.txt").write_text("".join(swapped((tmp_path / "index.txt").read_text().splitlines(True))))
-    with pytest.raises(UserError, match="other places"):
+    with pytest.raises(UserError, match="in another order"):
         kept(reader, tmp_path)
 
 
@@ -403,5 +406,5 @@ def test_a_number_without_an_image_is_refused(number, store):
 
 def test_an_index_that_names_other_files_is_refused(reader, tmp_path):
     (tmp_path / "index.txt").write_text("../x\n")
-    with pytest.raises(UserError, match=r"'\.\./x', which names no image"):
+    with pytest.raises(UserError, match=r"'\.\./x', which names an image that does not exist"):
         ImageStore(reader("qwen2_vl"), folder=tmp_path)

@@ -139,7 +139,9 @@ def test_a_reward_model_is_no_policy(tiny_model, tmp_path):
     """With tied embeddings its folder lacks none of a language model's weights."""
     made = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
     save(made.model, made.tokenizer, tmp_path / "scorer")
-    with pytest.raises(FieldError, match="is a LlamaForSequenceClassification, which scores text and writes none"):
+    with pytest.raises(
+        FieldError, match="is a LlamaForSequenceClassification, which scores text and can't generate it"
+    ):
         load(str(tmp_path / "scorer"), device="cpu")
 
 

@@ -215,7 +215,7 @@ def test_of_two_that_make_a_folder_the_first_wins(tmp_path):
     """The second one leaves the first one's files alone, and a killed process's folder is of no consequence."""
     (tmp_path / ".out.1").mkdir()
     with (
-        pytest.raises(ValueError, match="out exists; take --overwrite"),
+        pytest.raises(ValueError, match="out exists; use --overwrite"),
         atomic_folder(tmp_path / "out", partial(refuse_existing, overwrite=False)),
     ):
         make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "other")
@@ -291,7 +291,7 @@ def test_evaluation_sets_of_every_kind(tmp_path):
     half.write_text('{"question": "a \\ud800 b", "answer": "1"}\n{"question": "c", "answer": "1"}\n')
     assert list(load_eval_set(str(half)).questions) == ["a ? b", "c"]
     empty = write_dapo(tmp_path / "empty.parquet", [])
-    with pytest.raises(ValueError, match="holds no questions"):
+    with pytest.raises(ValueError, match="has no questions"):
         load_eval_set(str(empty))
 
 

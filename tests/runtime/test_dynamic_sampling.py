@@ -225,7 +225,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
     world.run()
     assert counts(world) == [(5, 3, 1, 1, 2), (3, 3, 0, 1, 1), (3, 3, 0, 1, 1)]
     (notice,) = [text for text in world.observer.warnings if "algorithm.selection" in text]
-    assert notice.startswith("no reward says which answers are right: algorithm.selection.0 compares the rewards")
+    assert notice.startswith("no reward sets `correct`, so algorithm.selection.0 compares rewards")
 
 
 @pytest.mark.slow
@@ -234,7 +234,7 @@ def test_one_judgement_is_enough_for_accuracy(tmp_path):
     judged = (True, False, None, None)
     world.rewards.score = each(lambda prompt, c: Score(value=float(c.sample), correct=judged[c.sample]))
     world.run()
-    assert not [text for text in world.observer.warnings if "no reward says which answers are right" in text]
+    assert not [text for text in world.observer.warnings if "no reward sets `correct`" in text]
 
 
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):

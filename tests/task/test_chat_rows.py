@@ -65,7 +65,7 @@ def test_the_completion_is_a_template_over_the_columns():
     item = reader(completion="{solution}\n#### {answer}").example(0, row(answer="4", solution="2+2"))
     assert learnt(item) == [f"2+2\n#### 4{END}"]
     with pytest.raises(
-        FieldError, match="names no column of the row: 'steps'; change sft.completion; columns: solution, answer"
+        FieldError, match="names a column that the row lacks: 'steps'; change sft.completion; columns: solution, answer"
     ):
         reader(completion="{steps}").example(0, row(solution="2+2"))
 

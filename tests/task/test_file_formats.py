@@ -207,7 +207,7 @@ def test_a_damaged_page_of_parquet_is_named_with_the_last_row_before_it(tmp_path
     content[start + 60 : start + 200] = bytes(140)
     path.write_bytes(content)
     with pytest.raises(
-        UserError, match=r"a.parquet, after row 4095, can't be read as Parquet: .*: was it cut off"
+        UserError, match=r"a.parquet, after row 4095, can't be read as Parquet: .*: is it truncated"
     ) as caught:
         use(path)
     assert "\n" not in str(caught.value)
@@ -225,7 +225,7 @@ def test_another_compression_names_the_command(tmp_path, suffix):
 def test_a_torn_gzip_file(tmp_path):
     path = written(tmp_path, "a.jsonl.gz", "\n".join(map(json.dumps, ROWS)))
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(UserError, match=r"a.jsonl.gz can't be unpacked: .*; was it cut off\?"):
+    with pytest.raises(UserError, match=r"a.jsonl.gz can't be unpacked: .*; is it truncated\?"):
         Files(path=str(path)).rows(0)
 
 

@@ -88,7 +88,7 @@ def test_what_makes_no_mix_is_refused(tmp_path):
     for weight in (0, -1, float("inf"), float("nan")):
         with pytest.raises(FieldError, match="weight"):
             WeightedTask(name="a", task=task, weight=weight)
-    with pytest.raises(FieldError, match="tasks.1.weight=0.001 gives this source none of 10 rows"):
+    with pytest.raises(FieldError, match="tasks.1.weight=0.001 leaves this source none of 10 rows"):
         mix((5, 1), (5, 0.001), size=10).rows(1)
     with pytest.raises(FieldError, match="size=None would be 50,000,050"):
         mix((5, 1), (50, 1e-6)).rows(1)
@@ -120,7 +120,7 @@ def test_explain_shows_the_shares_and_a_recipe_comes_back_from_its_dump(tmp_path
 
 def test_a_source_that_is_held_out_too_is_pointed_out():
     asked = {"task": RECIPE["task"]["tasks"][1]["task"]}
-    assert "has the questions of `task`" in text_of(resolve(RECIPE | {"eval": asked}))
+    assert "has the same questions as `task`" in text_of(resolve(RECIPE | {"eval": asked}))
 
 
 def test_a_wrong_field_of_a_source_is_named():

@@ -148,8 +148,7 @@ def test_a_bad_row_names_its_field(tmp_path, change, message):
 def test_more_bad_rows(tmp_path):
     row = {"prompt": "2 + 2?", "chosen": "4"}
     with pytest.raises(
-        FieldError,
-        match="rejected='rejected' names no column of the row: 'rejected'; map it to another column, of prompt, chosen",
+        FieldError, match="rejected='rejected' names a column that the row lacks: 'rejected'; map it to another column"
     ):
         one(tmp_path, row)
     with pytest.raises(FieldError, match="chosen='4' follows no prompt; map task.question to the prompt"):

@@ -214,7 +214,7 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     assert f"000002: {what}; it is now 000002.damaged, and the checkpoint before it, 000001, is used" in warning
     assert [c.step for c in checkpoints(tmp_path)] == [1] and (tmp_path / "000002.damaged" / name).exists()
     (tmp_path / "000001" / name).unlink()
-    with pytest.raises(ValueError, match=r"000001: .*, and no checkpoint before it is whole; restore the file, or"):
+    with pytest.raises(ValueError, match=r"000001: .*, and no earlier checkpoint is complete; restore the file, or"):
         last_complete(tmp_path, warnings.append)
 
 

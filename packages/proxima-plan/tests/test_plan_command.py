@@ -70,7 +70,7 @@ def test_devices_that_stand_idle(proxima):
 def test_what_does_not_fit_has_no_speed(proxima):
     words = ("plan", RECIPES / "dapo_32b.yaml", "--devices", "L4-24G")
     code, out, _ = proxima(*words)
-    none = "step     none: it does not fit; --propose looks for layouts that do\nmemory   does not fit: "
+    none = "step     none: it does not fit; --propose searches for layouts that do\nmemory   does not fit: "
     assert code == 1 and none in out and "tok/s" not in out and "largest micro-batch none: " in out
     plan = json.loads(proxima(*words, "--json")[1])
     assert plan["seconds"] is plan["tokens_per_second_per_device"] is None

@@ -286,7 +286,7 @@ def test_a_full_disk_pauses_a_save_and_nobody_else(tmp_path, tiny_model, full):
         full.clear()
         path = client.answer(accepted).json()["path"]
         assert weights(tmp_path, path)
-        assert served.log[1:] == [f"there is space again: {client.model} continues"]
+        assert served.log[1:] == [f"disk space is available again: {client.model} continues"]
 
 
 def test_a_save_that_waits_for_space_is_made_after_a_restart(tmp_path, tiny_model, full):

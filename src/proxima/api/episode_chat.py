@@ -176,7 +176,7 @@ class EpisodeChat:
         (begun,) = await group.begin()
         if not isinstance(begun, Played):
             self.new()
-            raise UserError(f"no chat can begin: {begun}")
+            raise UserError(f"the chat can't start: {begun}")
         self.played = begun
         return group, begun
 
@@ -266,7 +266,7 @@ def scripted_episode(
     """
     resolved = load_recipe(recipe, overrides)
     if resolved.config.replayed is not None:
-        raise UserError("a replay plays no episode", remedy="leave rollouts out")
+        raise UserError("a replay starts no episode", remedy="leave rollouts out")
     with resolved.locating():
         data = load_run_data(resolved.config)
     with closing(data):
@@ -275,7 +275,7 @@ def scripted_episode(
             raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
         if isinstance(data.world, AgentWorld):
             remedy = "play one with proxima train, and look at it with proxima view"
-            raise UserError("an agent from outside makes its own messages", remedy=remedy)
+            raise UserError("an external agent writes its own messages", remedy=remedy)
         prompt = _prompt_of_row(data.source, row)
         engine: Any = ScriptedEngine(data.world, tuple(turns))  # it only generates
         request = Request(prompt=prompt, sample=0, sampling=resolved.config.sampling)

@@ -55,7 +55,7 @@ def plain(value: Any, key: str = "recipe") -> Any:
     if hasattr(value, "item"):  # a number of numpy
         return value.item()
     what = "give a number, a text, a list, a mapping, a spec, or a class or function of a module"
-    raise UserError(f"{key}: a {type(value).__name__} is not a value of a recipe", remedy=what)
+    raise UserError(f"{key}: a {type(value).__name__} can't stand in a recipe", remedy=what)
 
 
 def _reference(value: Any, key: str) -> str:

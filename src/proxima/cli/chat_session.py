@@ -333,7 +333,7 @@ def open_table(chosen: ChosenModel) -> Iterator[Table | None]:
     with chosen.locating():
         table = make_table(chosen.played)
     if table is None:
-        warn("the run's agent plays by itself and has no part here")
+        warn("the run's agent is a program of its own, which this command does not start")
         yield None
         return
     with closing(table.world):

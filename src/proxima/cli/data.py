@@ -241,7 +241,7 @@ def _print(paths: Sequence[Sequence[dict[str, Any]]], notes: Sequence[str]) -> N
 
     for kind, (letter, _, meaning) in KINDS.items():
         print(painted(kind, f"{letter}  {meaning}"))
-    print("tokens are between bars; ⏎ is a line end\n")
+    print("bars separate tokens; ⏎ is a newline\n")
     for number, parts in enumerate(paths):
         if len(paths) > 1:
             print(f"path {number} of {len(paths)}: the chat template rewrote what came before")

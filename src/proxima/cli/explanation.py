@@ -162,6 +162,6 @@ def _batch_block(estimate: BatchArithmetic) -> str:
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
         return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
-    prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
+    prompt = "prompt length unknown" if longest is None else f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"

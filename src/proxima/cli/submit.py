@@ -187,7 +187,7 @@ def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
         asyncio.run(tail())
         while not (info := client.get_job_info(job)).status.is_terminal():
             if time.monotonic() - news > SILENT_SECONDS:
-                what = f"its log has ended, but Ray says that the job is {info.status.value}: its node may be gone"
+                what = f"its log has ended, but Ray reports the job as {info.status.value}: its node may be gone"
                 raise UserError(what, remedy=how_to)
             time.sleep(ANSWER_SECONDS)
             asyncio.run(tail())

@@ -8,7 +8,7 @@ from typing import Annotated
 from proxima.cli.parameters import Argument, Overrides, Recipe
 
 RESUME = "resume the run in the folder: %(prog)s runs/mine --resume"
-ACCEPT = "with --resume: also with another algorithm, other rewards and the like; the run says so from then on"
+ACCEPT = "with --resume: also with a changed algorithm, rewards and the like; the run records the change"
 REPLAY = "train on the stored rollouts of this run, without generating: rollouts=RUN"
 
 

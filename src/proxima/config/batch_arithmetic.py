@@ -138,7 +138,7 @@ class BatchArithmetic:
             if prompt is not None and (shown := int((prompt < 0).sum())):
                 self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
         if self.prompt is None:
-            self.notes.append(f"prompts are taken to have {ASSUMED_PROMPT} tokens")
+            self.notes.append(f"assuming that prompts have {ASSUMED_PROMPT} tokens")
         if config.replayed is not None:
             note = f"replay of {config.replayed}: the groups are those it stored"
             self.notes.append(f"{note}; only answers are generated")
@@ -154,7 +154,7 @@ class BatchArithmetic:
         counted = self._read(lambda: example_lengths(config, self.notes), "example length") if self._here else None
         rows, lengths = counted or (0, [])
         if not lengths:
-            self.notes.append(f"examples are taken to have {ASSUMED_EXAMPLE} tokens")
+            self.notes.append(f"assuming that examples have {ASSUMED_EXAMPLE} tokens")
         mean = round(sum(lengths) / len(lengths)) if lengths else ASSUMED_EXAMPLE
         tokens = train.examples_per_step * mean
         return ExampleStep(

@@ -37,7 +37,7 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
         path = path / "config.yaml"
     if path.resolve() in above:
         circle = " extends ".join(shown_path(file) for file in (*above, path.resolve()))
-        raise one_problem("extends", f"goes in a circle: {circle}; drop one of them")
+        raise one_problem("extends", f"forms a cycle: {circle}; remove one of them")
     root = read_yaml(path)
     fields = dict(root.mapping or {})
     extends = fields.pop("extends", None)
@@ -91,7 +91,9 @@ def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> 
     source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{place}{mark}")
     loader.converted += 1
     if loader.converted > MOST_NODES:
-        raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")
+        raise one_problem(
+            name, f"holds more than {MOST_NODES:,} values, counting each use of an anchor; a recipe is small"
+        )
     if any(node is parent for parent in parents):
         raise one_problem(place, "an anchor contains itself; write the value out")
     inside = (*parents, node)
@@ -146,7 +148,7 @@ def _split(text: str, after: Sequence[str]) -> tuple[str, Node]:
             message = f"the shell has split the value at a space: quote it, {key}='{value} …'"
             raise one_problem(key, message, value) from None
         if value.startswith("{") and ":" in value and "}" not in value:
-            raise one_problem(key, "a `{` that is not closed", value, COMMAND_LINE.text) from None
+            raise one_problem(key, "`{` is not closed", value, COMMAND_LINE.text) from None
         content = value  # a text that only looks like YAML: `data.system=Answer: [`
     return key, Node(content, COMMAND_LINE, value)
 
@@ -157,7 +159,7 @@ _PLAIN = {  # what PyYAML says begins with this: what it means for a recipe
     "found character '\\t'": "a tab; indent with spaces",
     "expected <block end>, but found '-'": "a list item (`-`) among fields: indent it below its own field",
     "expected <block end>": "its indentation fits none of the lines above: indent the fields of a section alike",
-    "expected ',' or '}'": "a `{` that is not closed, or a missing comma, in this line or above",
+    "expected ',' or '}'": "`{` is not closed or a comma is missing, in this line or above",
     "expected ',' or ']'": "a `[` that is not closed, or a missing comma, in this line or above",
     "could not find expected ':'": "a line without `:`; a field is `name: value`",
     "found unexpected end of stream": "a quotation mark that is not closed",

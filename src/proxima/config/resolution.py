@@ -83,7 +83,7 @@ def _to_fill_in(node: Node, path: str = "") -> Iterator[Problem]:
     if isinstance(node.value, str) and node.value.startswith(FILL_IN):
         reason = node.value.removeprefix(FILL_IN).lstrip(": ") or "the recipe does not say"
         remedy = f"set it in the recipe, or {path}=… on the command line"
-        yield Problem(path, f"is to be filled in: {reason}; {remedy}", None, node.source.text)
+        yield Problem(path, f"must be filled in: {reason}; {remedy}", None, node.source.text)
     below: Iterable[tuple[Any, Node]]
     below = enumerate(node.items) if node.items is not None else (node.mapping or {}).items()
     for name, child in below:

@@ -185,7 +185,7 @@ def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
     for path in tools:
         function = _loaded("tools", path, path)
         if (name := function.__name__) in functions:
-            raise FieldError("tools", path, f"is the second tool {name!r}", remedy="rename or remove one of them")
+            raise FieldError("tools", path, f"is a second tool named {name!r}", remedy="rename or remove one of them")
         functions[name] = function
     return functions
 

@@ -180,7 +180,7 @@ class _SweepLoop:
     def follow(self, progress: RunProgress) -> None:
         progress.state = RunState.RUNNING
         self.jobs.append(_RunningJob(progress))
-        self.warn(f"{progress.run.name}: another process runs it, perhaps since a killed sweep; waiting until it ends")
+        self.warn(f"{progress.run.name}: another process runs it, perhaps one of a killed sweep; waiting until it ends")
         self.changed(progress)
 
     def check(self, job: _RunningJob, waiting: list[RunProgress]) -> None:

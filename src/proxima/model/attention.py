@@ -112,7 +112,7 @@ def packed_attention(
             values of unlike sizes.
     """
     if query.shape[-1] != value.shape[-1]:
-        unlike = f"keys and values of unlike sizes, as {type(module).__name__} has"
+        unlike = f"keys and values of different sizes, as {type(module).__name__} has"
         raise UserError(f"model.attention=packed does not support {unlike}; use model.attention=padded.")
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:

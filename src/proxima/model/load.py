@@ -76,9 +76,7 @@ def load(
     if is_adapter(path):
         if lora is not None:
             remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
-            raise FieldError(
-                "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
-            )
+            raise FieldError("model.path", path, "is an adapter; model.lora can't add another one to it", remedy=remedy)
         load_plain = partial(
             _load_plain, dtype=dtype, device=device if sharding is None else "cpu", max_length=max_length
         )
@@ -120,7 +118,7 @@ def _load_plain(
     config = load_config(path, revision)
     if scorer := next((x for x in config.architectures or () if "Classification" in x), None):
         remedy = "give a language model, such as the one that it was trained from"
-        raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
+        raise FieldError("model.path", path, f"is a {scorer}, which scores text and can't generate it", remedy=remedy)
     quantization: Any = None
     if path.endswith(".gguf"):
         from transformers.utils.quantization_config import GgufConfig

@@ -92,7 +92,7 @@ def _local(given: str, subset: str | None, part: Part) -> BySide:
     paths = [place] if place.is_file() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
-        raise UserError(message, remedy="a pattern looks like 'data/*.parquet'")
+        raise UserError(message, remedy="write a pattern such as 'data/*.parquet'")
     return _sides({part.side: [(path, path.name) for path in paths if is_data_file(path)]}, part, given)
 
 

@@ -105,7 +105,7 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     if not (target / CARD).is_file():
         raise UserError(f"{target} exists and is not prepared data (no {CARD} in it)", remedy=remedy)
     if not overwrite:
-        raise UserError(f"{target} exists", remedy=f"take --overwrite to make it anew, or {remedy}")
+        raise UserError(f"{target} exists", remedy=f"use --overwrite to replace it, or {remedy}")
 
 
 def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:
@@ -188,7 +188,7 @@ def _notes(part: Part, source: SourceFiles, card: dict[str, Any]) -> Iterator[st
     for side, count in part.published.items():
         distinct = card["counts"].get(side, {}).get("questions", count)
         if distinct != count:
-            yield f"{part.name}: {distinct:,} distinct {side} questions, {count:,} are published; is the source whole?"
+            yield f"{part.name}: {distinct:,} distinct {side} questions, {count:,} are published; is it complete?"
 
 
 _ANY = Part("evaluation set", "", (), side="test", answer="expression", template="plain")
@@ -212,7 +212,7 @@ def load_eval_set(given: str) -> EvalSet:
     except UserError as error:
         raise UserError(f"against={given!r}: {error}") from None
     if not questions:
-        raise UserError(f"against={given!r} holds no questions")
+        raise UserError(f"against={given!r} has no questions")
     name = place.name if place.is_dir() or place.stem != "test" else place.resolve().parent.name
     return EvalSet(name, list(questions.values()), combined_sha256(inputs))
 

@@ -111,7 +111,7 @@ class ChatReader:
                 return fill(self.completion, columns)
             except KeyError as error:
                 names = ", ".join(columns)
-                what = f"names no column of the row: {error.args[0]!r}"
+                what = f"names a column that the row lacks: {error.args[0]!r}"
                 remedy = f"change sft.completion; columns: {names}"
                 raise FieldError("completion", self.completion, what, remedy=remedy) from None
         if isinstance(row.answer, int | float) and not isinstance(row.answer, bool):
@@ -329,7 +329,7 @@ def _column(row: Row, field: str, column: str) -> Any:
     except KeyError:
         names = ", ".join(row.metadata) or "none"
         remedy = f"map it to another column, of {names}"
-        raise FieldError(field, column, f"names no column of the row: {column!r}", remedy=remedy) from None
+        raise FieldError(field, column, f"names a column that the row lacks: {column!r}", remedy=remedy) from None
 
 
 def _number(margin: Any) -> float:

@@ -113,7 +113,7 @@ def _unpacked(file: Path) -> bytes:
     try:
         return gzip.decompress(file.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{file} can't be unpacked: {error}; was it cut off?", remedy=f"gzip -t {file}") from None
+        raise UserError(f"{file} can't be unpacked: {error}; is it truncated?", remedy=f"gzip -t {file}") from None
 
 
 def _as_utf8(file: Path, data: bytes) -> bytes:
@@ -121,7 +121,7 @@ def _as_utf8(file: Path, data: bytes) -> bytes:
         return data.decode("utf-16").encode()
     except UnicodeError as error:
         what = f"{file} begins as UTF-16, and is not: {error}"
-        raise UserError(what[:200], remedy="was it cut off? write it as UTF-8") from None
+        raise UserError(what[:200], remedy="is it truncated? write it as UTF-8") from None
 
 
 class LineTable:
@@ -346,7 +346,7 @@ def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> It
     except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
         locate()
         reason = " ".join(str(error).split())[:120]
-        remedy = "write the file again: was it cut off?"
+        remedy = "write the file again: is it truncated?"
         if isinstance(error, UnicodeDecodeError):
             reason, remedy = f"a text is not UTF-8: {error.reason}", "write the file again, with its texts in UTF-8"
         raise UserError(f"{place} can't be read as Parquet: {reason}", remedy=remedy) from None

@@ -66,7 +66,7 @@ def open_image(value: Any) -> "Image":
         if isinstance(value, str):
             shown = f"image {value!r:.120}"
             if not Path(value).is_file():
-                raise UserError(f"{shown} is no file", remedy="give the path of one, or its bytes")
+                raise UserError(f"{shown} is not a file", remedy="give the path of one, or its bytes")
             with Path(value).open("rb") as file:
                 value = file.read(BYTES + 1)
         if isinstance(value, bytes | bytearray):

@@ -170,7 +170,7 @@ def find_files(path: str | Sequence[str]) -> list[Path]:
             if file.is_dir():
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
-            require(file.is_file(), "path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
+            require(file.is_file(), "path", pattern, "names no file", remedy="write a pattern such as 'data/*.jsonl'")
             files.append(file)
     return files
 

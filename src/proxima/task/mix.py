@@ -92,7 +92,7 @@ class Mix(PlayedTask):
         if 0 in counts:
             at = counts.index(0)
             field, weight = f"tasks.{at}.weight", self.tasks[at].weight
-            raise FieldError(field, weight, f"gives this source none of {size:,} rows", remedy="raise it, or size")
+            raise FieldError(field, weight, f"leaves this source none of {size:,} rows", remedy="raise it, or size")
         return counts
 
     def shares(self, seed: int) -> str:

@@ -249,7 +249,7 @@ def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | Non
         damaged.append((path, why))
     if damaged:
         remedy = "restore the file, or delete the folder to start from the beginning"
-        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no checkpoint before it is whole", remedy=remedy)
+        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no earlier checkpoint is complete", remedy=remedy)
     return None
 
 

@@ -257,9 +257,9 @@ class EngineStage(ForwardStage):
             counts = (
                 f"{sum(scored)} log-probs of {len(scored)} completions for {sum(expected)} tokens of {len(expected)}"
             )
-            raise UserError(f"{self.column}: the engine that scores gives {counts}", remedy=REPAIR)
+            raise UserError(f"{self.column}: the scoring engine returned {counts}", remedy=REPAIR)
         if (lost := sum(int(np.isnan(column).sum()) for column in scores)) > 0:
-            reason = f"the engine that scores gives NaN for {lost} of {sum(expected)} tokens"
+            reason = f"the scoring engine returned NaN for {lost} of {sum(expected)} tokens"
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 
     def close(self) -> None:

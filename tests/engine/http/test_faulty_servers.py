@@ -160,7 +160,7 @@ async def test_no_server_left_is_one_line(fleet):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fact", "value", "reason"),
-    [("model", "another", "its model is another"), ("takes_weights", False, "it takes no new weights")],
+    [("model", "another", "its model is another"), ("takes_weights", False, "it can't load new weights")],
 )
 async def test_a_server_that_has_become_another_does_not_return(fact, value, reason, fleet):
     engine, servers = fleet(2, published=True)

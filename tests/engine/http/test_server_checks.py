@@ -33,8 +33,8 @@ def notes(servers, needs=NEEDS, **settings):
     ("facts", "needs", "settings", "line"),
     [
         ({"max_length": 64}, {}, {}, "takes sequences of 64 tokens, and the run has 100"),
-        ({"log_probs": None}, {}, {}, "gives no log-probs of completions"),
-        ({"takes_weights": False}, {}, {}, "takes no new weights"),
+        ({"log_probs": None}, {}, {}, "returns no log-probs of completions"),
+        ({"takes_weights": False}, {}, {}, "can't load new weights"),
         ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
         ({"log_probs": "raw"}, {"samplings": (Sampling(temperature=0.7),)}, {}, "reports log-probs of temperature 1"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
@@ -61,7 +61,7 @@ def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, sett
         ({"letters": "gfedcba"}, "it has another tokenizer"),
         ({"log_probs": "raw"}, "its log-prob mode is raw"),
         ({"max_length": 64}, "its longest sequence has 64 tokens"),
-        ({"takes_weights": False}, "it takes no new weights"),
+        ({"takes_weights": False}, "it can't load new weights"),
     ],
 )
 def test_servers_that_differ_are_refused(facts, reason):

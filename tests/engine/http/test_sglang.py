@@ -253,7 +253,7 @@ async def test_requests_that_wait_are_counted(tiny, monkeypatch):
         monkeypatch.setattr(talk.server, "load", lambda: loads.pop())
         assert [(await talk.health()).waiting for _ in range(2)] == [4, 3]
         monkeypatch.setattr(talk.server, "load", lambda: {"num_waiting_reqs": "many"})
-        with pytest.raises(ServerError, match="/v1/loads: an answer of unexpected form: num_waiting_reqs is"):
+        with pytest.raises(ServerError, match="/v1/loads: unexpected response: num_waiting_reqs is"):
             await talk.health()
 
 
@@ -307,8 +307,8 @@ def read(body):
         (event(pairs=((-0.5, 1),)), ServerError, "1 log-probs where 2 tokens are counted"),
         (event(pairs=()), ServerError, "0 log-probs where 2 tokens are counted"),
         (event(tokens=(1, 3)), ServerError, "log-probs are of other tokens"),
-        (event(finish_reason={"type": "nap"}), ServerError, "of unexpected form"),
-        ({"text": "hello"}, ServerError, "of unexpected form"),
+        (event(finish_reason={"type": "nap"}), ServerError, "unexpected response"),
+        ({"text": "hello"}, ServerError, "unexpected response"),
         (event(finish_reason={"type": "abort", "status_code": 500, "message": "oom"}), ServerError, "status 500: oom"),
         (event(prompt_tokens=4), UserError, "read 4 tokens of a prompt of 5"),
     ],

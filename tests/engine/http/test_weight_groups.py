@@ -414,7 +414,7 @@ async def test_weights_that_are_gone_are_an_error_of_the_server(
     pusher = Pusher(kind)
     weights = pusher.prepare()
     await pusher.transport.close()
-    with pytest.raises(ServerError, match="no weights are left"):
+    with pytest.raises(ServerError, match="the weights are gone"):
         await pusher.transport.push(servers[0], weights)
     assert servers[0].worker.model.computes
 

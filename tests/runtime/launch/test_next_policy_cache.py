@@ -32,5 +32,5 @@ def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
     ):
         make_next_policy(Settings, generator, collector, None, None)
     engine.capabilities = replace(Recording.capabilities, in_flight=False)
-    with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
+    with pytest.raises(FieldError, match="engine='Recording' doesn't report the requests in flight; use local"):
         make_next_policy(Settings, generator, collector, None, None)

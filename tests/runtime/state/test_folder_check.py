@@ -144,7 +144,7 @@ def swap_pictures(run):
 
 @pytest.mark.parametrize(
     ("damage", "said"),
-    [(swap_lines, "its names have other places"), (swap_pictures, "shows another image than the one that was written")],
+    [(swap_lines, "its lines are in another order"), (swap_pictures, "differs from the image that the run wrote")],
 )
 def test_images_are_verified_by_check_and_by_a_resume(shown, runs, damage, said):
     assert statuses(shown)["images/"] == "ok"

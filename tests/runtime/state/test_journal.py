@@ -215,12 +215,14 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
 
 def test_no_journal_at_all(tmp_path):
     (tmp_path / "run.sqlite").write_text("these are not the tables you are looking for, " * 50)
-    with pytest.raises(ValueError, match="is damaged, or no journal of proxima"):
+    with pytest.raises(ValueError, match="is damaged, or not a journal of proxima"):
         Journal(tmp_path / "run.sqlite")
     Journal(tmp_path / "damaged.sqlite").close()
     pages = (tmp_path / "damaged.sqlite").read_bytes()
     (tmp_path / "damaged.sqlite").write_bytes(pages[:8192] + b"\xff" * (len(pages) - 8192))
-    with pytest.raises(UserError, match="is damaged, or no journal .*; move it away, and a resume restores the steps"):
+    with pytest.raises(
+        UserError, match="is damaged, or not a journal .*; move it away, and a resume restores the steps"
+    ):
         Journal(tmp_path / "damaged.sqlite")
     raw = sqlite3.connect(tmp_path / "other.sqlite")
     raw.execute("CREATE TABLE meta (key TEXT, value TEXT)")

@@ -86,7 +86,7 @@ def test_a_write_that_finds_no_space_is_made_again(runs, tmp_path, monkeypatch):
     assert all(count > 0 and count % 3 == 0 for (count,) in calls.values()), calls
     warnings = [text for text in watcher.warnings if "No space left" in text or "space again" in text]
     assert "MiB free): the run waits, and tries again" in warnings[0]
-    assert warnings[-1].startswith("there is space")
+    assert warnings[-1].startswith("disk space is available")
     pauses = sum(count for (count,) in calls.values()) // 3
     assert len(warnings) <= 2 * pauses  # once a pause, not once an attempt
 
@@ -102,7 +102,7 @@ def test_all_of_them_on_a_disk_that_is_really_full(runs, small, monkeypatch):
             paused.append(facts[0])
             waiting.append(1)
             filler.unlink()
-        elif event == "warning" and "space again" in facts[0]:
+        elif event == "warning" and "space is available again" in facts[0]:
             waiting.clear()
         elif not waiting:
             fill(small)
@@ -165,7 +165,7 @@ def test_calls_are_made_in_order_and_as_often_as_needed(tmp_path):
     assert done == ["a", "b", "c", "d"]
     assert [text.split(" (")[0] for text in warned] == [
         "metrics.jsonl: Disk quota exceeded",
-        "there is space again: the run continues",
+        "disk space is available again: the run continues",
         "metrics.jsonl: Disk quota exceeded",
     ]
 

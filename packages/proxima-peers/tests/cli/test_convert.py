@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 def test_to_a_file(proxima, here):
     code, out, err = proxima("peers", "convert", EXAMPLES / "trl_grpo.py", "--from", "trl", "--out", "recipe.yaml")
     assert (code, out) == (0, "wrote recipe.yaml\n")
-    with pytest.raises(ConfigError, match=r"^reward\.0\.kind .*is to be filled in: my_lab.check_answer: "):
+    with pytest.raises(ConfigError, match=r"^reward\.0\.kind .*must be filled in: my_lab.check_answer: "):
         resolve("recipe.yaml")
     filled = resolve("recipe.yaml", ["reward.0.kind=math"]).config
     assert filled.algorithm.surrogate.epsilon_high == 4.0

@@ -21,7 +21,7 @@ def test_a_recipe_that_lacks_a_part_is_refused(converted, tmp_path, capsys, monk
     lines = capsys.readouterr().err.splitlines()
     where = "orchestrator.train.source: the environment sums of `verifiers` gives the"
     assert [line.partition(" (r.yaml")[0] for line in lines] == ["error: task.kind", "error: reward.0.kind"]
-    assert all(f"is to be filled in: {where}" in line and "on the command line" in line for line in lines)
+    assert all(f"must be filled in: {where}" in line and "on the command line" in line for line in lines)
 
 
 def test_a_part_is_filled_in_on_the_command_line_or_in_the_file(converted):
@@ -29,7 +29,7 @@ def test_a_part_is_filled_in_on_the_command_line_or_in_the_file(converted):
     assert recipe["task"]["kind"].startswith("TO FILL IN: ")
     config = resolve(recipe, ["task=gsm8k", "reward.0.kind=gsm8k"]).config
     assert type(config.task).__name__ == "Gsm8kTask"
-    with pytest.raises(ConfigError, match=r"^reward\.0\.kind \(mapping\): is to be filled in: "):
+    with pytest.raises(ConfigError, match=r"^reward\.0\.kind \(mapping\): must be filled in: "):
         resolve(recipe | {"task": "gsm8k"})
 
 

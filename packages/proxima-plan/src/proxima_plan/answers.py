@@ -85,7 +85,7 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     elif slots := _slots_that_fit(plan):
         lines.append(f"step     none: it does not fit, but with engine.slots={slots}")
     else:
-        other = "--propose looks for layouts that do" if load.generates else "take more devices or larger ones"
+        other = "--propose searches for layouts that do" if load.generates else "take more devices or larger ones"
         lines.append(f"step     none: it does not fit; {other}")
     lines += _memory(plan, micro)
     sent: dict[str, float] = {}
@@ -125,7 +125,7 @@ def _refusal(plan: StepPlan) -> list[str]:
     words = _words_that_start(plan)
     if words:
         return [f"step     none: a server does not start, but would with {words}", f"         {given}; {why}"]
-    split = "--propose looks for layouts that do"
+    split = "--propose searches for layouts that do"
     if layout.engine_split < layout.engine_devices:
         split = f"split it over its devices: '{ARGUMENTS}=[--tensor-parallel-size, \"{layout.engine_devices}\"]'"
     none = f"a server needs {needs}, and {_others(layout)} leave it {memory.room / GIB:,.1f}; {split}"

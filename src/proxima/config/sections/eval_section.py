@@ -121,7 +121,7 @@ def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findi
     if eval.every and eval.task is None:
         yield "eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0"
     if checkpoint.keep_best and (eval.task is None or not eval.every):
-        message = "the best is found by evaluations during the run; set eval.task and eval.every, or false"
+        message = "evaluations during the run choose the best checkpoint; set eval.task and eval.every, or false"
         yield "checkpoint.keep_best", message
 
 
@@ -131,12 +131,12 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
     for (path, asked), trained in product(sets, parts_of(task)):
         if asked == trained and not TASKS.holds(asked, "seeds"):  # whose uids, and therefore seeds, differ
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
-            yield path, f"has the questions of `task`: its figures are those of training data; {remedy}"
+            yield path, f"has the same questions as `task`, so it measures training data; {remedy}"
         elif all(TASKS.holds(part, "arithmetic") for part in (asked, trained)):
             share = {part.split: part.held_out for part in (trained, asked)}  # one, if both are of the same split
             if len(share) == 1 or share["test"] > share["train"]:
                 remedy = "set split train for `task`, test here, and equal `held_out`"
-                yield path, f"some of its questions are trained on; {remedy}"
+                yield path, f"training uses some of its questions; {remedy}"
 
 
 def parts_of(task: Any) -> list[Any]:

@@ -50,7 +50,7 @@ SAME_PRECISION = "set model.compute_dtype=float32 or serve in the dtype that is 
 PRECISION = (
     f"{SAME_PRECISION}, or weight the tokens: algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
-CORRECT = ", or correct for it: proxima's documentation of the mismatch says how"
+CORRECT = ", or correct for it: docs/mismatch.md says how"
 CORRECTED = "; algorithm.correction weights or rejects tokens already, see correction/"
 REPLAYED = (
     "this run is a replay, and its policy has moved away from the one that wrote the rollouts: replay fewer steps, "

@@ -198,7 +198,9 @@ class ServerClient:
     def _event(self, path: str, data: bytes) -> dict[str, Any]:
         event = self._decoded(path, data)
         if not isinstance(event, dict):
-            raise ServerError(self.url, path, f"streams something else than a JSON object: {self.excerpt(data)}")
+            raise ServerError(
+                self.url, path, f"the stream has something other than a JSON object: {self.excerpt(data)}"
+            )
         if event.get("error") is not None:
             raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}")
         return event
@@ -287,7 +289,7 @@ def as_expected(client: ServerClient, path: str, answer: object = None) -> Itera
             problem = str(error)
         else:
             problem = f"{type(error).__name__}: {error}"
-        raise ServerError(client.url, path, f"an answer of unexpected form: {one_line(problem)}") from error
+        raise ServerError(client.url, path, f"unexpected response: {one_line(problem)}") from error
 
 
 async def answer_or_none(call: Awaitable[Any]) -> Any:

@@ -351,7 +351,7 @@ class Dialect(Protocol):
 
     async def forget_images(self, client: ServerClient, facts: ServerFacts) -> None:
         """Discard what a vision tower with earlier weights made of images."""
-        raise UserError(f"{facts.server} is shown no images")
+        raise UserError(f"{facts.server} accepts no images")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """A health check: cheap, and answered even while the server is busy or paused."""

@@ -86,7 +86,7 @@ class HttpEngine:
             replica.facts = first
             replica.proof.set_version(0, label)  # so that it can return before new weights arrive
         if first.log_probs is None:
-            raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
+            raise UserError(f"engine: {first.server} gives no log-probs", remedy="training needs them")
         self.rules = replace(
             rules,
             max_length=min(rules.max_length, first.max_length or rules.max_length),  # no server has less

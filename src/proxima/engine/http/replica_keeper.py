@@ -242,7 +242,7 @@ class ReplicaKeeper:
                 replica.status.check_soon.clear()
                 if replica.in_service:
                     await self._check(replica)
-                elif replica.status.may_return and not self.pool.asleep:  # the trainer has its devices
+                elif replica.status.may_return and not self.pool.asleep:  # the trainer is using its devices
                     await self._try_return(replica)
                 self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
@@ -327,7 +327,7 @@ class ReplicaKeeper:
                 await (replica.stop("interrupted") if stops else replica.resume())
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
                 await replica.sleep()
-                raise ServerError(replica.url, "", "the trainer has its devices")
+                raise ServerError(replica.url, "", "the trainer is using its devices")
             if replica not in self._keeping:  # it has left meanwhile
                 return
             self.pool.welcome(replica)

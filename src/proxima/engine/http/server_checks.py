@@ -96,7 +96,7 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> ServerFacts:
             problem = await server_difference(replica, replica.facts, new[0].facts, tokenizer)
             if problem is not None:
                 which = f": {replica.url}" if len(replicas) > 1 else ""  # the message shows the whole list
-                remedy = "start it like the trainer and the others"
+                remedy = "start it with the trainer's model, like the others"
                 raise FieldError("url", replica.url, f"differs{which}: {problem}", remedy=remedy)
             replica.join(await replica.health())
         except ServerError as error:
@@ -144,7 +144,7 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
     if (facts.max_length or 0) < (expected.max_length or 0):
         return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
     if expected.takes_weights and not facts.takes_weights:
-        return "it takes no new weights"
+        return "it can't load new weights"
     for name, words in used_facts(replica.spec).items():
         if getattr(expected, name) and not getattr(facts, name):
             return f"{words}, and the others do"
@@ -188,7 +188,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     """
     name = f"{url} ({facts.server})"
     if facts.log_probs is None:
-        raise UserError(f"{name} gives no log-probs of completions", remedy="nothing can be trained or measured on it")
+        raise UserError(f"{name} returns no log-probs of completions", remedy="training and metrics need them")
     if facts.max_length is not None and facts.max_length < needs.model.context:
         dialect, context = spec.dialect(), needs.model.context
         longer = f"{dialect.length_option} {context + dialect.spare_tokens}"
@@ -203,7 +203,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         remedy = "start it with --enable-sleep-mode, or set placement.colocate=false"
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes and not facts.takes_weights:
-        raise UserError(f"{name} takes no new weights", remedy=CONTROL)
+        raise UserError(f"{name} can't load new weights", remedy=CONTROL)
     if needs.publishes and spec.adapters_only and needs.adapter_rank:
         check_adapters(facts, needs.adapter_rank, name)
     if needs.publishes:

@@ -173,7 +173,7 @@ def staged_buckets(url: str, folder: Path) -> Buckets:
     try:
         return Buckets(folder)
     except OSError as error:
-        raise ServerError(url, "", f"no weights are left in {folder}") from error
+        raise ServerError(url, "", f"the weights are gone from {folder}") from error
 
 
 def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool) -> None:

@@ -52,7 +52,7 @@ async def _each(updates: Sequence[Mapping[str, Any]]) -> AsyncIterator[Mapping[s
 def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, Any]]:
     """The updates that a folder consists of, one for each file."""
     if not (files := sorted(weights.folder.glob("*.safetensors"))):
-        raise ServerError(url, "", f"no weights are left in {weights.folder}")
+        raise ServerError(url, "", f"the weights are gone from {weights.folder}")
     return _each([{"file": str(file), "last": file == files[-1]} for file in files])
 
 

@@ -149,7 +149,7 @@ class WeightSync:
         assert staged is not None
         if self.kind not in replica.facts.transfers:  # it was not there when this was chosen
             reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are"
-            raise UserError(reason, remedy="start it like them")
+            raise UserError(reason, remedy="start it with the same options as the others")
         metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
         if copy is not None and self.kind == "adapters":

@@ -66,7 +66,7 @@ def check_serve(kind: str, serve: Serve, *, model: str) -> None:
         raise UserError(f"proxima can't start {kind}, only {kinds}", remedy=f"start {kind} yourself and set engine.url")
     if model.endswith(".gguf"):
         remedy = "give a Hugging Face folder; `proxima export` and `make demo` write one"
-        raise UserError(f"model.path={model!r}: {kind} is not given .gguf files", remedy=remedy)
+        raise UserError(f"model.path={model!r}: {kind} can't serve .gguf files", remedy=remedy)
     find_executable(serve, kind)
     for name, value in serve.variables.items():
         reason = "must name an environment variable that is set"

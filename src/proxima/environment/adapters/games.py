@@ -128,7 +128,7 @@ class TextArena(Environment):
         try:
             self.game.reset(num_players=1, seed=seed)
         except AssertionError as error:
-            raise UserError(f"the game is not for one player: {error}") from None
+            raise UserError(f"the game is not a single-player game: {error}") from None
         return self._observed()
 
     def respond(self, text: str) -> Reply:

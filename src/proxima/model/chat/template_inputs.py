@@ -53,7 +53,7 @@ def require_written(messages: Sequence[Message], tokenizer: Any, arguments: Mapp
     for role, key in _unwritten(messages, tokenizer, arguments, render):
         if key == "tools":
             remedy = "set task.tool_schemas=null to leave them out, or use a model whose template shows tools"
-            raise FieldError("tool_schemas", key, "holds what the model's chat template does not write", remedy=remedy)
+            raise FieldError("tool_schemas", key, "has fields that the model's chat template ignores", remedy=remedy)
         if key in TEXTS:
             beside = " beside its tool_calls" if key == "content" else ""
             what = f"has {key}{beside} in a message of role {role!r}, which the model's chat template does not write"

@@ -52,13 +52,15 @@ def read_names(folder: Path) -> list[str]:
     names = content.decode("ascii", errors="replace").rpartition("\n")[0].split()
     for number, name in enumerate(names, 1):
         if not re.fullmatch("[0-9a-f]{64}", name):
-            raise UserError(f"{index}:{number} has {name!r:.80}, which names no image", remedy=RESTORE)
+            raise UserError(
+                f"{index}:{number} has {name!r:.80}, which names an image that does not exist", remedy=RESTORE
+            )
     if recorded is not None:
         count, crc = recorded
         if len(names) < count:
             raise UserError(f"{index} has {len(names):,} names, written were {count:,}", remedy=RESTORE)
         if checksum(names[:count]) != crc:
-            raise UserError(f"{index} differs from what was written: its names have other places", remedy=RESTORE)
+            raise UserError(f"{index} differs from what was written: its lines are in another order", remedy=RESTORE)
     return names
 
 
@@ -112,7 +114,7 @@ def read_image(folder: Path, name: str) -> tuple[bytes, "Image"]:
     except Exception as error:  # damaged files raise all kinds of errors
         raise UserError(f"{file} can't be read", remedy=remedy) from error
     if image_name(image) != name:
-        raise UserError(f"{file} shows another image than the one that was written", remedy=remedy)
+        raise UserError(f"{file} differs from the image that the run wrote", remedy=remedy)
     return content, image
 
 

@@ -130,5 +130,5 @@ def _rows(features: Any) -> Tensor:
     """[T, D] of an image's features, which models give as one tensor, or one for each image or tile."""
     joined: Tensor = torch.cat(list(features)) if isinstance(features, list | tuple) else features
     if joined.ndim < 2:
-        raise UserError("the model's vision tower gave no features")
+        raise UserError("the model's vision tower returned no features")
     return joined.flatten(0, -2)

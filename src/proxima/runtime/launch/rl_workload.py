@@ -269,7 +269,7 @@ def make_next_policy(
     assert isinstance(engine, Executor)
     if not engine.capabilities.in_flight:
         remedy = "use local or local_process, or algorithm.proximal=recompute"
-        raise FieldError("engine", type(engine.engine).__name__, "can't say what is in flight", remedy=remedy)
+        raise FieldError("engine", type(engine.engine).__name__, "doesn't report the requests in flight", remedy=remedy)
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)

@@ -56,7 +56,7 @@ class StepReview:
                 if self.limit:
                     end = f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
             self.observer.warning(
-                f"{lead} ({self._score_error}); they count in no mean; see `error` in "
+                f"{lead} ({self._score_error}); means leave them out; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
             )
         for verdict in health(record, self.guard, self.learner.known_mismatch):
@@ -74,8 +74,8 @@ class StepReview:
         if not named or not valid or any(score.correct is not None for score in valid):
             return ""
         return (
-            f"no reward says which answers are right: algorithm.selection.{named[0]} compares the rewards of a group "
-            "in place of their accuracy; set its metric=reward to say so, or give a reward that sets `correct`"
+            f"no reward sets `correct`, so algorithm.selection.{named[0]} compares rewards in place of accuracy; "
+            "set its metric=reward to state that, or use a reward that sets `correct`"
         )
 
     def stop_if_unscored(self, record: Mapping[str, Any]) -> None:
@@ -94,8 +94,8 @@ class StepReview:
             )
         if self.guard.on_mismatch == "stop" and (excess := self.guard.exceeded(record)):
             raise RunEnded(
-                f"step {step}: {excess}: engine and trainer differ too much; the documentation of the "
-                "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
+                f"step {step}: {excess}: engine and trainer differ too much; docs/mismatch.md "
+                "lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
 
 

@@ -89,7 +89,7 @@ def _restore_steps(journal: RestoredJournal, folder: RunFolder, checkpoint: Chec
     journal.restore_steps([records[step] for step in range(first, last + 1)], checkpoint.facts["cursor"])
     observer.warning(
         f"run.sqlite ended at step {first - 1}: was it copied without run.sqlite-wal? Steps {first} to {last} are "
-        "restored from metrics.jsonl; what became of their prompts is in rollouts/ alone"
+        "restored from metrics.jsonl; only rollouts/ has what became of their prompts"
     )
 
 

@@ -79,7 +79,9 @@ class Journal:
                     raise full from error
                 remedy = "check the disk, then resume with --resume"
                 raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
-            raise UserError(f"{self.path} is damaged, or no journal of proxima ({error})", remedy=MOVE_AWAY) from error
+            raise UserError(
+                f"{self.path} is damaged, or not a journal of proxima ({error})", remedy=MOVE_AWAY
+            ) from error
         if version != FORMAT:
             self._db.close()
             remedy = "resume with the version of proxima that started the run"

@@ -80,7 +80,7 @@ class Disk:
             else:
                 if self._full and not self._waiting:
                     self._full = False
-                    self.warn(f"there is space again: {self.who} continues")
+                    self.warn(f"disk space is available again: {self.who} continues")
                 return result
 
     def _make_calls(self) -> None:

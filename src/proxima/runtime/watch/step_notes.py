@@ -40,7 +40,7 @@ class CoreShare:
             return ""
         self._warned = True
         return (
-            f"the threads of this run waited for a core {waited / total:.0%} of the time in the last {RECENT} steps: "
+            f"this run's threads waited for a core {waited / total:.0%} of the time in the last {RECENT} steps: "
             "other work keeps this machine busy, and steps take longer until it ends"
         )
 

@@ -240,7 +240,7 @@ class StepFile:
             try:
                 either = [find(self.column(group, name), text, ignore_case=True) for name in ("question", "text")]
             except (pa.ArrowInvalid, pa.ArrowException) as error:
-                raise UserError(f"no regular expression: {' '.join(str(error).split())[:200]}") from error
+                raise UserError(f"not a regular expression: {' '.join(str(error).split())[:200]}") from error
             hits = np.logical_or(*(hit.to_numpy(zero_copy_only=False).astype(bool) for hit in either))
             matching += (start + hits.nonzero()[0]).tolist()
         return matching
