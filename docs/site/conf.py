@@ -12,12 +12,14 @@ Sphinx, because
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from posixpath import join, normpath, relpath
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "src")]
@@ -38,7 +40,7 @@ include_patterns = [
     "packages/*/docs/**",
 ]
 exclude_patterns = [".*", "runs", "models", "data", "build", "src", "site", "**/__pycache__"]
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 
 myst_heading_anchors = 6
 myst_enable_extensions = ["dollarmath"]
@@ -60,7 +62,8 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "show_prev_next": False,
 }
-html_sidebars = {"**": ["doors.html"]}
+SIDEBARS = ("[A-Z]*", "docs/**", "recipes/**", "benchmarks/**", "evidence/**", "packages/**", "tests/**", "search")
+html_sidebars = {page: ["doors.html"] for page in SIDEBARS}  # pages of code have none
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 templates_path = ["."]
@@ -81,6 +84,9 @@ BELOW = {
     "CONTRIBUTING": "tests/README",
     "docs/site/api": "docs/site/api/*",
 }
+
+
+CODE = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".txt": "text"}  # suffix: its lexer
 
 
 def add_navigation(app: Any, name: str, source: list[str]) -> None:
@@ -122,6 +128,23 @@ def write_redirects(app: Any, failure: Exception | None) -> None:
         )
 
 
+def code_pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yields a page for each linked file of code, which a browser would otherwise save."""
+    for path in app.env.dlfiles:
+        if Path(path).suffix in CODE:
+            text = Path(app.srcdir, path).read_text(encoding="utf-8")
+            body = app.builder.highlighter.highlight_block(text, CODE[Path(path).suffix], linenos=False)
+            yield f"code/{path}", {"title": path, "body": f"<h1><code>{path}</code></h1>\n{body}"}, "page.html"
+
+
+def link_code_pages(app: Any, doctree: nodes.document, name: str) -> None:
+    for node in list(doctree.findall(addnodes.download_reference)):
+        path = app.env.relfn2path(node["reftarget"], name)[0]
+        if Path(path).suffix in CODE:
+            address = app.builder.get_relative_uri(name, f"code/{path}")
+            node.replace_self(nodes.reference("", "", *node.children, internal=True, refuri=address))
+
+
 def write_formula(translator: Any, node: Any) -> None:
     """Writes TeX as MathML, which browsers render without a script or fonts."""
     block = node.tagname == "math_block"
@@ -134,4 +157,6 @@ def setup(app: Any) -> None:
     app.add_html_math_renderer("mathml", (write_formula, None), (write_formula, None))
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: as_rst(lines))
+    app.connect("html-collect-pages", code_pages)
+    app.connect("doctree-resolved", link_code_pages)
     app.connect("build-finished", write_redirects)

@@ -1,15 +1,21 @@
 """Docstrings of the code, as reStructuredText.
 
 A docstring has paragraphs, formulas as indented blocks, and sections: `Args:`, with items `name: text`, and others,
-whose text begins on the line of their name. Continuation lines are indented. `Code` is between single backticks.
+whose text begins on the line of their name. Continuation lines are indented. `Code` is between single backticks, TeX
+between `$`. Public names of `proxima.core` become links.
 """
 
 import re
 
+import proxima.core
+
 SECTION = re.compile(r"(Args|Returns|Yields|Raises|Edge cases|Metrics|Reads|Source|Differs):(?: (.*))?")
 ITEM = re.compile(r"([a-z_]\w*(?:, \w+)*): (.*)")
-SPECIAL = re.compile(r"([\\*|_])")
+SPECIAL = re.compile(r"([\\*|_`])")
+CODE_OR_TEX = re.compile(r"`([^`]+)`|\$([^$]+)\$")
 ENUMERATOR = re.compile(r"\(?\w+[.)]\s|[-+•]\s|\.\.")
+PUBLIC = {name: getattr(proxima.core, name) for name in proxima.core.__all__}
+PLACES = {name: f"{one.__module__}.{name}" for name, one in PUBLIC.items() if hasattr(one, "__qualname__")}
 
 
 def as_rst(lines: list[str]) -> None:
@@ -38,7 +44,7 @@ def mixed(rows: list[str]) -> list[str]:
         if SECTION.fullmatch(row):
             return [text(rows[:place]), "", *fields(rows[place:])]
     if all(row.startswith(("- ", "  ")) for row in rows):
-        return [SPECIAL.sub(r"\\\1", row) for row in rows]
+        return [escaped(row) for row in rows]
     return [text(rows)]
 
 
@@ -65,12 +71,22 @@ def fields(rows: list[str]) -> list[str]:
 
 
 def text(rows: list[str]) -> str:
-    """One line of text. What is special in reStructuredText is escaped; `code` is a literal."""
-    parts = re.split(r"`([^`]+)`", " ".join(row.strip() for row in rows))
-    for place, part in enumerate(parts):
-        if place % 2:
-            parts[place] = f"\\ ``{part}``\\ "
-        else:
-            parts[place] = SPECIAL.sub(r"\\\1", part).replace("`", "\\`")
-    line = "".join(parts).strip()
-    return f"\\{line}" if ENUMERATOR.match(line) else line
+    """One line of text. What is special in reStructuredText is escaped."""
+    line = " ".join(row.strip() for row in rows)
+    made, end = "", 0
+    for part in CODE_OR_TEX.finditer(line):
+        made += escaped(line[end : part.start()]) + f"\\ {role(part[1], part[2])}\\ "
+        end = part.end()
+    made = (made + escaped(line[end:])).strip()
+    return f"\\{made}" if ENUMERATOR.match(made) else made
+
+
+def role(code: str | None, tex: str | None) -> str:
+    if code is None:
+        return f":math:`{tex}`"
+    name = code.removeprefix("core.")
+    return f":py:obj:`{code} <{PLACES[name]}>`" if name in PLACES else f"``{code}``"
+
+
+def escaped(words: str) -> str:
+    return SPECIAL.sub(r"\\\1", words)
