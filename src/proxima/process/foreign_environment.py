@@ -2,15 +2,18 @@
 
 import json
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from proxima.process.program import Program, ProgramFailed
 
 FOREIGN = ("verifiers", "nemo_gym")  # kinds of environments that have their own rows, and an interpreter of their own
+LOAD_SECONDS = 1800.0  # to load an environment and its data, which may have to be downloaded
 OWN_ROW = "environment_row"  # the column with the row as the environment has it
 
 
@@ -57,8 +60,8 @@ class ForeignEnvironment:
         return self.python or sys.executable, str(script), json.dumps(given), command
 
     def facts(self) -> Mapping[str, Any]:
-        """Load it in its interpreter, and describe it: `version` of the library, `sources`, the SHA-256 of each of
-        its files, and `rewards`, the names of its reward functions as far as they are known.
+        """Load it in its interpreter, and describe it: `python`, `version` of the library, `sources`, the SHA-256 of
+        each of its files, and `rewards`, the names of its reward functions as far as they are known.
 
         Raises: Unusable.
         """
@@ -84,6 +87,9 @@ def _answered(
     except ProgramFailed:
         raise Unusable("python", environment.python, "is no interpreter that can be started") from None
     facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
+    started, limit = monotonic(), threading.Timer(LOAD_SECONDS, program.kill)
+    limit.daemon = True
+    limit.start()
     try:
         while True:
             message = program.read()
@@ -94,6 +100,10 @@ def _answered(
             facts |= message.get("facts", {})
             rows += [message["row"]] if "row" in message else []
     except ProgramFailed as error:
-        raise Unusable("name", environment.name, f"can't be loaded: {error}") from None
+        if not facts:
+            raise Unusable("python", environment.python, f"is no interpreter of Python: {error}") from None
+        reason = f"its process took longer than {LOAD_SECONDS:g} s" if monotonic() - started >= LOAD_SECONDS else error
+        raise Unusable("name", environment.name, f"can't be loaded: {reason}") from None
     finally:
+        limit.cancel()
         program.kill()

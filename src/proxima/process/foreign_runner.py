@@ -20,6 +20,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import math
 import os
 import random
 import sys
@@ -44,7 +45,7 @@ def short(error: BaseException) -> str:
 # ---- environments with `load_environment` ----------------------------------------------------------------------------
 
 raised: contextvars.ContextVar[dict[str, tuple[float, str]]] = contextvars.ContextVar("raised")
-"""What reward functions raised in an episode, by their names: each one's weight and the exception."""
+"""The reward functions without a value in an episode, by their names: each one's weight and what happened."""
 
 
 class LoadedEnvironment:
@@ -102,7 +103,7 @@ class LoadedEnvironment:
         values = {name: value for name, value in (result["metrics"] or {}).items() if name not in failures}
         answer = {"reward": float(result["reward"]), "parts": _numbers(values)}
         error = result.get("error")
-        raising = [f"the reward function {name} raised {what}" for name, (weight, what) in failures.items() if weight]
+        raising = [f"the reward function {name} {what}" for name, (weight, what) in failures.items() if weight]
         if error is not None and not _empty_answer(error):
             scored = {} if raising else answer
             return scored | {"error": " ".join(str(_error_text(error)).split())[:300]}
@@ -133,17 +134,22 @@ def _rubrics(environment: Any) -> Iterator[Any]:
 
 
 def _reported(function: Callable[..., Any], weight: float) -> Callable[..., Any]:
-    """Return a reward function that also records in `raised` what it raises: the library makes a 0 of it."""
+    """Return a reward function that also records in `raised` why it has no value: the library makes a 0 of what it
+    raises, and an exit would end the process with all its episodes."""
     name = getattr(function, "__name__", repr(function))
 
     @functools.wraps(function)
     async def reported(*args: Any, **named: Any) -> Any:
         try:
             value = function(*args, **named)
-            return float(await value if inspect.isawaitable(value) else value)
-        except Exception as error:
-            raised.get()[name] = weight, short(error)
-            raise
+            value = float(await value if inspect.isawaitable(value) else value)
+        except (Exception, SystemExit) as error:
+            raised.get()[name] = weight, f"raised {short(error)}"
+            raise RuntimeError(f"{name} raised {short(error)}") from error
+        if not math.isfinite(value):
+            raised.get()[name] = weight, f"returned {value}"
+            raise ValueError(f"{name} returned {value}")
+        return value
 
     return reported
 
@@ -254,8 +260,12 @@ class ResourcesServer:
             raise BadField("name", name, f"has {len(servers)} resources servers in its app.py, not one")
         (server,) = servers
         settings = {"host": "", "port": 0, "entrypoint": "app.py", "name": name, "domain": "other", **given}
+        config_class = server.model_fields["config"].annotation
+        if unknown := [field for field in given if field not in config_class.model_fields]:
+            fields = ", ".join(sorted(config_class.model_fields))
+            raise BadField("args", dict(args), f"have {unknown[0]!r}; the server's config has {fields}, max_steps")
         try:
-            config = server.model_fields["config"].annotation(**settings)
+            config = config_class(**settings)
             self.app = server(config=config, server_client=_no_client()).setup_webserver()
         except Exception as error:
             raise BadField("args", dict(args), f"are refused by the environment {name!r}: {short(error)}") from None
@@ -317,8 +327,7 @@ class ResourcesServer:
             verified.raise_for_status()
         result = verified.json()
         added = {key: value for key, value in result.items() if key not in {*own, "response", "reward"}}
-        parts = {key: float(value) for key, value in added.items() if isinstance(value, (bool, int, float))}
-        return {"reward": float(result["reward"]), "parts": parts}
+        return {"reward": float(result["reward"]), "parts": _numbers(added)}
 
     async def _result(self, gym: Any, known: set[str], call: Any) -> str:
         """Call a tool; what it answers, an error too, is for the model."""
@@ -374,7 +383,9 @@ def _called(call: Any) -> Row:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in values.items() if value is not None}
+    """Return the values that are finite numbers."""
+    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
 def _texts(messages: list[Any]) -> list[dict[str, str]]:
@@ -400,7 +411,8 @@ def _module(name: str) -> Any:
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise BadField("name", name, f"can't be imported: {short(error)}") from None
         except Exception as error:
-            raise BadField("name", name, f"can't be imported: {short(error)}") from None
+            older = "; it was written for another version" if "module 'verifiers'" in str(error) else ""
+            raise BadField("name", name, f"can't be imported: {short(error)}{older}") from None
     raise BadField("name", name, f"is no environment that {sys.executable} can import; install its package there")
 
 
@@ -457,11 +469,11 @@ def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
         raise BadField("python", sys.executable, f"can't import the package verifiers: {short(error)}") from None
     module = _module(name)
     version = getattr(verifiers, "__version__", "")
-    with_function = hasattr(module, "load_environment")
-    if with_function and not hasattr(verifiers, "load_environment"):
+    with_function, below_0_4 = hasattr(module, "load_environment"), hasattr(verifiers, "load_environment")
+    if with_function and not below_0_4:
         message = f"has a load_environment, which verifiers {version} no longer knows; install verifiers<0.4 there"
         raise BadField("name", name, message)
-    if not with_function and importlib.util.find_spec("verifiers.v1") is None:
+    if not with_function and below_0_4:
         raise BadField("name", name, "has no function load_environment")
     environment = LoadedEnvironment(name, args) if with_function else TasksetEnvironment(name, args)
     facts = {"version": version, "sources": sources(module), "rewards": environment.rewards}
@@ -470,6 +482,7 @@ def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
 
 def give_rows(given: Row, write: Callable[[Row], None]) -> None:
     """Write facts, the rows of a split and an end mark; or a problem."""
+    write({"facts": {"python": sys.executable}})  # at once: this is an interpreter
     try:
         environment, facts = loaded_environment(given["kind"], given["name"], given["args"])
         write({"facts": facts})
@@ -499,6 +512,8 @@ def play(given: Row, write: Callable[[Row], None]) -> None:
     async def work(job: Row) -> None:
         try:
             answer = await environment.play(job)
+            if not math.isfinite(answer.get("reward", 0.0)):
+                answer = {"error": f"the reward is {answer['reward']}"}
         except Exception as error:
             answer = {"error": short(error)}
         write({"id": job["id"], **answer})
@@ -536,6 +551,8 @@ def main() -> None:
         except BadField as problem:
             field, value, message = problem.args
             sys.exit(f"{field}={value!r} {message}")
+        except Exception as error:
+            sys.exit(f"it can't be served: {short(error)}")
     else:
         give_rows(given, write)
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.environment.adapters.foreign import Verifiers
-from proxima.process import foreign_runner
+from proxima.process import foreign_environment, foreign_runner
 from proxima.process.foreign_environment import _answered
 from proxima.task.environment_rows import EnvironmentRows
 
@@ -55,6 +55,7 @@ def test_a_part_of_the_rows():
     ("fields", "line"),
     [
         ({"python": "no/python"}, "environment.python='no/python' is no interpreter that can be started"),
+        ({"python": "/bin/true"}, "environment.python='/bin/true' is no interpreter of Python: its process ended with"),
         ({"python": sys.executable, "name": ""}, "environment.name='' must be the name of an installed environment"),
         ({"name": "nowhere"}, r"environment.name='nowhere' is no environment that .* can import; install its package"),
         ({"name": "without_its_package"}, "can't be imported: ModuleNotFoundError: No module named 'a_package_that"),
@@ -94,11 +95,24 @@ def test_rows_without_an_end_need_a_size(monkeypatch):
 
     monkeypatch.setattr(foreign_runner, "loaded_environment", loaded)
     given = {"kind": "verifiers", "name": "names", "args": {}, "split": "train", "skip": 2, "size": None}
-    answers = []
-    foreign_runner.give_rows(given, answers.append)
-    assert answers[1:] == [{"problem": ["size", None, "must be given: the environment draws rows without an end"]}]
-    foreign_runner.give_rows(given | {"size": 2}, answers.append)
-    assert answers[3:] == [{"row": {"number": 2}}, {"row": {"number": 3}}, {"end": True}]
+
+    def answers(**changes):
+        messages = []
+        foreign_runner.give_rows(given | changes, messages.append)
+        return [message for message in messages if "facts" not in message]
+
+    assert answers() == [{"problem": ["size", None, "must be given: the environment draws rows without an end"]}]
+    assert answers(size=2) == [{"row": {"number": 2}}, {"row": {"number": 3}}, {"end": True}]
+
+
+def test_an_environment_that_never_loads_is_given_up(monkeypatch, tmp_path):
+    (tmp_path / "endless.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(STAND_IN)]))
+    monkeypatch.setattr(foreign_environment, "LOAD_SECONDS", 0.5)
+    with pytest.raises(
+        FieldError, match="environment.name='endless' can't be loaded: its process took longer than 0.5 s"
+    ):
+        task(name="endless").rows(1)
 
 
 def test_without_the_library_a_line_says_so(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proxima.data import FieldError
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment import ENVIRONMENTS
@@ -107,6 +108,24 @@ def test_a_reward_function_that_raises_fails_the_episode():
     assert completion.episode.reward is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("nan", "the agent failed: the reward function nan returned nan"),
+        ("leaves", "the agent failed: the reward function leaves raised SystemExit: goodbye"),
+        ("silent", "its agent never asked the policy"),
+    ],
+)
+def test_a_reward_that_is_no_number_fails_the_episode(kind, why):
+    _, _, (completion,) = play(kind, ["7"])
+    assert why in completion.episode.failure and completion.episode.reward is None
+
+
+def test_a_reward_function_that_blocks_its_process_ends_with_the_episode():
+    _, _, (completion,) = play("sleeps", ["7"], seconds=20, call_seconds=5)
+    assert "took longer than 20 s" in completion.episode.failure
+
+
 def test_a_function_of_weight_0_that_raises_is_left_out():
     _, _, (completion,) = play("logged", ["7"])
     assert completion.episode.failure == "" and completion.episode.reward == 1.0
@@ -153,3 +172,12 @@ def test_a_server_of_nemo_gym_keeps_the_state_of_an_episode(last, reward):
     for completion in completions:
         assert completion.episode.failure == "" and completion.episode.reward == reward
         assert f'{{"count":{3 + last}}}' in [span.text for span in completion.episode.spans if span.role == "tool"]
+
+
+def test_an_unknown_field_of_a_server_of_nemo_gym_is_refused():
+    python = os.environ.get("PROXIMA_NEMO_GYM_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_NEMO_GYM_PYTHON names no interpreter with nemo-gym")
+    environment = {"kind": "nemo_gym", "name": "example_session_state_mgmt", "python": python, "args": {"max_step": 3}}
+    with pytest.raises(FieldError, match="environment.args=.* have 'max_step'; the server's config has .*, max_steps"):
+        EnvironmentRows(environment=environment).rows(1)

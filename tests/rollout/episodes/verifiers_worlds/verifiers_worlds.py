@@ -1,6 +1,8 @@
 """Environments of the library verifiers, one of each kind that its public API makes, and broken ones."""
 
 import asyncio
+import sys
+import time
 
 import verifiers as vf
 from datasets import Dataset
@@ -81,6 +83,26 @@ async def not_a_number(completion):
     return {"a": 1.0}
 
 
+def nan(completion) -> float:
+    return float("nan")
+
+
+def leaves(completion) -> float:
+    sys.exit("goodbye")
+
+
+def sleeps(completion) -> float:
+    time.sleep(1000)
+    return 0.0
+
+
+class Silent(vf.SingleTurnEnv):
+    async def rollout(self, input, client, model, sampling_args=None):
+        state = await self.init_state(input, client, model, sampling_args)
+        state["completion"], state["is_completed"] = [{"role": "assistant", "content": "7"}], True
+        return state
+
+
 class Failing(vf.SingleTurnEnv):
     async def setup_state(self, state, **kwargs):
         raise vf.InfraError("no disk")
@@ -110,7 +132,9 @@ def load_environment(kind: str = "single") -> vf.Environment:
         return environment
     if kind == "counted":
         return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[count_of_messages]))
+    if kind in ("nan", "leaves", "sleeps"):
+        return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[exact, globals()[kind]]))
     if kind in ("broken", "logged"):
         rubric = vf.Rubric(funcs=[exact, broken, not_a_number], weights=[1.0, float(kind == "broken"), 0.0])
         return vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
-    return {"failing": Failing, "crashing": Crashing, "hanging": Hanging}[kind](**given)
+    return {"failing": Failing, "crashing": Crashing, "hanging": Hanging, "silent": Silent}[kind](**given)
