@@ -55,6 +55,13 @@ def busybox_image() -> str:
     return IMAGE
 
 
+@pytest.fixture(scope="session")
+def podman() -> None:
+    """Skips the test where podman can't start containers."""
+    if problem():
+        pytest.skip(problem())
+
+
 def left(pid: int | None = None) -> list[str]:
     """The names of the containers that a process has started; None: this one."""
     asked = ["podman", "ps", "-a", "--filter", "label=proxima.run", "--format", "{{.Names}}"]

@@ -13,6 +13,8 @@ from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.process import sandbox
 from proxima.reward.function import Function
+from tests.containers import left
+from tests.containers import podman as podman
 from tests.environment.worlds import called
 from tests.reward.make import ask, prompt, runner
 from tests.sandboxes import needs_bubblewrap
@@ -26,6 +28,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "own_code.py").write_text(SOURCE.read_text())
     (tmp_path / "own_neighbour.py").write_text("VALUE = 0.5")
     (tmp_path / "secret.txt").write_text("secret")
+    for name in ("own_code", "own_neighbour"):  # of another test's folder
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROXIMA_TEST_SECRET", "1")
     return tmp_path
@@ -37,9 +41,18 @@ def port():
         yield server.getsockname()[1]
 
 
-@needs_bubblewrap
-def test_a_reward_function_is_alone_in_a_sandbox_and_beside_one_that_is_in_none(folder, port):
-    inside = Function(path="own_code:reward", sandbox="bubblewrap", name="inside")
+@pytest.fixture(params=[pytest.param("bubblewrap", marks=needs_bubblewrap), "container"])
+def kind(request):
+    """A kind of sandbox."""
+    if request.param == "container":
+        request.getfixturevalue("podman")
+    yield request.param
+    if request.param == "container":
+        assert left() == []
+
+
+def test_a_reward_function_is_alone_in_a_sandbox_and_beside_one_that_is_in_none(folder, port, kind):
+    inside = Function(path="own_code:reward", sandbox=kind, name="inside")
     outside = Function(path="./own_code.py:reward", name="outside")
     with runner(inside, outside) as made:
         made.check()
@@ -50,16 +63,21 @@ def test_a_reward_function_is_alone_in_a_sandbox_and_beside_one_that_is_in_none(
     assert seen == {"inside": [0, 0, 0], "outside": [1, 1, 1]} and score.value == 1
 
 
-@needs_bubblewrap
-@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
 def test_an_environment_sees_its_modules_and_in_a_sandbox_nothing_else(folder, port, kind):
+    assert seen_by_an_environment(folder, port, kind) == [False] * 3
+
+
+def test_an_environment_in_no_sandbox_sees_everything(folder, port):
+    assert seen_by_an_environment(folder, port, "none") == [True] * 3
+
+
+def seen_by_an_environment(folder, port, kind):
     with closing(Hosts(EnvironmentSpec(kind="own_code:World"), workers=1, sandbox=kind)) as hosts:
         call = ("look", {"path": str(folder / "secret.txt"), "port": port})
         _, (answer,), _ = called(hosts, {"messages": [{"role": "user", "content": "?"}]}, call)
     facts = eval(answer.messages[0]["content"])
-    seen = [bool(facts[name]) for name in ("reads", "connects", "knows")]
-    assert facts["value"] == 0.5 and seen == ([False] * 3 if kind == "bubblewrap" else [True] * 3)
-    assert (facts["processes"] < 8) == (kind == "bubblewrap")
+    assert facts["value"] == 0.5 and (facts["processes"] < 8) == (kind != "none")
+    return [bool(facts[name]) for name in ("reads", "connects", "knows")]
 
 
 def test_a_sandbox_that_is_missing_or_meant_for_others_is_refused(folder, monkeypatch):

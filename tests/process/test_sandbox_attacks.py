@@ -1,26 +1,33 @@
 """Attacks on the sandbox, from code as rewards run it and from programs that may start others: none gets out."""
 
 import os
+import re
 import secrets
 import subprocess
 import sys
-from contextlib import closing
+import tempfile
+from contextlib import closing, suppress
+from pathlib import Path
 
 import pytest
 
+from proxima.process import code_runner
 from proxima.process.code_runner import run_program
-from proxima.process.sandbox import Sandbox
+from proxima.process.contained import CodeContainers
+from proxima.process.sandbox import CONTAINER_MEMORY_MB, USERS, Sandbox
 from proxima.reward.unit_tests import UnitTests
 from tests.campaigns import campaign
+from tests.containers import left
+from tests.containers import podman as podman
 from tests.process.attacks import ATTACKS, Scene, left_processes
 from tests.processes import eventually
 from tests.reward.make import ask, runner
 from tests.sandboxes import needs_bubblewrap
 
-pytestmark = [pytest.mark.slow, needs_bubblewrap]
+pytestmark = [pytest.mark.slow]
 SECONDS, MEMORY_MB = 4.0, 256
 OUTPUT_BYTES = 17 << 20
-BUBBLEWRAP = Sandbox(kind="bubblewrap")
+BUBBLEWRAP, CONTAINER = Sandbox(kind="bubblewrap"), Sandbox(kind="container")
 HERE = "tests/process/test_sandbox_attacks.py"
 SMALL = {"memory_of_others", "tcp_to_the_endpoint", "unix_abstract", "key_of_the_server", "signal_to_the_victim"}
 SMALL |= {"fork_and_count", "outlive_by_session", "new_user_namespace", "shared_memory", "fill_the_disk"}
@@ -35,6 +42,7 @@ def cases(sibling, attacks):
 CODE = cases("test_code_does_not_get_out", ATTACKS)
 SHOWN = [attack for attack in ATTACKS if attack.shown and (os.geteuid() == 0 or not attack.root)]
 SHOWN = cases("test_without_the_sandbox_it_does", SHOWN)
+CONTAINED = cases("test_code_does_not_get_out_of_a_container", ATTACKS)
 PROGRAMS = [attack for attack in ATTACKS if not attack.limited]
 PROGRAMS = cases("test_a_program_that_may_start_others_does_not_get_out", PROGRAMS)
 
@@ -52,11 +60,40 @@ def attacked(scene, attack, sandbox):
     return printed, scene.escapes(printed, "proxima.process.code_process", str(memory_mb))
 
 
-@pytest.mark.parametrize("attack", CODE, ids=lambda attack: attack.name)
-def test_code_does_not_get_out(scene, attack):
-    printed, escapes = attacked(scene, attack, BUBBLEWRAP)
+def assert_none(printed, escapes):
     assert escapes == [], printed[-2000:]
     assert "PLACE" not in printed.replace("PLACE[", "") and "NameError" not in printed and "SyntaxError" not in printed
+
+
+@needs_bubblewrap
+@pytest.mark.parametrize("attack", CODE, ids=lambda attack: attack.name)
+def test_code_does_not_get_out(scene, attack):
+    assert_none(*attacked(scene, attack, BUBBLEWRAP))
+
+
+@pytest.fixture(scope="module")
+def containers(podman):
+    with closing(CodeContainers(1, MEMORY_MB + 1000 + CONTAINER_MEMORY_MB)) as made:
+        code_runner.use_containers(made.address)
+        yield made
+    code_runner.use_containers("")
+
+
+def forks_of_servers():
+    """The processes of code in containers."""
+    forks = []
+    for pid in left_processes(["proxima.process.code_server"], 0):
+        with suppress(OSError):
+            user = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+            forks += [pid] * (int(user) in USERS)
+    return forks
+
+
+@pytest.mark.parametrize("attack", CONTAINED, ids=lambda attack: attack.name)
+def test_code_does_not_get_out_of_a_container(scene, containers, attack):
+    printed, escapes = attacked(scene, attack, CONTAINER)
+    assert_none(printed, escapes + [f"left: {forks}" for forks in [forks_of_servers()] if forks])
+    assert run_program("print(1)", (4, 512), 60, sandbox=CONTAINER) == (0, "1\n")
 
 
 @pytest.mark.parametrize("attack", SHOWN, ids=lambda attack: attack.name)
@@ -65,6 +102,7 @@ def test_without_the_sandbox_it_does(scene, attack):
     assert escapes, printed[-2000:]
 
 
+@needs_bubblewrap
 @pytest.mark.parametrize("attack", PROGRAMS, ids=lambda attack: attack.name)
 def test_a_program_that_may_start_others_does_not_get_out(scene, attack):
     mark = secrets.token_hex(8)
@@ -86,14 +124,15 @@ from proxima.reward.unit_tests import UnitTests
 from tests.processes import eventually
 from tests.reward.make import ask, runner
 code = "import time\\nprint(1)\\ntime.sleep(600)"
-with runner(UnitTests(seconds=600.0, memory_mb=int(sys.argv[1]), sandbox="bubblewrap"), workers=3) as made:
+with runner(UnitTests(seconds=600.0, memory_mb=int(sys.argv[1]), sandbox=sys.argv[2]), workers=3) as made:
     ask(made, ["assert f() == 1"], *[f"```python\\n{code}\\n```"] * 3)
 """
 
 
+@needs_bubblewrap
 def test_nothing_is_left_of_a_run_that_is_killed():
     memory_mb = str(MEMORY_MB + secrets.randbelow(1000))
-    run = subprocess.Popen([sys.executable, "-c", RUN, memory_mb])
+    run = subprocess.Popen([sys.executable, "-c", RUN, memory_mb, "bubblewrap"])
     words = ("proxima.process.code_process", memory_mb)
     eventually(lambda: len(left_processes(words, 0)) >= 6)  # three that run and three that wait, in their sandboxes
     run.kill()
@@ -101,6 +140,18 @@ def test_nothing_is_left_of_a_run_that_is_killed():
     eventually(lambda: not left_processes(words, 0))
 
 
+def test_no_container_is_left_of_a_run_that_is_killed(podman):
+    run = subprocess.Popen([sys.executable, "-c", RUN, str(MEMORY_MB), "container"])
+    eventually(lambda: len(forks_of_servers()) >= 3)
+    folders = list(Path(tempfile.gettempdir()).glob(f"proxima-*-{run.pid}-*"))
+    assert len(left(run.pid)) == 3 and folders
+    run.kill()
+    run.wait()
+    eventually(lambda: not left(run.pid) and not forks_of_servers())
+    eventually(lambda: not any(folder.exists() for folder in folders))
+
+
+@needs_bubblewrap
 @pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out")
 def test_a_reward_scores_every_attack_with_0(scene):
     codes = [f"```python\n{scene.program(attack)}\n```" for attack in ATTACKS]
@@ -110,3 +161,14 @@ def test_a_reward_scores_every_attack_with_0(scene):
         for attack, score in zip(ATTACKS, scores, strict=True):
             assert (score.valid, score.value, score.error) == (True, 0, None), (attack.name, score)
     assert scene.escapes("", "proxima.process.code_process", str(memory_mb)) == []
+
+
+@pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out_of_a_container")
+def test_a_reward_scores_every_attack_in_a_container_with_0(scene, podman):
+    codes = [f"```python\n{scene.program(attack)}\n```" for attack in ATTACKS]
+    with runner(UnitTests(seconds=SECONDS, memory_mb=MEMORY_MB, sandbox="container"), workers=4) as made:
+        scores = ask(made, ["assert add(1, 2) == 3"], *codes)
+        for attack, score in zip(ATTACKS, scores, strict=True):
+            assert (score.valid, score.value, score.error) == (True, 0, None), (attack.name, score)
+        assert forks_of_servers() == []
+    assert scene.escapes("") == [] and left() == []

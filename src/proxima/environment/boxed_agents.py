@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from proxima.data import FieldError, as_field_errors, require, within
+from proxima.data import as_field_errors, require, within
 from proxima.environment.agents import AgentJob, AgentSpec, ProgramGroups, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.containers import (
@@ -24,7 +24,7 @@ from proxima.process.containers import (
     image_id,
     last_lines,
 )
-from proxima.process.sandbox import REMEDY, Sandbox, SandboxMissing, usable_kind
+from proxima.process.sandbox import Sandbox, SandboxMissing, usable_kind
 
 ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
 MOST_CONNECTIONS = 32  # to the endpoint, of one agent: it may not use up the files of the run
@@ -98,10 +98,8 @@ class SandboxRunner:
         self.command = tuple(spec.command)
         self.readable = tuple(os.path.abspath(path) for path in (*spec.readable, *_files_of(spec.command)))
         self._programs = ProgramGroups()
-        try:
-            usable_kind("bubblewrap")
-        except SandboxMissing as error:
-            raise FieldError("sandbox", spec.sandbox, f"can't be used here: {error}", remedy=REMEDY) from None
+        with as_field_errors(SandboxMissing):
+            usable_kind(spec.sandbox)
         with within("sandbox"), as_field_errors(ContainerFailed):
             self.places = Places()
 

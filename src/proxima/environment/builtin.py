@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from proxima.data import FieldError, require
+from proxima.data import FieldError, as_field_errors, require
 from proxima.data.json_reader import load_json
 from proxima.data.random import mix
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.code_runner import run_program
-from proxima.process.sandbox import CHOICES, Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
+from proxima.process.sandbox import Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
 
 LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -91,13 +91,10 @@ class PythonCode(Environment):
         require(seconds >= 1, "seconds", seconds, "must be >= 1")
         require(memory_mb >= 64, "memory_mb", memory_mb, "must be >= 64: Python itself needs that")
         require(characters >= 40, "characters", characters, "must be >= 40")
-        require(sandbox in CHOICES, "sandbox", sandbox, f"must be one of {', '.join(CHOICES)}")
         self.seconds, self.memory_mb, self.characters = seconds, memory_mb, characters
-        try:
+        with as_field_errors(SandboxMissing):
             kind = usable_kind(sandbox)
-        except SandboxMissing as error:
-            raise FieldError("sandbox", sandbox, f"can't be used: {error}", remedy=error.remedy) from None
-        self.sandbox = Sandbox(kind=kind, ahead=kind != "none")
+        self.sandbox = Sandbox(kind=kind, ahead=kind == "bubblewrap")
         self.settled = {"sandbox": kind}  # arguments with which workers create it after the inspection
         self.notes = [note] if (note := fallback_note(sandbox)) else []
 

@@ -115,9 +115,16 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
         return {"problem": [error.field, value, error.bound, error.remedy]}
 
 
-def load_environment(*, kind: str | None, arguments: dict[str, Any], tools: list[str]) -> dict[str, Any]:
-    """Import the class and the tools that the recipe names; the first job of a worker."""
+def load_environment(
+    *, kind: str | None, arguments: dict[str, Any], tools: list[str], containers: str = ""
+) -> dict[str, Any]:
+    """Import the class and the tools that the recipe names; the first job of a worker. Code of sandboxes of kind
+    `container` is run by the servers of the socket `containers`."""
     global _make
+    if containers:
+        from proxima.process.code_runner import use_containers
+
+        use_containers(containers)
     _functions.update(interface.load_tools(tools))
     if kind is not None:
         cls = interface.load_class(kind)

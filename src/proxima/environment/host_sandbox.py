@@ -2,7 +2,14 @@
 
 from proxima.data import UserError, require
 from proxima.environment.interface import EnvironmentSpec
-from proxima.process.sandbox import Sandbox, SandboxMissing, fallback_note, python_sources, usable_kind
+from proxima.process.sandbox import (
+    WORKERS_MEMORY_MB,
+    Sandbox,
+    SandboxMissing,
+    fallback_note,
+    python_sources,
+    usable_kind,
+)
 from proxima.system.user_modules import user_module_file
 
 PROCESSES = 1024  # and threads, of all workers
@@ -11,10 +18,12 @@ PROCESSES = 1024  # and threads, of all workers
 class HostSandbox:
     """The sandbox in which workers load an environment and tools, and lines for the user at the start of a run.
 
+    Args:
+        memory_mb: MiB that all workers may need; 0: any.
     Raises: UserError: it can't be used, or the environment is a built-in one, which needs more than a sandbox shows.
     """
 
-    def __init__(self, choice: str, spec: EnvironmentSpec) -> None:
+    def __init__(self, choice: str, spec: EnvironmentSpec, memory_mb: int) -> None:
         own = [name for name in (spec.kind, *spec.tools) if name is not None and ":" in name]
         built_in = spec.kind is not None and ":" not in spec.kind
         remedy = "python has a field `sandbox` of its own; set episode.sandbox=none"
@@ -22,9 +31,10 @@ class HostSandbox:
         try:
             kind = usable_kind(choice)
         except SandboxMissing as error:
-            raise UserError(f"episode.sandbox={choice!r} can't be used: {error}", remedy=error.remedy) from None
+            raise UserError(f"episode.sandbox={choice!r} {error}", remedy=error.remedy) from None
         files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
         readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))
+        memory_mb += WORKERS_MEMORY_MB if memory_mb else 0
         used = kind != "none"
-        self.sandbox = Sandbox(kind=kind, readable=readable, processes=PROCESSES) if used else None
+        self.sandbox = Sandbox(kind=kind, readable=readable, processes=PROCESSES, memory_mb=memory_mb) if used else None
         self.notes = tuple(filter(None, [fallback_note(choice)]))

@@ -14,6 +14,8 @@
     guardian       runs a command, such as a server, and leaves nothing of it behind
     containers     containers of podman or docker; `relay.c` is their first process, `container_guardian` removes them;
                    `harbor_tasks` reads tasks in Harbor's format and builds their images
+    contained      modules of ours in containers: fork servers with their workers, and `code_server`, which forks a
+                   `code_process` for each code
     json_lines     lines of JSON over a socket, each read until a deadline; values as JSON that restores their types
 
 Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Any
@@ -108,14 +108,18 @@ def serve_objects(channel: LineChannel) -> None:
             channel.send({"id": request["id"], **reply(request)})
 
 
-if __name__ == "__main__":
-    kind, *numbers = sys.argv[2:]
-    channel = LineChannel(socket.socket(fileno=int(sys.argv[1])))
+def run_code(kind: str, limits: Sequence[int], channel: LineChannel) -> None:
+    """Receive the code and run it under its limits, in this process from now on."""
     receive_files(channel)
-    limit_process(*map(int, numbers))
+    limit_process(*limits)
     sys.excepthook = show_error
     if kind == "program":
         channel.connection.close()
         run_files("__main__")
     else:
         serve_objects(channel)
+
+
+if __name__ == "__main__":
+    kind, *numbers = sys.argv[2:]
+    run_code(kind, list(map(int, numbers)), LineChannel(socket.socket(fileno=int(sys.argv[1]))))

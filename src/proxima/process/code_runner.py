@@ -1,6 +1,9 @@
 """Runs code that a model wrote in a process of its own, `code_process`."""
 
+import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +15,14 @@ from proxima.process.json_lines import LineChannel
 from proxima.process.sandbox import Sandbox
 
 NONE = Sandbox()
+LIVE_SECONDS = 60.0  # that the server of code may take to start or kill a process, on a busy machine
+_containers = ""  # the socket of the servers of code in containers
+
+
+def use_containers(address: str) -> None:
+    """Run the code of sandboxes of kind `container` by the servers of this socket, `contained.CodeContainers`."""
+    global _containers
+    _containers = address
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,10 @@ class _CodeProcess:
     stdin: IO[bytes]
     output: IO[bytes]
     resources: ExitStack
+
+    @property
+    def channel(self) -> socket.socket:
+        return self.child.channel
 
     @classmethod
     def start(cls, kind: str, limits: tuple[int, ...], sandbox: Sandbox, errors: bool) -> "_CodeProcess":
@@ -40,37 +55,98 @@ class _CodeProcess:
             resources.callback(child.end)
             return cls(child, stdin, output, resources.pop_all())
 
+    @property
+    def waits(self) -> bool:
+        """True unless it has ended."""
+        return self.child.process.poll() is None
 
-_ahead: dict[Any, _CodeProcess] = {}  # by their arguments: processes that wait for code, each for one
+    def wait(self, seconds: float) -> int | None:
+        """Wait at most `seconds` for its end; return its exit code, or None."""
+        code = wait_for(self.child.process, seconds)
+        return None if code is None or self.child.sandbox is None else self.child.sandbox.exit_code(code)
+
+    def end(self) -> None:
+        """Kill it, with all that it started."""
+        self.child.end()
+
+
+@dataclass
+class _ContainedCode:
+    """A process in a container, as `_CodeProcess`; `connection` is to its `code_server`."""
+
+    channel: socket.socket
+    connection: LineChannel
+    stdin: IO[bytes]
+    output: IO[bytes]
+    resources: ExitStack
+    waits: bool = False
+    code: int | None = None
+
+    @classmethod
+    def start(cls, kind: str, limits: tuple[int, ...], sandbox: Sandbox, errors: bool) -> "_ContainedCode":
+        with ExitStack() as resources:
+            stdin, output = (resources.enter_context(TemporaryFile()) for _ in range(2))
+            connection = resources.enter_context(socket.socket(socket.AF_UNIX))
+            connection.settimeout(LIVE_SECONDS)
+            connection.connect(_containers)
+            ours, theirs = socket.socketpair()
+            resources.enter_context(ours)
+            with theirs:
+                files = [stream.fileno() for stream in (stdin, output)]
+                LineChannel(connection).send([kind, limits, errors], [theirs.fileno(), *files])
+            made = cls(ours, LineChannel(connection), stdin, output, resources.pop_all())
+            made.resources.callback(made.end)
+            return made
+
+    def wait(self, seconds: float) -> int | None:
+        """See `_CodeProcess.wait`; a process whose container is gone has ended by SIGKILL."""
+        if self.code is None:
+            try:
+                self.code = int(self.connection.receive(time.monotonic() + seconds))
+            except TimeoutError:
+                return None
+            except (EOFError, OSError):
+                self.code = -signal.SIGKILL
+        return self.code
+
+    def end(self) -> None:
+        """See `_CodeProcess.end`."""
+        with suppress(OSError):
+            self.connection.connection.shutdown(socket.SHUT_WR)
+        self.wait(LIVE_SECONDS)
+
+
+_ahead: dict[Any, _CodeProcess | _ContainedCode] = {}  # by their arguments: processes that wait for code, each for one
 
 
 @contextmanager
 def _running(
     code: str, setup: str, limits: Sequence[int], kind: str, sandbox: Sandbox, given: str = "", errors: bool = False
-) -> Iterator[_CodeProcess]:
+) -> Iterator[_CodeProcess | _ContainedCode]:
+    start = _ContainedCode.start if sandbox.kind == "container" else _CodeProcess.start
     arguments = kind, tuple(limits), sandbox, errors
     process = _ahead.pop(arguments, None)
-    if process is not None and process.child.process.poll() is not None:
+    if process is not None and not process.waits:
         process.resources.close()
         process = None
-    process = process or _CodeProcess.start(*arguments)
+    process = process or start(*arguments)
     with process.resources:
         process.stdin.write(given.encode("utf-8", "replace"))
         process.stdin.seek(0)
         with suppress(OSError):  # it has ended; the caller finds out
-            LineChannel(process.child.channel).send([setup, code])
+            LineChannel(process.channel).send([setup, code])
         if sandbox.ahead:
             with suppress(OSError):  # the next call tries again, and reports it
-                _ahead[arguments] = _CodeProcess.start(*arguments)
+                _ahead[arguments] = start(*arguments)
         yield process
 
 
 @contextmanager
 def running_code(
     code: str, setup: str, limits: Sequence[int], kind: str = "module", sandbox: Sandbox = NONE
-) -> Iterator[Child]:
-    """A process of the code, in a folder and a session of its own and without this process's environment. It is killed
-    at the end, with all that it started.
+) -> Iterator[socket.socket]:
+    """The channel of a process of the code, in a folder and a session of its own and without this process's
+    environment. It is killed at the end, with all that it started.
 
     Args:
         code, setup: Python; `setup` runs first.
@@ -79,7 +155,7 @@ def running_code(
         sandbox: its /tmp is the folder, unless its kind is `none`.
     """
     with _running(code, setup, limits, kind, sandbox) as process:
-        yield process.child
+        yield process.channel
 
 
 def run_program(
@@ -100,7 +176,7 @@ def run_program(
         errors: the output has what it writes to its standard error, too.
     """
     with _running(code, setup, limits, "program", sandbox, given, errors) as process:
-        ended = wait_for(process.child.process, seconds)
-        process.child.end()  # what it started may still write
+        ended = process.wait(seconds)
+        process.end()  # what it started may still write
         process.output.seek(0)
-        return None if ended is None else sandbox.exit_code(ended), process.output.read().decode("utf-8", "replace")
+        return ended, process.output.read().decode("utf-8", "replace")

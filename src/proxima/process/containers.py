@@ -27,9 +27,9 @@ from typing import Any
 
 from proxima.process import container_guardian as guardian
 from proxima.process.children import start_module
+from proxima.process.sandbox import CONTAINER_ENGINES as ENGINES
 from proxima.process.sandbox import system_call_filter
 
-ENGINES = ("podman", "docker")
 INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
 RELAY = f"{INSIDE}/relay"
 PORT = 8642  # of a container's loopback interface
@@ -96,8 +96,12 @@ class Container:
             if colon and not re.fullmatch(PLACE, seen):
                 raise ContainerFailed("mounts", mount, f"must be PATH, or PATH:SEEN with an absolute path {WITHOUT}")
 
-    def limits(self) -> list[str]:
-        """The options that say what a container may use, for an engine's command line."""
+    def limits(self, space_mb: int = 0) -> list[str]:
+        """The options that say what a container may use, for an engine's command line.
+
+        Args:
+            space_mb: MiB of its /tmp; 0: all of its memory.
+        """
         files, processes = _limit(resource.RLIMIT_NOFILE, MOST_FILES), _limit(resource.RLIMIT_NPROC, MOST_PROCESSES)
         options = ["--security-opt=no-new-privileges", "--pull=never"]
         options += ["--network=none"] * (not self.network) + ["--cap-drop=all", "--read-only"] * (not self.writable)
@@ -106,7 +110,7 @@ class Container:
         options += [f"--ulimit=nproc={processes}:{processes}"]  # the engine's may be above what this user may set
         if os.path.exists("/sys/fs/selinux/enforce"):
             options += ["--security-opt=label=disable"]  # else SELinux refuses the sockets
-        options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={self.memory_mb}m"]
+        options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={space_mb or self.memory_mb}m"]
         if self.workdir:
             place = f"{self.workdir}:rw,exec,mode=1777,size={self.memory_mb}m"
             options += [f"--tmpfs={place}", f"--workdir={self.workdir}"]
@@ -128,8 +132,10 @@ class Place:
     def __init__(self, folder: Path, name: str, relay: Path, calls: bytes) -> None:
         self.folder, self.name = folder, name
         folder.mkdir()
+        folder.chmod(0o755)  # whatever the umask: a container may run as another user
         if calls:
             (folder / "filter").write_bytes(calls)
+            (folder / "filter").chmod(0o644)
         os.link(relay, folder / relay.name)
         self._life = socket.socket(socket.AF_UNIX)
         self._life.bind(str(folder / "life"))
@@ -191,17 +197,20 @@ class Containers:
         """A place for a container; one that may not change its image has the filter of the sandbox, too."""
         return self.places.add(b"" if spec.writable else system_call_filter())
 
-    def command(self, spec: Container, place: Place, program: Sequence[str], *options: str, port: int = 0) -> list[str]:
+    def command(
+        self, spec: Container, place: Place, program: Sequence[str], *options: str, port: int = 0, space_mb: int = 0
+    ) -> list[str]:
         """The command that runs a program in a container, which is removed when it ends.
 
         Args:
             program: empty: the container waits for its end.
             options: more of them, for `run`.
             port: where `net` is served, 0: nowhere.
+            space_mb: see `Container.limits`.
         """
         line = [self.program, "run", "--rm", f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
         line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
-        line += [*spec.limits(), *options, f"--entrypoint={RELAY}", spec.image]
+        line += [*spec.limits(space_mb), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
 
     def try_start(self, spec: Container) -> None:
@@ -294,6 +303,7 @@ def compile_relay(folder: Path) -> Path:
         raise ContainerFailed("", None, f"a container needs {COMPILE[0]}: {error.strerror}", remedy) from None
     if made.returncode:
         raise ContainerFailed("", None, f"{COMPILE[0]} can't compile relay.c: {last_lines(made.stderr)}", remedy)
+    relay.chmod(0o755)
     return relay
 
 

@@ -2,8 +2,8 @@
 
 CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
 imports; the modules of `proxima.process` themselves see to that, and leave nothing else behind: one that was stopped by
-what it runs is continued when its parent ends. Run as a file, because importing a package of proxima would take seconds
-first. Standard library only.
+what it runs is continued when its parent ends. In a container CHANNEL is the path of a listening socket. Run as a file,
+because importing a package of proxima would take seconds first. Standard library only.
 """
 
 import importlib.util
@@ -11,6 +11,7 @@ import os
 import runpy
 import select
 import signal
+import socket
 import sys
 import threading
 from contextlib import suppress
@@ -50,8 +51,17 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
+def connected(path: str) -> str:
+    """The descriptor of a connection to a listening socket."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    return str(connection.detach())
+
+
 if __name__ == "__main__":
     del sys.argv[0]
+    if sys.argv[1].startswith("/"):
+        sys.argv[1] = connected(sys.argv[1])
     if sys.argv[0].startswith("proxima.process."):
         end_with_parent(signal.SIGCONT)
     else:

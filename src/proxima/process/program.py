@@ -44,7 +44,7 @@ class Program:
             raise ProgramFailed(f"{self.name} can't be started: {error.strerror}") from None
         self._end = weakref.finalize(self, _ended, self._process)
         self._errors = threading.Thread(
-            target=_keep_last, args=(self._process.stderr, self._last_errors), daemon=True
+            target=keep_last, args=(self._process.stderr, self._last_errors), daemon=True
         )  # this object must not be one of its arguments: it would live as long as the thread
         self._errors.start()
 
@@ -105,7 +105,8 @@ class Program:
         kill_group(self._process.pid)
 
 
-def _keep_last(stream: IO[bytes], last: deque[str]) -> None:
+def keep_last(stream: IO[bytes], last: deque[str]) -> None:
+    """Read a stream to its end and keep its last lines, as many as `last` takes."""
     while line := stream.readline(LINE_BYTES):
         if text := line.decode(errors="replace").strip()[:200]:
             last.append(text)

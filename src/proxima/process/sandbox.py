@@ -22,6 +22,9 @@ from typing import Literal, get_args
 
 SandboxChoice = Literal["auto", "bubblewrap", "container", "none"]
 CHOICES = get_args(SandboxChoice)
+CONTAINER_ENGINES = ("podman", "docker")
+CONTAINER_MEMORY_MB = 256  # of a container, besides the code's: its server and its files
+WORKERS_MEMORY_MB = 1024  # of a container, besides the workers': their fork server with its libraries
 REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
 TRIAL_SECONDS = 60.0
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store")
@@ -32,11 +35,11 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class SandboxMissing(Exception):
-    """A sandbox that can't be used here; the message says why."""
+    """A field holds a choice of a sandbox that is none, or can't be used here; `bound` says why."""
 
-    def __init__(self, why: str, remedy: str = REMEDY) -> None:
-        super().__init__(why)
-        self.remedy = remedy
+    def __init__(self, field: str, value: object, bound: str, remedy: str = "") -> None:
+        super().__init__(bound)
+        self.field, self.value, self.bound, self.remedy = field, value, bound, remedy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +47,12 @@ class Sandbox:
     """A sandbox for one program at a time.
 
     Args:
-        kind: `bubblewrap` or `none`; see `usable_kind` for `auto`.
+        kind: `bubblewrap`, `container` or `none`; see `usable_kind` for `auto`.
         readable: files and folders that it shows, read-only, besides the system's and the interpreter's.
         writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
         space_mb: MiB of the private /tmp, and of /dev/shm.
         processes: processes and threads that the program may have; 0: it sets its own limit.
+        memory_mb: MiB of memory of a container, files included; 0: all that the machine has.
         ahead: start the process of the next code when the code before it runs, so that nobody waits for the sandbox.
     """
 
@@ -57,6 +61,7 @@ class Sandbox:
     writable: str | None = None
     space_mb: int = 64
     processes: int = 0
+    memory_mb: int = 0
     ahead: bool = False
 
     @contextmanager
@@ -84,16 +89,21 @@ class Sandbox:
         return 128 - code if self.kind != "none" and code > 128 else code
 
 
-def usable_kind(choice: str) -> str:
-    """The kind of sandbox for a choice: for `auto`, bubblewrap where it works, else `none`.
+def usable_kind(choice: str, field: str = "sandbox") -> str:
+    """The kind of sandbox for a choice, which is checked here; for `auto`, bubblewrap where it works, else `none`.
 
-    Raises: SandboxMissing: the kind that was asked for can't be used.
+    Raises: SandboxMissing.
     """
+    if choice not in CHOICES:
+        raise SandboxMissing(field, choice, f"must be one of {', '.join(CHOICES)}")
     if choice == "container":
-        raise SandboxMissing("rewards and tools don't run in containers, only agents do", "set sandbox=auto")
+        if not any(map(shutil.which, CONTAINER_ENGINES)):
+            missing = "can't be used: neither podman nor docker is installed"
+            raise SandboxMissing(field, choice, missing, "install podman, or set sandbox=auto")
+        return choice
     why = "" if choice == "none" else bubblewrap_problem()
     if choice == "bubblewrap" and why:
-        raise SandboxMissing(why)
+        raise SandboxMissing(field, choice, f"can't be used: {why}", REMEDY)
     return "none" if choice == "none" or why else "bubblewrap"
 
 
@@ -154,12 +164,17 @@ def interpreter_paths() -> tuple[str, ...]:
     return tuple(shown)
 
 
-def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: int) -> list[str]:
-    """The command line of bubblewrap that runs a program; it reads its filter of system calls from `filter_fd`."""
+def shown_paths(sandbox: Sandbox) -> tuple[list[str], list[str]]:
+    """The symbolic links that the root of a sandbox has, and the files and folders that it shows."""
     present = [path for path in SYSTEM if os.path.exists(path)]
     links = [path for path in present if os.path.islink(path)]
     shown = [path for path in (*ETC, *interpreter_paths(), *sandbox.readable) if os.path.exists(path)]
-    places = outermost([*shown, *(path for path in present if path not in links)])
+    return links, outermost([*shown, *(path for path in present if path not in links)])
+
+
+def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: int) -> list[str]:
+    """The command line of bubblewrap that runs a program; it reads its filter of system calls from `filter_fd`."""
+    links, places = shown_paths(sandbox)
     folder = sandbox.writable or "/tmp"
     private = ["--perms", "1777", "--size", str(sandbox.space_mb << 20), "--tmpfs"]
     line = [_found("bwrap"), "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
@@ -179,11 +194,16 @@ def bubblewrap_arguments(sandbox: Sandbox, program: Sequence[str], filter_fd: in
         inside = [_found("prlimit"), f"--nproc={sandbox.processes}", "--core=0", *inside]
     if os.geteuid() != 0:
         return [*line, "--unshare-user", "--uid", "1000", "--gid", "1000", "--", *inside]
-    user = USERS[secrets.randbelow(len(USERS))]
+    user = random_user()
     if sandbox.writable is not None:
         os.chown(sandbox.writable, user, user)
     line += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--", _found("setpriv")]
     return [*line, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--inh-caps=-all", *inside]
+
+
+def random_user() -> int:
+    """The id of a user for one sandbox."""
+    return USERS[secrets.randbelow(len(USERS))]
 
 
 def _found(program: str) -> str:

@@ -23,6 +23,7 @@ from proxima.process.children import ONE_THREAD, Child, start_module
 from proxima.process.json_lines import LineChannel
 
 if TYPE_CHECKING:  # few workers run in one
+    from proxima.process.contained import Contained
     from proxima.process.sandbox import Sandbox
 
 START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
@@ -64,6 +65,7 @@ class ForkServer:
         self.jobs, self.who, self.options, self.slow, self.sandbox = jobs, who, options, dict(slow), sandbox
         self.closed = False
         self.child: Child | None = None
+        self._contained: Contained | None = None
         self._lock = threading.Lock()
 
     def fork(self, *setup: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS, **limits: Any) -> "Worker":
@@ -114,6 +116,8 @@ class ForkServer:
         with self._lock:
             self.closed = True
             self._end()
+            if self._contained is not None:
+                self._contained.close()
 
     def _started(self) -> Child:
         """The process, which is started if there is none."""
@@ -123,8 +127,7 @@ class ForkServer:
             self._end()  # it was killed, and what it has forked may still run
         if self.child is None:
             given = os.environ if self.sandbox is None else self.sandbox.variables
-            environment = {**given, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"}
-            self.child = start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
+            self.child = self._start({**given, **ONE_THREAD, "PYTHONDONTWRITEBYTECODE": "1"})
             self._control = LineChannel(self.child.channel)
             path = [os.path.abspath(entry) for entry in (*sys.path, *([""] if self.sandbox else []))]
             reply = self._call({**self.options, "jobs": self.jobs, "path": path})
@@ -132,6 +135,18 @@ class ForkServer:
                 self._end()
                 raise RuntimeError(f"{self.who} workers can't start: {reply['error']}")
         return self.child
+
+    def _start(self, environment: Mapping[str, str]) -> Child:
+        if self.sandbox is None or self.sandbox.kind != "container":
+            return start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
+        from proxima.process.contained import Contained
+        from proxima.process.containers import ContainerFailed
+
+        try:
+            self._contained = self._contained or Contained(self.sandbox)
+            return self._contained.start(FORK_SERVER, environment)
+        except ContainerFailed as error:
+            raise RuntimeError(f"{self.who} workers can't start: {error}") from error
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
         """Send a request, and `fd` if given, and return the reply; RuntimeError if the process is gone."""

@@ -170,6 +170,11 @@ class PooledReward(WeightedReward):
     where: ClassVar[Where] = "text"
     warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
 
+    @property
+    def code_memory_mb(self) -> int:
+        """MiB of each container in which its workers run code; 0: in none."""
+        return 0
+
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         """The job that scores this completion in a worker, or the score itself if no worker is needed."""
         raise NotImplementedError

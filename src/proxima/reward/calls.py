@@ -221,17 +221,22 @@ def make_pools(
             setup=[job for reward in members if (job := reward.setup_job())],
             restricted=name == "text",
             memory_mb=TEXT_MEMORY_MB if name == "text" else memory_mb,
-            sandbox=shared_sandbox(members),
+            sandbox=shared_sandbox(members, workers * memory_mb),
+            code_memory_mb=max(reward.code_memory_mb for reward in members),
         )
         for name, members in sorted(kinds.items())
     }
 
 
-def shared_sandbox(rewards: Sequence[PooledReward]) -> Any:
-    """The sandbox of workers that run these rewards of one pool, which shows what each of them needs; None: none."""
+def shared_sandbox(rewards: Sequence[PooledReward], memory_mb: int) -> Any:
+    """The sandbox of workers that run these rewards of one pool and may need so much memory, 0: any; it shows what each
+    of the rewards needs. None: none."""
     boxes = [box for reward in rewards if (box := reward.workers_sandbox) is not None]
     readable = tuple(dict.fromkeys(path for box in boxes for path in box.readable))
-    return replace(boxes[0], readable=readable) if boxes else None
+    if not boxes:
+        return None
+    memory_mb += boxes[0].memory_mb if memory_mb else 0
+    return replace(boxes[0], readable=readable, memory_mb=memory_mb)
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:

@@ -31,9 +31,9 @@ class UserFunction(PooledReward):
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         name: key among the parts; null: the function's own name.
-        sandbox: `bubblewrap`, `auto` or `none`: where its workers run. In a sandbox a function has no network, none of
-            the run's variables and folders, and reads no files but Python's own, the packages and the Python files
-            beside its own.
+        sandbox: `bubblewrap`, `container`, `auto` or `none`: where its workers run. In a sandbox a function has no
+            network, none of the run's variables and folders, and reads no files but Python's own, the packages and the
+            Python files beside its own.
     """
 
     path: str

@@ -96,11 +96,13 @@ class RewardRunner:
         return [reward.label for reward in self.rewards if reward.weight != 0 and reward.needs_answer]
 
     def check(self) -> None:
-        """Run `check` of every reward of nonzero weight; errors name the reward."""
+        """Run `check` of every reward of nonzero weight, and start what their workers need; errors name the reward."""
         for reward in self.rewards:
             if reward.weight != 0:
                 with _named(reward.label):
                     reward.check()
+                    if reward.pool in self._pools:
+                        self._pools[reward.pool].check()
 
     def notes(self) -> list[str]:
         """Lines of the rewards for the user at the start of a run, each once."""

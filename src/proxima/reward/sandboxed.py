@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from proxima.data import FieldError
-from proxima.process.sandbox import CHOICES, Sandbox, SandboxMissing, python_sources, usable_kind
+from proxima.data import as_field_errors
+from proxima.process.sandbox import WORKERS_MEMORY_MB, Sandbox, SandboxMissing, python_sources, usable_kind
 
 PROCESSES = 1024  # and threads, of all workers of a pool
 
@@ -13,14 +13,12 @@ def function_sandbox(choice: str, file: Path | None) -> Sandbox | None:
     if choice == "none":
         return None
     kind, readable = sandbox_kind(choice), python_sources(file) if file is not None else ()
-    return None if kind == "none" else Sandbox(kind=kind, readable=tuple(readable), processes=PROCESSES)
+    if kind == "none":
+        return None
+    return Sandbox(kind=kind, readable=tuple(readable), processes=PROCESSES, memory_mb=WORKERS_MEMORY_MB)
 
 
 def sandbox_kind(choice: str) -> str:
     """The kind of sandbox that runs code, for a choice; FieldError if it can't be used."""
-    if choice not in CHOICES:
-        raise FieldError("sandbox", choice, f"must be one of {', '.join(CHOICES)}")
-    try:
+    with as_field_errors(SandboxMissing):
         return usable_kind(choice)
-    except SandboxMissing as error:
-        raise FieldError("sandbox", choice, f"can't be used: {error}", remedy=error.remedy) from None

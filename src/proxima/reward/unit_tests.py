@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
-from proxima.process.sandbox import SandboxChoice, fallback_note
+from proxima.process.sandbox import CONTAINER_MEMORY_MB, SandboxChoice, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
 from proxima.reward.sandboxed import sandbox_kind
 
@@ -40,7 +40,7 @@ class UnitTests(PooledReward):
         memory_mb: MiB of address space for the code, >= 64.
         sandbox: where the code runs: `bubblewrap`, in namespaces without network, other processes and files but those
             of the interpreter; `none`, under limits that contain only accidents; `auto`: bubblewrap where it works,
-            else none, and a line at the start of the run says so.
+            else none, and a line at the start of the run says so; `container`, in a container of podman or docker.
     Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
         could be loaded; `timed_out`.
     Raises: ValueError if the tests can't be run with any code: they are not Python, need a package that is missing, or
@@ -69,6 +69,10 @@ class UnitTests(PooledReward):
         super().__post_init__()
         require(0 < self.seconds < 1e6, "seconds", self.seconds, "must be > 0 seconds")
         require(self.memory_mb >= 64, "memory_mb", self.memory_mb, "must be >= 64 MiB")
+
+    @property
+    def code_memory_mb(self) -> int:
+        return self.memory_mb + CONTAINER_MEMORY_MB if self.sandbox == "container" else 0
 
     def check(self) -> None:
         sandbox_kind(self.sandbox)

@@ -115,6 +115,14 @@ def grade_unit_tests(*, sandbox: str = "none", **arguments: Any) -> dict[str, An
     return run_unit_tests.run_unit_tests(**arguments, sandbox=run_unit_tests.code_sandbox(sandbox))
 
 
+def use_containers(*, address: str) -> dict[str, Any]:
+    """Run code in containers; see `code_runner.use_containers`."""
+    from proxima.process import code_runner
+
+    code_runner.use_containers(address)
+    return {}
+
+
 # Formulas of every common shape: the LaTeX parser builds its tables as it meets them, and all workers inherit them.
 SHAPES = tuple(
     r"""
@@ -187,6 +195,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
     "unit_tests": grade_unit_tests,
+    "use_containers": use_containers,
 }
 
 

@@ -10,13 +10,18 @@ outlives a run that was killed.
 """
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from proxima.data import as_field_errors
 from proxima.process.worker import ForkServer, JobResult, KeptWorker, Worker, WorkerQueue
 from proxima.reward.base import Job
+
+if TYPE_CHECKING:  # few pools have them
+    from proxima.process.contained import CodeContainers
 
 GRADERS = "proxima.reward.workers.graders"
 
@@ -34,6 +39,8 @@ class WorkerPool:
             if `restricted`, else the memory that the worker writes.
         recycle: jobs after which a worker is replaced.
         sandbox: of the workers, a `process.sandbox.Sandbox`; None: none.
+        code_memory_mb: MiB of memory of each of the containers, as many as workers, in which the workers run code; 0:
+            there are none.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.
     """
@@ -49,17 +56,34 @@ class WorkerPool:
         memory_mb: int = 1024,
         recycle: int = 5000,
         sandbox: Any = None,
+        code_memory_mb: int = 0,
     ) -> None:
         self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
         self._server = ForkServer(GRADERS, "reward", options, slow, sandbox)
+        self._workers, self._code_memory_mb, self._code_lock = workers, code_memory_mb, threading.Lock()
+        self._code: CodeContainers | None = None
         self._queue = WorkerQueue(self._start_worker, workers)
 
     @property
     def started(self) -> int:
         """The number of workers so far."""
         return sum(kept.started for kept in self._queue.kept)
+
+    def check(self) -> None:
+        """Start the containers in which the workers run code, if there are any.
+
+        Raises:
+            FieldError: they can't be started.
+        """
+        with self._code_lock:
+            if self._code_memory_mb and self._code is None:
+                from proxima.process.contained import CodeContainers
+                from proxima.process.containers import ContainerFailed
+
+                with as_field_errors(ContainerFailed):
+                    self._code = CodeContainers(self._workers, self._code_memory_mb)
 
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
@@ -78,6 +102,9 @@ class WorkerPool:
         """Kill the workers, even if they are busy. Jobs that are still queued fail. May be called twice."""
         self._queue.close()
         self._server.close()
+        with self._code_lock:
+            if self._code is not None:
+                self._code.close()
 
     def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
         return [self._queue.submit(partial(self._run, job)) for job in jobs]
@@ -92,4 +119,6 @@ class WorkerPool:
         return result
 
     def _start_worker(self) -> Worker:
-        return self._server.fork(*((job.grader, job.arguments) for job in self.setup))
+        self.check()
+        code = [] if self._code is None else [("use_containers", {"address": self._code.address})]
+        return self._server.fork(*code, *((job.grader, job.arguments) for job in self.setup))

@@ -167,7 +167,7 @@ def hide_memory() -> None:
 
 def code_sandbox(kind: str) -> Sandbox:
     """The sandbox in which a worker runs the code of one completion after another, each in a process of its own."""
-    return Sandbox(kind=kind, ahead=kind != "none")
+    return Sandbox(kind=kind, ahead=kind == "bubblewrap")
 
 
 def run_unit_tests(
@@ -185,8 +185,8 @@ def run_unit_tests(
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline, sandbox)
-    with running_code(code, setup, limits, sandbox=sandbox) as child:
-        module = Code(child.channel)
+    with running_code(code, setup, limits, sandbox=sandbox) as channel:
+        module = Code(channel)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")

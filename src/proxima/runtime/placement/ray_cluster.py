@@ -222,6 +222,9 @@ class ActorPool(WorkerPool):
         self._options, self._starting = options, threading.Lock()
         self._alive = list[_ActorWorker]()
 
+    def check(self) -> None:
+        """Do nothing: each actor starts what its worker needs, on its node."""
+
     def _start_worker(self) -> Any:
         with self._starting:
             if self._server.closed:

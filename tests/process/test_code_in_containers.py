@@ -1,0 +1,129 @@
+"""Code in containers of podman: one container runs many, and each sees nothing of those before it."""
+
+import os
+import signal
+import subprocess
+from contextlib import closing
+from threading import Timer
+
+import pytest
+
+from proxima.data import UserError
+from proxima.environment.hosts import Hosts
+from proxima.environment.interface import EnvironmentSpec
+from proxima.process import code_runner, contained
+from proxima.process.code_runner import run_program
+from proxima.process.contained import CodeContainers
+from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox
+from proxima.reward.unit_tests import UnitTests
+from tests.containers import left
+from tests.containers import podman as podman
+from tests.environment.worlds import called
+from tests.processes import eventually
+from tests.reward.make import ask, runner
+
+pytestmark = pytest.mark.slow
+CONTAINER = Sandbox(kind="container")
+TRACES = """
+import os, socket, sys
+sys.modules["proxima.process.limits"]._refuse = lambda *_: None
+def folders():
+    for root, names, _ in os.walk("/"):
+        if root.startswith(("/proc", "/sys")):
+            names.clear()
+        elif os.access(root, os.W_OK):
+            yield root
+"""
+LEAVE = """
+for folder in folders():
+    os.makedirs(folder + "/deep/er", mode=0)
+    open(folder + "/trace", "w").close()
+    os.symlink("/usr", folder + "/link")
+os.chmod("/tmp", 0)
+socket.socket(socket.AF_UNIX).bind("\\0trace")
+print(os.getuid())
+"""
+FIND = """
+found = [os.path.join(folder, name) for folder in folders() for name in os.listdir(folder)]
+print(sorted(found), sum(map(str.isdecimal, os.listdir("/proc"))), os.getuid())
+"""
+
+
+@pytest.fixture
+def containers(podman):
+    with closing(CodeContainers(1, 512 + CONTAINER_MEMORY_MB)) as made:
+        code_runner.use_containers(made.address)
+        yield made
+    code_runner.use_containers("")
+    assert left() == []
+
+
+def ran(code, seconds=60.0):
+    return run_program(code, (5, 512), seconds, given="hi", errors=True, sandbox=CONTAINER)
+
+
+@pytest.mark.parametrize("code", ["print(input())", "import os; os.abort()", "import sys; sys.exit(3)", "1 / 0"])
+def test_a_program_prints_and_ends_as_without_a_container(containers, code):
+    assert ran(code) == run_program(code, (5, 512), 60, given="hi", errors=True)
+
+
+def test_a_code_finds_nothing_of_the_one_before(containers):
+    container = left()
+    code, printed = ran(TRACES + LEAVE)
+    first = int(printed)
+    code, printed = ran(TRACES + FIND)
+    assert code == 0 and printed.startswith("['/tmp/setup.py', '/tmp/solution.py'] 3 ")
+    assert int(printed.split()[-1]) != first and left() == container
+
+
+def test_code_that_takes_too_long_is_killed_and_the_next_one_runs(containers):
+    assert ran("print(1, flush=True)\nwhile True: pass", seconds=1.0) == (None, "1\n")
+    assert ran("print(2)") == (0, "2\n")
+
+
+def test_a_container_that_ends_is_replaced(containers):
+    (first,) = left()
+    subprocess.run(["podman", "kill", first], check=True, capture_output=True)
+    assert ran("print(1)") == (0, "1\n") and left() != [first]
+
+
+def test_the_tool_python_runs_in_a_container(podman):
+    with closing(Hosts(EnvironmentSpec(kind="python", arguments={"sandbox": "container"}), workers=2)) as hosts:
+        call = ("python", {"code": "import os; print(os.getcwd(), os.listdir('/root'), os.getpid() < 99)"})
+        _, answers, _ = called(hosts, {"messages": [{"role": "user", "content": "?"}]}, call, call)
+        assert len(left()) == 2
+    assert [answer.messages[0]["content"].split()[0] for answer in answers] == ["/tmp"] * 2
+    assert left() == []
+
+
+def test_a_worker_that_is_killed_leaves_its_container_to_the_next(podman):
+    code = "```python\nimport time\ntime.sleep(600)\n```"
+    with runner(UnitTests(seconds=600.0, sandbox="container"), workers=1) as made:
+        made.check()
+        (pool,) = made._pools.values()
+        pool.start()
+        eventually(lambda: pool.started == 1)
+        worker = pool._queue.kept[0].worker
+        Timer(1.0, os.kill, (worker.pid, signal.SIGKILL)).start()
+        failed, right = ask(made, ["assert f() == 1"], code, "def f(): return 1")
+        assert not failed.valid and right.value == 1
+    assert left() == []
+
+
+def test_a_container_that_does_not_start_is_one_line_before_the_run(podman, monkeypatch):
+    monkeypatch.setattr(contained, "CODE_SERVER", "proxima.process.missing")
+    with (
+        pytest.raises(UserError, match=r"(?s)unit_tests.*sandbox='container' can't be used.*missing.*podman"),
+        runner(UnitTests(sandbox="container")) as made,
+    ):
+        made.check()
+    assert left() == []
+
+
+def test_without_an_engine_it_is_refused(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with (
+        pytest.raises(UserError, match="neither podman nor docker is installed.*install podman"),
+        runner(UnitTests(sandbox="container")) as made,
+    ):
+        made.check()
