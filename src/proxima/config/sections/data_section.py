@@ -20,7 +20,6 @@ from proxima.environment.agents import AGENTS
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
-from proxima.process.containers import Container, ContainerFailed
 from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment, Unusable
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
@@ -158,6 +157,8 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
             own = {name: value for name, value in given.items() if name != "kind"}
             builder.dataclass(ENVIRONMENTS[given["kind"]], node_of(own, source), path, given["kind"])
             if isinstance(container := own.get("container"), Mapping):
+                from proxima.process.containers import Container, ContainerFailed
+
                 try:
                     builder.dataclass(Container, node_of(container, source), f"{path}.container", "container")
                 except ContainerFailed as error:
