@@ -222,8 +222,8 @@ def test_a_reward_that_raises_costs_its_completion(trained):
     assert failed > 2
     assert any(
         w
-        == f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion); they count in no "
-        f"mean; see `error` in rollouts/{r['step']:06}.parquet"
+        == f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion); means leave them "
+        f"out; see `error` in rollouts/{r['step']:06}.parquet"
         for w in watcher.warnings
     )
     evals = evals_of(run.path)
