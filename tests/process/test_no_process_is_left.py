@@ -14,11 +14,13 @@ from tests.processes import assert_all_end, eventually, family, is_stopped
 
 pytestmark = pytest.mark.slow  # processes
 SLEEPS = [sys.executable, "-S", "-c", "import time\nwhile True: time.sleep(9)"]
+LEAVES = [sys.executable, "-S", "-c", f"import subprocess\nsubprocess.Popen({SLEEPS}, start_new_session=True).wait()"]
 MODULE = "proxima.environment.host_process"
 STARTS = {
     "a module of ours": "kept = start_module('sleepy_module')",
     "a guarded command": f"kept = start_module('proxima.process.guardian', 600, *{SLEEPS}, flag='-I')",
     "a program": f"kept = Program({SLEEPS})",
+    "a guarded program": f"kept = Program({LEAVES}, guarded=True)",
     "a worker": f"kept = ForkServer({MODULE!r}, 'test', OPTIONS); kept.fork()",
 }
 PARENT = """
@@ -52,7 +54,7 @@ if __name__ == "__main__":
     while True:
         time.sleep(9)
 """
-BELOW = {"a guarded command": 2, "a worker": 3}  # processes; else 1
+BELOW = {"a guarded command": 2, "a guarded program": 3, "a worker": 3}  # processes; else 1
 
 
 @pytest.mark.parametrize("kind", STARTS)
@@ -138,13 +140,30 @@ def test_a_guarded_command_is_stopped_with_what_it_started(stubborn):
     assert_all_end(everyone)
 
 
-def test_a_program_says_its_last_words_however_many_it_has(monkeypatch):
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_guarded_program_is_killed_with_what_it_started(stubborn, stopping):
+    """One whose child is in a session of its own, and one that has stopped its guardian."""
+    program = Program([sys.executable, str(stopping)] if stubborn else LEAVES, guarded=True)
+    pid = program._process.pid
+    eventually(lambda: is_stopped(pid) if stubborn else len(family(pid)) == 3)
+    everyone = family(pid)
+    program.kill()
+    with pytest.raises(ProgramFailed):
+        program.read()
+    assert_all_end(everyone)
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_program_says_its_last_words_however_many_it_has(guarded, monkeypatch):
     code = f"import sys\nsys.stderr.write('x' * {3 * LINE_BYTES} + '\\nlast words\\n')\nsys.exit(3)"
     with pytest.raises(ProgramFailed, match="^the tool ended with exit code 3: last words$"):
-        Program([sys.executable, "-S", "-c", code], name="the tool").call("anything")
+        Program([sys.executable, "-S", "-c", code], name="the tool", guarded=guarded).call("anything")
+    dies = Program([sys.executable, "-S", "-c", "import os; os.kill(os.getpid(), 11)"], name="it", guarded=guarded)
+    with pytest.raises(ProgramFailed, match="^it ended with SIGSEGV$"):
+        dies.read()
     monkeypatch.setattr("proxima.process.program.EXIT_SECONDS", 0.1)
     quiet = "import os, time\nos.close(1)\nos.close(2)\ntime.sleep(600)"
-    program = Program([sys.executable, "-S", "-c", quiet], name="the tool")
+    program = Program([sys.executable, "-S", "-c", quiet], name="the tool", guarded=guarded)
     with pytest.raises(ProgramFailed, match="^the tool closed its output$"):
         program.call("anything")
     program.kill()

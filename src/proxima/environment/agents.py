@@ -312,7 +312,7 @@ class _AgentProcess:
         self.ended = False
         self._numbers = count()
         self._giving = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
-        self._program = Program(command, name=name)
+        self._program = Program(command, name=name, guarded=True)
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> AgentReward:

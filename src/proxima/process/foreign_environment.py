@@ -83,7 +83,7 @@ def _answered(
     asked = {} if split is None else {"split": split, "skip": skip, "size": size}
     command = environment.command("describe" if split is None else "rows", **asked)
     try:
-        program = Program(command, name="its process")
+        program = Program(command, name="its process", guarded=True)
     except ProgramFailed:
         raise Unusable("python", environment.python, "is no interpreter that can be started") from None
     facts, rows = dict[str, Any](), list[Mapping[str, Any]]()

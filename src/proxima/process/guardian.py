@@ -1,9 +1,9 @@
 """Runs one command and makes sure that none of its processes outlives proxima. Its arguments are SECONDS COMMAND….
 
-In a separate interpreter, because proxima may be killed without a chance to clean up. Only proxima holds the other end
-of its channel. When that end closes, when the parent process changes, or on SIGTERM, the command receives SIGTERM, and
-after SECONDS its whole process group and every process that it left behind receive SIGKILL. The exit code is the
-command's, 128 + N after signal N. Standard library only.
+It runs in a separate interpreter, because proxima may be killed without a chance to clean up. The command has the
+standard streams. Only proxima holds the other end of its channel. When that end closes, when the parent process
+changes, or on SIGTERM, the command receives SIGTERM, and after SECONDS its whole process group and every process that
+it left behind receive SIGKILL. The exit code is the command's, 128 + N after signal N. Standard library only.
 """
 
 import os
@@ -34,10 +34,12 @@ def guard(channel: socket.socket, command: list[str], patience: float) -> int:
     parent = os.getppid()
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: end_with_parent(signal.SIGTERM),  # if this process is killed
     )
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):  # only the command has them, so that a pipe ends when it closes them
+        os.dup2(nothing, stream)
     while process.poll() is None and not asked.is_set() and os.getppid() == parent:
         if select.select([channel], [], [], BEAT)[0]:
             break

@@ -1,6 +1,9 @@
 """A program that exchanges lines of JSON with us over its standard input and output, or answers requests in them."""
 
 import json
+import shutil
+import signal
+import socket
 import subprocess
 import threading
 import weakref
@@ -10,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from typing import IO, Any
 
-from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group, wait_or_kill
+from proxima.process.children import ENDS_WITH_US, Child, describe_exit, kill_group, start_module, wait_or_kill
 from proxima.process.json_lines import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message
@@ -28,21 +31,28 @@ class Program:
     Args:
         command: program and arguments.
         name: in messages; empty: the program's.
+        guarded: under `guardian`, so that processes which it starts in sessions of their own end with it, too.
     Raises: ProgramFailed: it can't be started.
     """
 
-    def __init__(self, command: Sequence[str], name: str = "") -> None:
+    def __init__(self, command: Sequence[str], name: str = "", *, guarded: bool = False) -> None:
         self.name = name or command[0]
         self._last_errors: deque[str] = deque(maxlen=1)
         self._numbers = count(1)
-        pipe = subprocess.PIPE
+        self._process: subprocess.Popen[bytes]
+        self._channel: socket.socket | None
+        if guarded and shutil.which(command[0]) is None:
+            raise ProgramFailed(f"{self.name} can't be started: {command[0]} is no program")
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
-            self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=pipe, **ENDS_WITH_US
-            )
+            if guarded:
+                guardian = start_module("proxima.process.guardian", 0, *command, flag="-I", **pipes)
+                self._process, self._channel = guardian.process, guardian.channel
+            else:
+                self._process, self._channel = subprocess.Popen(command, **pipes, **ENDS_WITH_US), None
         except OSError as error:
             raise ProgramFailed(f"{self.name} can't be started: {error.strerror}") from None
-        self._end = weakref.finalize(self, _ended, self._process)
+        self._end = weakref.finalize(self, _ended, self._process, self._channel)
         self._errors = threading.Thread(
             target=keep_last, args=(self._process.stderr, self._last_errors), daemon=True
         )  # this object must not be one of its arguments: it would live as long as the thread
@@ -78,6 +88,8 @@ class Program:
             self._process.wait(EXIT_SECONDS)
         self._errors.join(EXIT_SECONDS)
         code = self._process.returncode
+        if self._channel is not None and code is not None and code - 128 in signal.valid_signals():
+            code = 128 - code  # as the guardian says it
         how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
 
@@ -102,7 +114,11 @@ class Program:
 
     def kill(self) -> None:
         """Kill the program and all that it started; a thread that waits in `read` then gets ProgramFailed."""
-        kill_group(self._process.pid)
+        if self._channel is None:
+            kill_group(self._process.pid)
+        else:
+            self._channel.close()
+            self._process.send_signal(signal.SIGCONT)  # the program may have stopped its guardian
 
 
 def keep_last(stream: IO[bytes], last: deque[str]) -> None:
@@ -113,8 +129,11 @@ def keep_last(stream: IO[bytes], last: deque[str]) -> None:
     stream.close()
 
 
-def _ended(process: "subprocess.Popen[bytes]") -> None:
-    wait_or_kill(process)
+def _ended(process: "subprocess.Popen[bytes]", channel: socket.socket | None) -> None:
+    if channel is None:
+        wait_or_kill(process)
+    else:
+        Child(process, channel).end(EXIT_SECONDS)
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):
