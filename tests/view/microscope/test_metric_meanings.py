@@ -33,5 +33,5 @@ def test_meanings_are_plain_text_on_the_page_and_each_is_one_line():
     for group in metric_groups().values():
         assert all(len(meaning) <= 260 and "\n" not in meaning for meaning in group.values())
     shown = metric_meanings(names.partition(", ")[0] for group in metric_groups().values() for names in group)
-    assert "1 in a replay, whose groups" in shown["replayed"][1]
+    assert "1 in a replay, whose rewards" in shown["replayed"][1]
     assert not [meaning for _, meaning in shown.values() if set("[]`*") & set(meaning)]
