@@ -91,11 +91,11 @@ def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
     if not python:
         pytest.skip("PROXIMA_VERIFIERS_PYTHON names no interpreter with the package verifiers")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SERVER.parent), os.environ.get("PYTHONPATH", "")]))
-    seat = {"harness": {"id": "adder_v1"}, "runtime": {"type": "subprocess"}}
-    given = json.dumps({"taskset": {"id": "adder_v1"}, "agent": seat})
-    command = [python, str(AGENT.with_name("verifiers_episode.py")), given]
-    small = {"train__completions_per_prompt": 2, "episode__seconds": 200}
-    rows = two_steps(
-        tmp_path / "run", tree_of(model, {"kind": "agent", "command": command, "workers": 2}, True, **small)
-    )
-    assert len(rows) == 8 and all(row["reward"] == (len(row["text"].strip()) % 2 == 0) for row in rows)
+    args = {"agent": {"harness": {"id": "adder_v1"}}}
+    task = {
+        "kind": "environment",
+        "environment": {"kind": "verifiers", "name": "adder_v1", "python": python} | {"args": args},
+    }
+    own = {"task": task, "train__steps": 2, "train__prompts_per_step": 2, "train__completions_per_prompt": 2, **NO_EVAL}
+    rows = two_steps(tmp_path / "run", episode_recipe(model, **own, episode__seconds=300))
+    assert len(rows) == 8 and all("environment/even" in row["parts"] for row in rows)

@@ -138,12 +138,15 @@ def _files_of(command: Sequence[str]) -> list[str]:
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:
-    """Wait until an engine's command has ended; one that does not is killed."""
+    """Wait until an engine's command has ended; it is killed if it does not, or when the task that waits is cancelled,
+    as by a second Ctrl-C."""
     try:
         await asyncio.wait_for(process.wait(), END_SECONDS)
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError) as reason:
         kill_group(process.pid)
         await process.wait()
+        if isinstance(reason, asyncio.CancelledError):
+            raise
 
 
 @asynccontextmanager

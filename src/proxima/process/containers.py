@@ -16,17 +16,17 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from proxima.process import container_guardian as guardian
-from proxima.process.children import start_module
+from proxima.process.children import ENDS_WITH_US, kill_group, start_module
 from proxima.process.sandbox import CONTAINER_ENGINES as ENGINES
 from proxima.process.sandbox import system_call_filter
 
@@ -39,7 +39,7 @@ MOST_FILES = 4096  # open at once, per process
 MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
 RELAY_THREADS = 64  # a container may have them besides its processes
 PLACE, WITHOUT = r"/[^:,]+", "below / without : and ,"  # of a container
-PULL_SECONDS, TRIAL_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0
+PULL_SECONDS, TRIAL_SECONDS, ANSWER_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0, 60.0
 
 
 class ContainerFailed(Exception):
@@ -222,9 +222,6 @@ class Containers:
         place = self.place(spec)
         try:
             ran = _run(self.command(spec, place, [RELAY]), TRIAL_SECONDS, cwd=self.places.folder)
-        except subprocess.TimeoutExpired:
-            message = f"does not start in {TRIAL_SECONDS:g} s"
-            raise ContainerFailed("image", spec.image, message) from None
         finally:
             place.close()
         if warning := last_lines(ran.stderr) if ran.returncode == 0 else "":  # as: limits are ignored here
@@ -271,22 +268,32 @@ def ensure_image(program: str, image: str) -> str:
 
 def image_id(program: str, image: str) -> str:
     """The id of an image; empty if the engine does not have it."""
-    return _run([program, "image", "inspect", "--format", "{{.Id}}", image], TRIAL_SECONDS).stdout.strip()
+    return _run([program, "image", "inspect", "--format", "{{.Id}}", image], ANSWER_SECONDS).stdout.strip()
 
 
 def run_shown(command: Sequence[str], seconds: float) -> tuple[int, str]:
     """Run a command for at most `seconds`, showing what it says on standard error; return its exit code and its last
-    line."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    said = ""
-    with subprocess.Popen(command, text=True, errors="replace", **pipes) as process:  # type: ignore[call-overload]
-        timer = Timer(seconds, process.kill)
+    line, or how long it took."""
+    said, late = "", threading.Event()
+
+    def kill() -> None:
+        late.set()
+        kill_group(process.pid)
+
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
+        timer = threading.Timer(seconds, kill)
         timer.start()
-        for line in process.stdout:
-            print(line, end="", file=sys.stderr, flush=True)
-            said = line.strip() or said
-        timer.cancel()
-    return process.returncode, said[:500]
+        try:
+            for line in process.stdout:
+                print(line, end="", file=sys.stderr, flush=True)
+                said = line.strip() or said
+        except BaseException:
+            kill_group(process.pid)
+            raise
+        finally:
+            timer.cancel()
+    return process.returncode, f"took longer than {seconds:g} s" if late.is_set() else said[:500]
 
 
 def compile_relay(folder: Path) -> Path:
@@ -299,8 +306,8 @@ def compile_relay(folder: Path) -> Path:
     remedy = "install a C compiler and a static C library (Debian: gcc libc6-dev; Fedora: gcc glibc-static)"
     try:
         made = _run([*COMPILE, str(RELAY_SOURCE), "-o", str(relay)], TRIAL_SECONDS)
-    except OSError as error:
-        raise ContainerFailed("", None, f"a container needs {COMPILE[0]}: {error.strerror}", remedy) from None
+    except ContainerFailed as error:
+        raise ContainerFailed("", None, f"a container needs {COMPILE[0]}, which {error.bound}", remedy) from None
     if made.returncode:
         raise ContainerFailed("", None, f"{COMPILE[0]} can't compile relay.c: {last_lines(made.stderr)}", remedy)
     relay.chmod(0o755)
@@ -341,8 +348,23 @@ def last_lines(text: str, lines: int = 4, characters: int = 500) -> str:
 
 
 def _run(command: Sequence[str], seconds: float, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Run a command without input and return its output, as text."""
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    return subprocess.run(
-        command, stdin=null, stdout=pipe, stderr=pipe, text=True, errors="replace", timeout=seconds, **options
-    )
+    """Run a command without input and return its output, as text.
+
+    Raises:
+        ContainerFailed: it can't be started, or takes longer than `seconds`; it is then killed with all it has started.
+    """
+    options |= {"text": True, "errors": "replace", **ENDS_WITH_US}
+    options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    program, what = command[0], " ".join(command[1:3])
+    try:
+        with subprocess.Popen(command, **options) as process:
+            try:
+                out, errors = process.communicate(timeout=seconds)
+            except BaseException:
+                kill_group(process.pid)
+                raise
+    except subprocess.TimeoutExpired:
+        raise ContainerFailed("engine", program, f"did not finish `{what}` in {seconds:g} s") from None
+    except OSError as error:
+        raise ContainerFailed("engine", program, f"can't be started: {error.strerror}") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)

@@ -180,19 +180,19 @@ async def test_a_group_and_a_folder_give_the_same_log_probs(tiny: LoadedModel) -
     assert figures[:2] == figures[2:]
 
 
-@pytest.mark.parametrize("fault", ["killed", "cut"])
-async def test_one_of_two_fails(fault: str, tiny: LoadedModel) -> None:
-    await rounds(fault, tiny, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.waits), "cut"])
-async def test_faults_at_random_buckets(fault: str, tiny: LoadedModel) -> None:
-    """The other server gets every version; the one that failed returns, alone, with the perturbed copy first."""
-    await rounds(fault, tiny, 4 if fault == "stopped" else 30)
-
-
-async def rounds(fault: str, tiny: LoadedModel, count: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "count"),
+    [
+        ("killed", 2),
+        ("cut", 2),
+        pytest.param("killed", 30, marks=pytest.mark.slow),
+        pytest.param("cut", 30, marks=pytest.mark.slow),
+        pytest.param("stopped", 4, marks=[pytest.mark.slow, pytest.mark.waits]),
+    ],
+)
+async def test_one_of_two_fails(fault: str, count: int, tiny: LoadedModel) -> None:
+    """At a random bucket; the other gets every version, and the one that failed returns, alone, with the perturbed copy
+    first."""
     draws = random.Random(fault)
     async with fleet(tiny, 2, weight_seconds=12.0 if fault == "stopped" else SECONDS) as (trainer, servers):
         await trainer.prepare()

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -11,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents
-from proxima.environment.boxed_agents import ContainerRunner
+from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents, start_program
+from proxima.environment.boxed_agents import ContainerRunner, ended
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.containers import RELAY, Container
+from proxima.process import containers
+from proxima.process.containers import RELAY, Container, ensure_image
 from proxima.process.sandbox import bubblewrap_problem
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
-from tests.processes import eventually
+from tests.processes import eventually, with_word
 from tests.rollout.episodes.test_agent_player import Scripted, play
 
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
@@ -108,8 +110,8 @@ def test_a_fork_bomb_ends_with_its_container(agents):
 
 PARENT = """
 import asyncio, sys
-from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents
-from proxima.environment.boxed_agents import ContainerRunner
+from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents, start_program
+from proxima.environment.boxed_agents import ContainerRunner, ended
 async def main():
     agents = AgentSpec(command=("/bin/sleep", "1000"), container={"image": sys.argv[1], "memory_mb": 32}).build()
     job = AgentJob(row={}, base_url="http://127.0.0.1:9/v1", api_key="k")
@@ -118,6 +120,19 @@ async def main():
     await asyncio.gather(*tasks)
 asyncio.run(main())
 """
+
+
+def test_a_second_ctrl_c_leaves_no_command_of_the_engine():
+    async def run():
+        process = await start_program(["sleep", "1000"], os.environ, start_new_session=True)
+        waiting = asyncio.create_task(ended(process))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return process.returncode
+
+    assert asyncio.run(run()) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("moment", ["while they start", "while they run"])
@@ -238,4 +253,39 @@ def test_a_machine_without_an_engine(tmp_path, monkeypatch, engine, said):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FieldError, match=f"{said} installed; install podman") as error:
         AgentSpec(command=("x",), container={"image": "x", "engine": engine}).build()
+    assert error.value.field == "container.engine"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("sleep 1000", "did not finish `image inspect` in 1 s"),
+        ('[ "$1" = image ] && exit 1; echo layer 1 of 2; sleep 1000', "can't be pulled: took longer than 1 s"),
+        ('[ "$1" = run ] && sleep 1000; [ "$1" = image ] && echo 123; true', "did not finish `run --rm` in 1 s"),
+        ('[ "$1" = image ] && echo 123; echo why >&2; exit 125', "can't be started by .*: why"),
+    ],
+)
+def test_an_engine_that_hangs_or_fails(tmp_path, monkeypatch, script, said):
+    """All that it has started is killed."""
+    program = tmp_path / "podman"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("MARKED", str(tmp_path))
+    for name in ("ANSWER_SECONDS", "PULL_SECONDS", "TRIAL_SECONDS"):
+        monkeypatch.setattr(containers, name, 1.0)
+    monkeypatch.setattr(containers, "compile_relay", lambda folder: Path(shutil.copy("/bin/true", folder / "relay")))
+    ensure_image.cache_clear()
+    with pytest.raises(FieldError, match=said) as error:
+        AgentSpec(command=("x",), container="x").build()
+    assert error.value.field.startswith("container.") and "\n" not in str(error.value)
+    eventually(lambda: not with_word("environ", f"MARKED={tmp_path}"))
+
+
+def test_an_engine_that_is_no_program(tmp_path, monkeypatch):
+    (tmp_path / "podman").write_bytes(b"\0\0\0")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FieldError, match="can't be started: Exec format error") as error:
+        AgentSpec(command=("x",), container="y").build()
     assert error.value.field == "container.engine"
