@@ -127,7 +127,7 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
     if text := formula(cls):
         parts.append(text + "\n")
     if slot == "surrogate":
-        parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
+        parts.append(f"![{kind}: loss and gradient weight over the ratio, for A > 0 and A < 0]({kind}.svg)\n")
     if kind == "prune":
         parts.append("![stages of a step, and the advantages of a group with those that are kept](prune.svg)\n")
         parts.append("![the slots of an update, without and with allocation](prune_allocation.svg)\n")

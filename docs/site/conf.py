@@ -134,7 +134,8 @@ def code_pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
         if Path(path).suffix in CODE:
             text = Path(app.srcdir, path).read_text(encoding="utf-8")
             body = app.builder.highlighter.highlight_block(text, CODE[Path(path).suffix], linenos=False)
-            yield f"code/{path}", {"title": path, "body": f"<h1><code>{path}</code></h1>\n{body}"}, "page.html"
+            body = f'<div class="code-page"><h1><code>{path}</code></h1>\n{body}</div>'
+            yield f"code/{path}", {"title": path, "body": body}, "page.html"
 
 
 def link_code_pages(app: Any, doctree: nodes.document, name: str) -> None:

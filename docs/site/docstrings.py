@@ -11,6 +11,7 @@ import proxima.core
 
 SECTION = re.compile(r"(Args|Returns|Yields|Raises|Edge cases|Metrics|Reads|Source|Differs):(?: (.*))?")
 ITEM = re.compile(r"([a-z_]\w*(?:, \w+)*): (.*)")
+NEXT = ",\u200b"  # between two arguments: with a space, the first would be a type
 SPECIAL = re.compile(r"([\\*|_`])")
 CODE_OR_TEX = re.compile(r"`([^`]+)`|\$([^$]+)\$")
 ENUMERATOR = re.compile(r"\(?\w+[.)]\s|[-+•]\s|\.\.")
@@ -58,8 +59,8 @@ def fields(rows: list[str]) -> list[str]:
             if not arguments:
                 found.append((section[1], [section[2] or ""]))
         elif item := ITEM.fullmatch(row.removeprefix("    ") if arguments else row):
-            found.append((f"param {item[1]}", [item[2]]))
-        elif found and row.startswith("    "):
+            found.append((f"param {item[1].replace(', ', NEXT)}", [item[2]]))
+        elif found and (row.startswith("    ") or not found[-1][0]):
             found[-1][1].append(row.strip())
         else:  # a paragraph after the sections
             found.append(("", [row]))
