@@ -42,8 +42,9 @@ def test_sections_of_a_docstring_are_fields():
         "Returns: TokenLoss.\nEdge cases: A * r = 0\n    is kept.\nSource: D. Knuth.\nTwo\nlines."
     )
     assert text == (
-        "Bound \\|pi - mu\\| of \\ ``w_t``\\ s.\n\n::\n\n    D_t = |pi - mu|\n\n:param b,\u200bc: [N], nats; second line.\n"
-        ":Returns: TokenLoss.\n:Edge cases: A \\* r = 0 is kept.\n:Source: \\D. Knuth.\n\nTwo lines."
+        "Bound \\|pi - mu\\| of \\ ``w_t``\\ s.\n\n::\n\n    D_t = |pi - mu|\n\n"
+        ":param b,\u200bc: [N], nats; second line.\n:Returns: TokenLoss.\n"
+        ":Edge cases: A \\* r = 0 is kept.\n:Source: \\D. Knuth.\n\nTwo lines."
     )
     assert converted("Takes it.\n\nneeds: what it reads;\n    more\nunit: a word") == (
         "Takes it.\n\n:param needs: what it reads; more\n:param unit: a word"
@@ -150,7 +151,7 @@ def leads_from_old_pages_to_new_ones(site):
 
 
 def is_readable_in_a_browser(site):
-    """From its folder, without a network: no text is cut off, axe-core finds nothing serious, and search finds words."""
+    """From its folder, without a network: no text is cut off, axe-core finds nothing serious, search finds words."""
     from playwright.sync_api import sync_playwright
 
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
