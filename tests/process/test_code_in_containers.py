@@ -1,6 +1,7 @@
 """Code in containers of podman: one container runs many, and each sees nothing of those before it."""
 
 import os
+import shutil
 import signal
 import subprocess
 from contextlib import closing
@@ -12,6 +13,7 @@ from proxima.data import UserError
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.process import code_runner, contained
+from proxima.process import containers as containers_of_engines
 from proxima.process.code_runner import run_program
 from proxima.process.contained import CodeContainers
 from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox
@@ -22,6 +24,10 @@ from tests.environment.worlds import called
 from tests.processes import eventually
 from tests.reward.make import ask, runner
 
+FAKE = """#!/bin/sh
+echo "$@" >> {log}
+exec podman "$@"
+"""
 pytestmark = pytest.mark.slow
 CONTAINER = Sandbox(kind="container")
 TRACES = """
@@ -127,3 +133,26 @@ def test_without_an_engine_it_is_refused(monkeypatch):
         runner(UnitTests(sandbox="container")) as made,
     ):
         made.check()
+
+
+def test_code_runs_in_a_container_of_docker(podman, tmp_path, monkeypatch):
+    """Against a fake of docker's command line, which notes what it is asked and asks podman."""
+    log, fake = tmp_path / "log", tmp_path / "bin" / "docker"
+    fake.parent.mkdir()
+    fake.write_text(FAKE.format(log=log))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(containers_of_engines, "ENGINES", ("docker",))
+    with runner(UnitTests(sandbox="container"), workers=2) as made:
+        assert [score.value for score in ask(made, ["assert f() == 1"], *["def f(): return 1"] * 3)] == [1] * 3
+    assert left() == [] and {"image", "run", "ps"} <= {line.partition(" ")[0] for line in log.read_text().splitlines()}
+
+
+def test_docker_knows_every_option_of_code(tmp_path, monkeypatch):
+    """The real client reads its command line before it looks for a daemon."""
+    if (docker := shutil.which("docker")) is None:
+        pytest.skip("docker is not installed")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    line = [docker, "run", *contained.options_of({"LANG": "C.UTF-8"}, root=True), "x"]
+    said = subprocess.run(line, capture_output=True, text=True)
+    assert "docker daemon" in said.stderr and "unknown" not in said.stderr and "invalid" not in said.stderr

@@ -63,6 +63,22 @@ def test_a_reward_function_is_alone_in_a_sandbox_and_beside_one_that_is_in_none(
     assert seen == {"inside": [0, 0, 0], "outside": [1, 1, 1]} and score.value == 1
 
 
+def test_a_function_is_found_through_a_link_and_its_neighbour_on_the_search_path(folder, port, kind, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    (folder / "own_neighbour.py").rename(folder / "elsewhere" / "own_neighbour.py")
+    (folder / "real").mkdir()
+    (folder / "own_code.py").rename(folder / "real" / "own_code.py")
+    (folder / "shown").symlink_to(folder / "real")
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")  # relative to the folder of the run
+    monkeypatch.syspath_prepend("elsewhere")
+    monkeypatch.syspath_prepend(str(folder / "shown"))
+    with runner(Function(path="own_code:reward", sandbox=kind)) as made:
+        made.check()
+        row = replace(prompt("x"), metadata={"path": str(folder / "secret.txt"), "port": port})
+        (score,) = ask(made, row, "a text")
+    assert score.value == 0.5, score
+
+
 def test_an_environment_sees_its_modules_and_in_a_sandbox_nothing_else(folder, port, kind):
     assert seen_by_an_environment(folder, port, kind) == [False] * 3
 

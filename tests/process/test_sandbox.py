@@ -1,6 +1,7 @@
 """The command line that puts a program into bubblewrap: what the program sees, may and leaves behind."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -84,13 +85,16 @@ def test_a_missing_program_is_named(monkeypatch):
 
 
 def test_of_a_project_that_is_installed_in_place_only_modules_are_shown(tmp_path, monkeypatch):
-    for name in ("mine.py", "package/__init__.py", "runs/key", ".env"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("mine.py", "package/__init__.py", "runs/key", ".env", "src/edited/__init__.py", "src/one.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).touch()
-    listed = json.dumps([str(tmp_path), f"{sys.prefix}/lib", "/nowhere/site-packages"])
+    edited = [str(tmp_path / "src" / "edited"), str(tmp_path / "src" / "one")]
+    listed = json.dumps([[str(tmp_path), f"{sys.prefix}/lib", "/nowhere/site-packages"], edited])
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, listed))
-    shown = set(sandbox.interpreter_paths.__wrapped__()) - {sys.base_prefix, sys.prefix, str(sandbox.PACKAGE)}
-    assert shown == {f"{sys.prefix}/lib", f"{tmp_path}/mine.py", f"{tmp_path}/package"}
+    shown = sandbox.interpreter_paths.__wrapped__()
+    here = {path for path in shown if path.startswith(str(tmp_path))}
+    assert here == {f"{tmp_path}/{name}" for name in ("mine.py", "package", "src/edited", "src/one.py")}
+    assert {sys.base_prefix, sys.prefix, f"{sys.prefix}/lib", str(sandbox.PACKAGE)} <= set(shown)
 
 
 def test_folders_inside_others_are_bound_once():
@@ -121,3 +125,52 @@ print(waiting.child.process.pid, flush=True)
     both, again, pid = ran.stdout.splitlines()
     assert both == r"""(0, 'left\n') (0, "['setup.py', 'solution.py'] False\n")""" and again == r"(0, '1\n')"
     eventually(lambda: not is_running(int(pid)))
+
+
+IN_A_SANDBOX = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from proxima.process.code_runner import run_program
+from proxima.process.sandbox import Sandbox, bubblewrap_problem
+print(bubblewrap_problem() or run_program("print(1)", (5, 512), 60, errors=True, sandbox=Sandbox(kind="bubblewrap")))
+"""
+
+
+@pytest.mark.slow
+@needs_bubblewrap
+def test_an_interpreter_is_shown_wherever_its_links_lead(scratch):
+    """A virtual environment in a folder with spaces, reached through a link, of a Python reached through another."""
+    folder = scratch / "a folder"
+    folder.mkdir()
+    (folder / "python").symlink_to(sys.base_prefix)
+    made = folder / "venv"
+    base = folder / "python" / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run([base, "-m", "venv", "--without-pip", made], check=True)
+    (scratch / "link").symlink_to(made)
+    for python in (made / "bin" / "python", scratch / "link" / "bin" / "python"):
+        line = [python, "-c", IN_A_SANDBOX, str(sandbox.PACKAGE.parent)]
+        ran = subprocess.run(line, capture_output=True, text=True, umask=0o077)
+        assert ran.stdout == "(0, '1\\n')\n", ran
+
+
+def test_a_program_of_a_virtual_environment_needs_its_python_and_no_other_folder(tmp_path):
+    python, own = tmp_path / "opt" / "bin" / "python3", tmp_path / "home" / "bin" / "python3"
+    script = tmp_path / "venv" / "bin" / "agent"
+    for file in (python, own, script, tmp_path / "opt" / "lib" / "python3.11" / "os.py"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    for file in (python, script, tmp_path / "opt" / "lib" / "python3.11" / "os.py"):
+        file.touch()
+    own.symlink_to(python)
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / "venv" / "bin" / "python").symlink_to(own)
+    shown = outermost(sandbox.program_paths(str(script)))
+    assert shown == [str(tmp_path / "opt"), str(tmp_path / "venv"), str(own)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's code runs as another user")
+@needs_bubblewrap
+def test_a_python_for_root_alone_is_named(tmp_path):
+    tmp_path.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, umask=0o077)
+    line = [tmp_path / "venv" / "bin" / "python", "-c", IN_A_SANDBOX, str(sandbox.PACKAGE.parent)]
+    assert "chmod -R go+rX" in subprocess.run(line, capture_output=True, text=True).stdout

@@ -2,10 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,7 +23,7 @@ from proxima.process.containers import (
     image_id,
     last_lines,
 )
-from proxima.process.sandbox import Sandbox, SandboxMissing, usable_kind
+from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
 
 ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
 MOST_CONNECTIONS = 32  # to the endpoint, of one agent: it may not use up the files of the run
@@ -96,7 +95,8 @@ class SandboxRunner:
 
     def __init__(self, spec: AgentSpec) -> None:
         self.command = tuple(spec.command)
-        self.readable = tuple(os.path.abspath(path) for path in (*spec.readable, *_files_of(spec.command)))
+        named = (path for word in spec.command if os.path.exists(word) for path in program_paths(word))
+        self.readable = (*map(os.path.abspath, spec.readable), *named)
         self._programs = ProgramGroups()
         with as_field_errors(SandboxMissing):
             usable_kind(spec.sandbox)
@@ -125,16 +125,6 @@ class SandboxRunner:
     def close(self) -> None:
         self._programs.kill()
         self.places.close()
-
-
-def _files_of(command: Sequence[str]) -> list[str]:
-    """The files that a command names, and the virtual environments of its programs."""
-    found = []
-    for word in command:
-        if os.path.exists(word):
-            environment = Path(word).parent.parent
-            found.append(str(environment) if (environment / "pyvenv.cfg").is_file() else word)
-    return found
 
 
 async def ended(process: asyncio.subprocess.Process) -> None:

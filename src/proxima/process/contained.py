@@ -104,9 +104,7 @@ class Contained:
             root: as root with `CODE_CAPABILITIES` and no shared memory, else as an unprivileged user without any.
         Raises: ContainerFailed: it can't be started, with the last lines of what the engine said.
         """
-        user = 0 if root else random_user()
-        options = [f"--user={user}:{user}", *(f"--env={name}={value}" for name, value in variables.items())]
-        options += [f"--cap-add={name}" for name in CODE_CAPABILITIES] + ["--ipc=none"] if root else []
+        options = options_of(variables, root)
         place = self.containers.place(self.spec)
         program = [sys.executable, flag, str(START), module, f"{INSIDE}/channel"]
         line = self.containers.command(self.spec, place, program, *options, space_mb=self.sandbox.space_mb)
@@ -137,6 +135,13 @@ class Contained:
     def close(self) -> None:
         """Remove what is left of the containers; may be called twice."""
         self.containers.close()
+
+
+def options_of(variables: Mapping[str, str], root: bool) -> list[str]:
+    """Options of an engine's command line for one container; see `Contained.start`."""
+    user = 0 if root else random_user()
+    options = [f"--user={user}:{user}", *(f"--env={name}={value}" for name, value in variables.items())]
+    return options + ([f"--cap-add={name}" for name in CODE_CAPABILITIES] + ["--ipc=none"] if root else [])
 
 
 class CodeContainers:

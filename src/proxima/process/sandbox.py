@@ -27,6 +27,7 @@ CONTAINER_MEMORY_MB = 256  # of a container, besides the code's: its server and 
 WORKERS_MEMORY_MB = 1024  # of a container, besides the workers': their fork server with its libraries
 REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
 TRIAL_SECONDS = 60.0
+MOST_LINKS = 40  # as the kernel
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/nix/store")
 ETC = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
 VARIABLES = {"LANG": "C.UTF-8", "HOME": "/tmp", "TMPDIR": "/tmp", "PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -114,18 +115,26 @@ def fallback_note(choice: str) -> str:
 
 
 def python_sources(file: Path) -> list[str]:
-    """The Python files and packages from which a module in this file may import its neighbours, and no other file of
-    the folder, such as a run's."""
-    folder = file.resolve().parent
-    while (folder / "__init__.py").exists():
-        folder = folder.parent
-    return importable(folder)
+    """The Python files and packages from which a module in this file may import its neighbours, and those in the
+    folders of PYTHONPATH, but no other file there, such as a run's."""
+    folders = [Path(folder).absolute() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    for folder in (file.absolute().parent, file.resolve().parent):  # the same, unless a link leads to it
+        while (folder / "__init__.py").exists():
+            folder = folder.parent
+        folders.append(folder)
+    return list(dict.fromkeys(path for folder in folders for path in importable(folder)))
 
 
 def importable(folder: Path) -> list[str]:
-    """The modules and packages of Python in a folder."""
-    modules = [path for path in folder.iterdir() if path.suffix in (".py", ".so") or (path / "__init__.py").exists()]
-    return sorted(map(str, modules))
+    """The modules and packages of Python in a folder, which itself is shown if it has packages alone; none if it can't
+    be read."""
+    if folder.name in ("site-packages", "dist-packages"):
+        return [str(folder)]
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [str(path) for path in paths if path.suffix in (".py", ".so") or (path / "__init__.py").exists()]
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +153,19 @@ def bubblewrap_problem() -> str:
     except (OSError, subprocess.SubprocessError) as error:
         return f"a trial start of bubblewrap failed: {error}"
     last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:]
-    return f"a trial start of bubblewrap failed: {last[0] if last else ran.returncode}" if ran.returncode else ""
+    if ran.returncode == 0:
+        return ""
+    why = last[0] if last else f"exit code {ran.returncode}"
+    if os.geteuid() == 0 and "Permission denied" in why:
+        why += " (root's code runs as another user, who must be able to read this Python: chmod -R go+rX)"
+    return f"a trial start of bubblewrap failed: {why}"
+
+
+# The search path, and the packages that a finder of setuptools shows where they are edited.
+PLACES = """import json, sys
+edited = [path for finder in sys.meta_path for path in
+          getattr(sys.modules.get(getattr(finder, "__module__", "")), "MAPPING", {}).values()]
+print(json.dumps([sys.path, edited]))"""
 
 
 @lru_cache(maxsize=1)
@@ -152,16 +173,44 @@ def interpreter_paths() -> tuple[str, ...]:
     """The files and folders that this interpreter needs, isolated from the user's folder and variables, and installed
     packages."""
     listed = subprocess.run(
-        [sys.executable, "-I", "-c", "import json, sys; print(json.dumps(sys.path))"],
+        [sys.executable, "-I", "-c", PLACES],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, timeout=TRIAL_SECONDS,
     )  # fmt: skip
-    shown = [sys.base_prefix, sys.prefix, str(PACKAGE)]
-    for folder in filter(os.path.isdir, json.loads(listed.stdout)):
-        packages = os.path.basename(folder) in ("site-packages", "dist-packages")
+    path, edited = json.loads(listed.stdout)
+    shown = [sys.base_prefix, sys.prefix, *map(os.path.realpath, (sys.base_prefix, sys.prefix)), str(PACKAGE)]
+    shown += program_paths(sys.executable)
+    shown += [str(Path(module)) for module in edited if os.path.isdir(module)]
+    shown += [f"{module}.py" for module in edited if os.path.isfile(f"{module}.py")]
+    for folder in filter(os.path.isdir, path):
         within = any(Path(folder).is_relative_to(prefix) for prefix in (sys.base_prefix, sys.prefix))
         # else a project that is installed in place: its folder may have runs and secrets beside the modules
-        shown += [folder] if packages or within else importable(Path(folder))
+        shown += [folder] if within else importable(Path(folder))
     return tuple(shown)
+
+
+def program_paths(program: str) -> list[str]:
+    """The files and folders that a program needs to start: itself, those to which its symbolic links lead, its virtual
+    environment, and the Python of that."""
+    shown, path = dict[str, None](), os.path.abspath(program)
+    for _ in range(MOST_LINKS):
+        folder, name = os.path.split(path)
+        real = os.path.join(os.path.realpath(folder), name)
+        shown |= dict.fromkeys(each for file in (path, real) for each in (file, *installation(Path(file))))
+        if not os.path.islink(real):
+            break
+        path = os.path.abspath(os.path.join(os.path.dirname(real), os.readlink(real)))
+    environment = Path(program).absolute().parent
+    if (environment.parent / "pyvenv.cfg").is_file() and (python := environment / "python").name != Path(program).name:
+        shown |= dict.fromkeys(program_paths(str(python)))  # for a script
+    return list(shown)
+
+
+def installation(program: Path) -> list[str]:
+    """The folder of the Python, or of the virtual environment, that has a program in its `bin`; empty for others, such
+    as a user's own `bin`."""
+    folder = program.parent.parent
+    installed = (folder / "pyvenv.cfg").is_file() or any(folder.glob("lib*/python3*/os.py"))
+    return [str(folder)] if installed else []
 
 
 def shown_paths(sandbox: Sandbox) -> tuple[list[str], list[str]]:
