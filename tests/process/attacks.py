@@ -460,9 +460,10 @@ class Scene:
 
 
 def left_processes(words: Sequence[str], seconds: float = 5.0) -> list[int]:
-    """The processes with these words among their arguments that are still there after some seconds."""
+    """The processes with these words among their arguments that are still there after some seconds; none for no words,
+    which all processes have."""
     end = time.monotonic() + seconds
-    while left := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _has(pid, words)]:
+    while left := [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if words and _has(pid, words)]:
         if time.monotonic() > end:
             break
         time.sleep(0.02)
