@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.process import containers
 from proxima.process.containers import RELAY, Container, ensure_image
 from proxima.process.sandbox import bubblewrap_problem
+from proxima.rollout.episodes.worlds import make_worlds
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
 from tests.processes import eventually, with_word
@@ -198,6 +201,16 @@ def test_bad_specs(fields, field):
     with pytest.raises(FieldError) as error:
         AgentSpec(**fields).build()
     assert error.value.field == field
+
+
+def test_agents_are_closed_where_another_task_is_wrong():
+    if bubblewrap_problem():
+        pytest.skip(bubblewrap_problem())
+    agent = {"kind": "agent", "command": ["true"], "sandbox": "bubblewrap"}
+    good, bad = (SimpleNamespace(environment=agent | fields, tools=()) for fields in ({}, {"size": 1}))
+    with pytest.raises(FieldError, match="eval.task.environment.size"):
+        make_worlds({"task": good, "eval.task": bad}, {}, None, None, [])
+    assert not [*Path(tempfile.gettempdir()).glob(f"proxima-*-{os.getpid()}-*")]
 
 
 def test_an_agent_without_a_box_loads_none_of_it():

@@ -165,8 +165,8 @@ def make_worlds(
                 notes += _unseen_tools(prompts[path], path)
                 notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
-        for hosts in shared:
-            hosts.close()
+        for made in (*shared, *worlds.values()):
+            made.close()
         raise
     return worlds
 
