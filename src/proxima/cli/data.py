@@ -23,7 +23,7 @@ from proxima.view.formatting import visible
 from proxima.view.stage_progress import StageProgress
 
 DATA = Path("data")
-SOURCE = "dapo-math, gsm8k, aime (both years), amc23, math (with math500), or a part: aime24, math500 …"
+SOURCE = "dapo-math, gsm8k, aime (all years), amc23, math (with math500), or a part: aime24, math500 …"
 FROM = "file, folder, pattern ('data/*.parquet') or hub name, once for each part (aime24=…); default: the hub"
 SUBSET = "folder inside, or configuration on the hub (DAPO-Math-17k-Processed: en, cn)"
 REVISION = "commit, tag or branch on the hub; default: the cached, else the newest"
