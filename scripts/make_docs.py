@@ -38,6 +38,8 @@ MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correc
 MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
 SEE_BELOW = "see below"
+# slots of a preset with the default of `algorithm`
+DEFAULTS = r"proximal: behavior, |advantage: {kind: grpo, scale: none}, |, aggregate: {kind: token_mean}(?=})"
 
 HEAD = """\
 # Reference
@@ -64,7 +66,7 @@ def reference() -> str:
         rows: list[tuple[str, Row]] = []
         alike: dict[str, list[str]] = {name: [] for name in listed}
         for section, row in fields_below(family.root, ""):
-            first = next((name for name, others in listed.items() if (section, row) in others), None)
+            first = next((name for name in reversed(listed) if (section, row) in listed[name]), None)
             if first is None:
                 rows.append((section if section == family.own else f"{family.name}: {section}", row))
             elif row[1] != SEE_BELOW:
@@ -101,6 +103,13 @@ def slots_in_words(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
         rows = [
             [f"`{kind}`", facts["summary"], fields_in_words(facts["fields"], common)] for kind, facts in kinds.items()
         ]
+        if not any(fields for _, _, fields in rows):
+            head += "\nA slot that is not shown has its default.\n" if name == "algorithm" else ""
+            rows = [
+                [kind, re.sub(DEFAULTS, "", meaning) if name == "algorithm" else meaning] for kind, meaning, _ in rows
+            ]
+            yield f"{head}\n{table(['kind', 'what it is'], rows)}"
+            continue
         yield f"{head}\n{table(['kind', 'what it is', 'fields'], rows)}"
 
 
