@@ -54,7 +54,7 @@ def test_what_a_run_lacks_is_said(run):
     assert "has no rollouts of step 7; it has those of steps 1 to 2" in refused(run.rollouts, [1, 7])[0]
     assert "has no column 'rewards'; did you mean 'reward'" in refused(run.rollouts, columns=["step", "rewards"])[0]
     (line,) = refused(run.answers, held_out="unknown")
-    assert line.startswith("held_out=unknown: ") and "has no answers of such a set; leave it out" in line
+    assert line.startswith("held_out=unknown: ") and "has no held-out set of that name; leave it out" in line
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def test_thresholds_are_quantiles():
 
 def test_a_percentile_of_too_few_tokens_is_said():
     calibration = Calibration.of([WORKED], Cppo(), share=0.001)
-    assert "WARNING of 5 tokens that is the largest; more steps give 1,000 and more" in threshold_lines(
+    assert "WARNING 5 tokens are too few for this percentile: it is the largest value" in threshold_lines(
         calibration, 0.001, Path("r")
     )
     assert "WARNING" not in "".join(threshold_lines(calibration, 0.2, Path("r")))
@@ -104,7 +104,9 @@ def test_only_a_finite_cppo_of_the_sampled_tokens_is_measurable():
         assert measurable(other) is None
 
 
-NO_BOUND = "the run used cppo,delta=inf,delta_b=inf, which has no such threshold: drawn is what cppo would have done\n"
+NO_BOUND = (
+    "the run used cppo,delta=inf,delta_b=inf, which has no such threshold: the figure shows what cppo would have done\n"
+)
 
 
 @pytest.fixture

@@ -207,4 +207,4 @@ def test_every_format_of_a_file_is_scored_alike(done, here, name, text):
 def test_a_chat_that_ends_with_the_user_has_nothing_to_score(refusal, here):
     (here / "a.jsonl").write_text(json.dumps({"messages": MESSAGES[:1], "answer": "2"}))
     said = refusal("reward", "score", "a.jsonl", "--reward", "exact")
-    assert "a.jsonl, row 0: column 'messages' ends with the user, so that there is nothing to score" in said
+    assert "a.jsonl, row 0: column 'messages' ends with the user, so there is nothing to score" in said

@@ -57,7 +57,7 @@ def test_bad_arguments(corpus, monkeypatch):
     for path, top, message in (
         ("none", 1, "corpus='none' does not exist"),
         (corpus, 0, "top=0 must be"),
-        (corpus, 1, "bm25s, which is missing; pip install 'proxima-rl"),
+        (corpus, 1, "bm25s, which is not installed; pip install 'proxima-rl"),
     ):
         with pytest.raises(FieldError, match=message):
             Search(path, top=top)

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
     "Gemma2": (
         hf.Gemma2ForCausalLM,
         hf.Gemma2Config(**DENSE, head_dim=16),
-        "its logits are not what its output head gives of its last hidden state",
+        "its logits are not what its output head gives for its last hidden state",
     ),
     "Cohere2": (
         hf.Cohere2ForCausalLM,

@@ -254,8 +254,8 @@ def swapped(lines):
     ("damage", "said"),
     [
         (swapped, "index.txt differs from what was written: its lines are in another order"),
-        (lambda lines: lines[:2], "index.txt has 2 names, written were 3"),
-        (lambda lines: [], "index.txt has 0 names, written were 3"),
+        (lambda lines: lines[:2], "index.txt has 2 of the 3 names that were written"),
+        (lambda lines: [], "index.txt has 0 of the 3 names that were written"),
         (
             lambda lines: [lines[0], "../x\n", lines[2]],
             "index.txt:2 has '../x', which names an image that does not exist",

@@ -67,7 +67,7 @@ def test_whole_chats(tmp_path, row, answer):
 
 def test_a_chat_of_several_turns_is_no_question(tmp_path):
     (row,) = rows_of(write_jsonl(tmp_path / "a.jsonl", [{"conversations": SHARED + SHARED[1:]}]))
-    assert row.content is None and "the chat has 2 turns of the user, and a question is one" in row.reason
+    assert row.content is None and "the chat has 2 turns of the user, but a question must be a single one" in row.reason
 
 
 def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):

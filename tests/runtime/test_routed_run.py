@@ -26,6 +26,8 @@ def test_routes_of_another_mixture_are_refused(run, runs, tiny_model, tmp_path, 
     model = shutil.copytree(tiny_model("qwen3_moe"), tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | changed))
-    refused = r"has 2 experts of each token in each of 2 layers, up to number \d, and model.path \d in \d, of \d; set"
+    refused = (
+        r"2 experts per token in each of 2 layers, numbered up to \d, and model.path has \d in each of \d, of \d; set"
+    )
     with pytest.raises(UserError, match=f"{refused} algorithm.routing_replay=off"):
         runs.go("routed experts", tmp_path / "run", rollouts=str(run), model__path=str(model))

@@ -126,5 +126,5 @@ def test_a_long_row_is_refused_or_cut():
         reader(context=context).example(0, row())
     cut = reader(context=context, truncate=True).example(0, row())
     assert len(cut) == context and learnt(cut) == ["Yes"]
-    with pytest.raises(OverLengthError, match="nothing that is trained is among these"):
+    with pytest.raises(OverLengthError, match="no trained token fits"):
         reader(context=len(plain.prompt_tokens), truncate=True).example(0, row())

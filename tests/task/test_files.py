@@ -318,7 +318,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 @pytest.mark.parametrize(
     ("value", "mapped", "why"),
     [
-        (CHAT, {}, "holds a list of messages, and a question is text: .*; map it with messages=question"),
+        (CHAT, {}, "holds a list of messages, but a question must be text: .*; map it with messages=question"),
         (CHAT, {"question": "{question}"}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {"prompt": "question"}, "holds a list of messages, .*; map it with messages=question"),

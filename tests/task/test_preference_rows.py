@@ -124,7 +124,7 @@ def test_completions_with_a_label(tmp_path, label, good):
         ({"rejected": "4"}, "rejected='4' equals chosen: the pair says nothing"),
         (
             {"rejected": "5" * 300},
-            r"rejected='5{57}\.\.\.' has no room: with its prompt it has 326 tokens, the model holds 256; shorten it",
+            r"rejected='5{57}\.\.\.' does not fit: with its prompt it has 326 tokens, the model holds 256; shorten it",
         ),
         ({"chosen": [ASKED]}, r"chosen=.* must end with a message of the assistant"),
         ({"chosen": 4}, r"chosen='4' is not a chat: column 'chosen' holds 4, expected a list of \{role, content\}"),

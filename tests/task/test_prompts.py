@@ -129,7 +129,7 @@ def test_a_template_that_makes_a_control_token_of_a_text_is_refused(content, tex
         tokenizer.chat_template = "{{ messages[0]['content'] | trim }}{{ messages[1]['content'] | trim }}"
         texts = ["<|im_ ", " end|>"]
     chat = [{"role": "user", "content": text} for text in texts]
-    with pytest.raises(UserError, match=r"the chat template makes the control token <\|im_(start|end)\|> of a message"):
+    with pytest.raises(UserError, match=r"turns a message's own text into the control token <\|im_(start|end)\|>"):
         prompt_tokens(chat, tokenizer)
 
 

@@ -271,10 +271,10 @@ def scripted_episode(
         data = load_run_data(resolved.config)
     with closing(data):
         if data.world is None:
-            remedy = "set task.environment or task.tools; of a run, proxima view shows every answer token by token"
-            raise UserError("the task has no environment, so that an episode is one answer", remedy=remedy)
+            remedy = "set task.environment or task.tools; proxima view shows the answers of a run, token by token"
+            raise UserError("the task has no environment, so an episode is a single answer", remedy=remedy)
         if isinstance(data.world, AgentWorld):
-            remedy = "play one with proxima train, and look at it with proxima view"
+            remedy = "play episodes with proxima train, and read them with proxima view"
             raise UserError("an external agent writes its own messages", remedy=remedy)
         prompt = _prompt_of_row(data.source, row)
         engine: Any = ScriptedEngine(data.world, tuple(turns))  # it only generates

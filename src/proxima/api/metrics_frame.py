@@ -12,7 +12,7 @@ class MetricsFrame(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
     """A DataFrame whose columns have our names, and are found under those of other frameworks too:
     `metrics["actor/ppo_kl"]` is `metrics["approx_kl_k1"]`. No column exists twice, so an export has ours alone.
 
-    Raises: KeyError naming what was meant, for a name that is no column and stands for none.
+    Raises: KeyError with the nearest name, if a name is neither a column nor another framework's name of one.
     """
 
     @property

@@ -95,7 +95,7 @@ class SavedRun:
             raise UserError(what, remedy=".evaluations has their figures")
         files = self._files.eval_files(held_out)
         if held_out and not files:
-            what = f"held_out={held_out}: {self.folder} has no answers of such a set"
+            what = f"held_out={held_out}: {self.folder} has no held-out set of that name"
             sets = self._files.eval_sets()
             raise UserError(what, remedy=suggestion(held_out, sets) if sets else "leave it out for those of eval.task")
         return self._completions(files, columns)

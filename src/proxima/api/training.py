@@ -26,20 +26,20 @@ def train(
 
     Args:
         recipe: a YAML file, a run folder (its config.yaml), or a mapping of the same shape.
-        overrides: values over the recipe's, `["train.steps=20", "algorithm=grpo"]` or `{"train.steps": 20}`. In a
+        overrides: replaced values, `["train.steps=20", "algorithm=grpo"]` or `{"train.steps": 20}`. In a
             mapping, and in a recipe that is one, a value may be a spec (`Cppo(delta=0.2)`), a class of yours or, for
             `reward`, a function of yours; they must be in a module, because a resume and the worker processes of
             rewards import them again.
         resume: continue the run in the folder, also after a kill; starts it if there is none.
         overwrite: delete the run in the folder and start again.
         accept_changes: resume also with another algorithm, other rewards and the like; log, summary and report say so.
-        quiet: print nothing; otherwise lines, and the progress of a stage where standard output is a terminal.
+        quiet: print nothing; otherwise the lines of the run and, on a terminal, the progress of each stage.
 
     Raises:
         UserError: what the command line prints with exit code 2; before weights are loaded wherever possible.
         RunEnded: the run can't continue.
-        KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
-            which takes up to the end of the step; `resume` continues from there.
+        KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one is raised once a checkpoint is
+            written, at the end of the step at the latest; `resume` continues from there.
     """
     with overrides_named():
         recipe, texts = plain(expand_user(recipe)), override_texts(overrides)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 KIND = "a kind of `proxima list`, or package.module:Class, with its slot before it if need be; or a run folder"
 MODEL = (
-    "of an engine: the model that it runs. Without it, an engine that holds weights in this process gets a tiny one; "
-    "a server needs it; any other is compared with none, so laws that need one are skipped"
+    "for an engine: the model that it runs. A server needs it. Without it, an engine that holds weights in this "
+    "process gets a tiny one, and for any other the laws that need a model are skipped"
 )
 
 

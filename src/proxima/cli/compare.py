@@ -12,10 +12,10 @@ OUT = (
 )
 TARGET = "also print the cost of reaching this held-out accuracy or reward"
 BASELINE = "the variant that the others are compared with; default: the first"
-OVER = "also draw what each variant reached and took over its value of this field of the recipe"
+OVER = "also plot the result and the cost of each variant against this field of the recipe"
 METRIC = (
-    "what is compared if evaluations have it (default: accuracy, or else the mean reward); its mean over the last "
-    "tenth of the steps is printed too; any of its names, or a reward's name; repeatable"
+    "metric to compare, under any of its names, or a reward's name (default: accuracy, or else the mean reward); its "
+    "mean over the last tenth of the steps is printed too; repeatable: the first that evaluations have is compared"
 )
 
 

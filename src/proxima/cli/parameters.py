@@ -150,7 +150,7 @@ def _number(read: Callable[[str], Any], text: str) -> Any:
 
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
-OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: a recipe over it"
+OVERRIDE = "a value in place of the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: more, in YAML"
 IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
 
 

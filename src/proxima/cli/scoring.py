@@ -196,7 +196,7 @@ def without_answer(prompt: Prompt, place: str) -> tuple[Prompt, list[str]]:
     turn."""
     *before, said = prompt.messages
     if said["role"] != "assistant":
-        reason = f"{place} ends with the {said['role']}, so that there is nothing to score"
+        reason = f"{place} ends with the {said['role']}, so there is nothing to score"
         raise UserError(reason, remedy="name the column of the completions with --completion COLUMN")
     return replace(prompt, messages=tuple(before)), [said["content"]]
 
@@ -259,7 +259,7 @@ def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswere
     or answers."""
     for number, reward in enumerate(rewards):
         of_policy = isinstance(reward, ModelReward) and reward.encode == "tokens"
-        reason = "reads the policy's tokens, and a file has texts alone"
+        reason = "reads the policy's tokens, but a file has only text"
         require(not of_policy, f"reward.{number}.encode", "tokens", reason, remedy="set encode=text")
         counts = isinstance(reward, Length | Overlong) or getattr(reward, "unit", None) == "tokens"
         if counts and not counts_tokens:

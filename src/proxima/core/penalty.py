@@ -2,8 +2,8 @@
 
 A penalty is `towards` a policy x: the frozen reference, or the behavior or proximal policy. With d = log π − log x on
 tokens sampled (nearly) from π, `k1`, `k2` and `k3` estimate KL(π‖x); they differ in bias, variance and gradient.
-Detached, the same kinds give the KL term of a reward: `core.reward_kl.RewardKl`. A penalty is on all loss tokens, those
-that the surrogate masks included.
+Detached, the same kinds give the KL term of a reward: `core.reward_kl.RewardKl`. A penalty applies to all loss tokens,
+including those that the surrogate masks.
 """
 
 from collections.abc import Mapping
@@ -89,7 +89,7 @@ class K1(_Kl):
             `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss.
     Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556,
-        TRL `use_bias_correction_kl` (T5). Differs: it does not.
+        TRL `use_bias_correction_kl` (T5). Differs: no differences.
     """
 
     def estimate(self, d: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class LogRatioSq(_Towards):
     Name: Squared log-ratio.
     Use it: Together with a band such as `tv_band`, which leaves a token that it masks without a gradient: this term
         still pulls it back.
-    Not: You want an estimate of a KL divergence: `k3` is one; or tokens are rare, whose log-probs move far.
+    Not: You want an estimate of a KL divergence (use `k3`), or rare tokens matter: their log-probs move far.
     In prime-rl: `trainer.loss.kl_tau`, 1e-3 in both of its losses.
     """
 

@@ -128,7 +128,7 @@ class RewardKl:
         )
 
     def after(self, kl: float, samples: int) -> "RewardKl":
-        """That of the step after one of `samples` completions with a mean KL of `kl`, nats per token."""
+        """Return the spec for the step after one of `samples` completions with a mean KL of `kl`, nats per token."""
         if self.adaptive is None:
             return self
         return replace(self, coefficient=self.adaptive.next(self.coefficient, kl, samples))

@@ -151,7 +151,7 @@ class Search(Environment):
 @lru_cache(maxsize=4)
 def read_corpus(path: str) -> tuple[list[str], Any]:
     """Read the passages of a file and index them; FieldError if a line is not a passage."""
-    missing = "is searched with the package bm25s, which is missing"
+    missing = "needs the package bm25s, which is not installed"
     require(find_spec("bm25s") is not None, "corpus", path, missing, remedy="pip install 'proxima-rl[search]'")
     import bm25s
 

@@ -180,7 +180,7 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
         texts.append(f"the cells were evaluated on different questions ({why}): do not compare their held-out results")
     replays = [(str(cell.config["rollouts"]), cell.name) for cell in cells if cell.config.get("rollouts") is not None]
     for replayed, names in _grouped(replays).items():
-        why = f"trained on the rollouts of {replayed}, whose policy got the training rewards: {', '.join(names)}"
+        why = f"replays of {replayed}, whose policy earned the training rewards: {', '.join(names)}"
         texts.append(f"{why}; times are without generation; compare held-out results")
     steps = {cell.name: sorted({run.steps for run in cell.used if run.status == "done"}) for cell in cells}
     if len({number for numbers in steps.values() for number in numbers}) > 1:

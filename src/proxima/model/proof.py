@@ -168,7 +168,7 @@ class Proof:
             return own
         if float((own - scale * ours).abs().max()) <= allowed(largest):
             raise self.refused(f"its {outputs} {scale:.6g} times what its output head gives")
-        reason = f"its {outputs} not what its output head gives of its last hidden state"
+        reason = f"its {outputs} not what its output head gives for its last hidden state"
         raise self.refused(f"{reason}: off by {apart:.2g}")
 
     def _check_causality(self) -> None:

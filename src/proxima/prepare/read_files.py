@@ -166,7 +166,7 @@ def _chat(value: Any, column: str) -> Values:
         raise ValueError(str(error)) from None
     users = [message["content"] for message in chat if message["role"] == "user"]
     if len(users) != 1:
-        raise ValueError(f"the chat has {len(users)} turns of the user, and a question is one")
+        raise ValueError(f"the chat has {len(users)} turns of the user, but a question must be a single one")
     last = chat[-1]
     return {"question": users[0]} | ({"answer": last["content"]} if last["role"] == "assistant" else {})
 

@@ -101,7 +101,7 @@ class Checksum:
         except OSError as error:
             return f"can't be read ({error.strerror})"
         if now.size != self.size:
-            return f"has {now.size:,} bytes, written were {self.size:,}"
+            return f"has {now.size:,} bytes instead of the {self.size:,} that were written"
         return "" if now == self else "differs from what was written"
 
 

@@ -47,7 +47,7 @@ def _jsonable(value: Any) -> Any:
         return _jsonable(value.item())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    raise TypeError(f"{type(value).__name__} has no form in JSON: {value!r:.80}")
+    raise TypeError(f"{type(value).__name__} can't be written as JSON: {value!r:.80}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

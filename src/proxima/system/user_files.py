@@ -69,7 +69,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     try:
         with path.open("rb") as file:
             if stat.S_ISCHR(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.ENODEV, "a device, and not a file", str(path))
+                raise OSError(errno.ENODEV, "a device, not a file", str(path))
             content = file.read(LARGEST + 1)
     except ValueError:  # the path has a NUL character
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None

@@ -253,7 +253,7 @@ def require_text(value: Any, where: str, column: str) -> None:
         remedy = f"name the part of it that is the question, as in question={column}.text"
     elif isinstance(value, str):
         return
-    raise UserError(f"{where} holds {kind}, and a question is text: {value!r:.60}", remedy=remedy)
+    raise UserError(f"{where} holds {kind}, but a question must be text: {value!r:.60}", remedy=remedy)
 
 
 def _layout(columns: Iterable[str]) -> str | None:

@@ -134,7 +134,7 @@ class ChatReader:
                 raise OverLengthError("messages", text, f"has {used} tokens, {limit}", remedy=remedy)
             tokens, mask = tokens[: max(0, room)], mask[: max(0, room)]
             if not any(mask):
-                what = f"has {used} tokens, {limit}, and nothing that is trained is among these"
+                what = f"has {used} tokens, {limit}, and no trained token fits"
                 raise OverLengthError("messages", text, what, remedy="shorten it, or raise model.max_length")
         ids, learnt = np.array(tokens, np.int32), np.array(mask, np.bool_)
         return Trajectory(group=number, prompt_tokens=np.array(before, np.int32), tokens=ids, loss_mask=learnt)
@@ -269,7 +269,7 @@ class PreferenceReader:
             )
         used = len(before) + len(tokens)
         if used > self.context:
-            reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
+            reason = f"does not fit: with its prompt it has {used} tokens, the model holds {self.context}"
             raise OverLengthError(field, shown, reason, remedy="shorten it or raise model.max_length")
         return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens, loss_mask=mask)
 

@@ -99,7 +99,7 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
         data = _as_utf8(file, file.read_bytes() if data is None else data)
     elif b"\0" in (data or start)[:4]:
         remedy = f"if it is UTF-16, convert it: iconv -f utf-16le -t utf-8 {file} > NEW"
-        raise UserError(f"{file} is not UTF-8: it begins with a zero byte in its first characters", remedy=remedy)
+        raise UserError(f"{file} is not UTF-8: one of its first bytes is zero", remedy=remedy)
     if suffix in (".csv", ".tsv"):
         return CsvTable(file, file.read_bytes() if data is None else data, "\t" if suffix == ".tsv" else None)
     if suffix == ".json" or (data or start)[:1] == b"[":

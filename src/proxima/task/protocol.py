@@ -11,10 +11,10 @@ from proxima.data.flow import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A question before tokenization, from which a prompt is built; `chat` is True if the data has it as messages.
+    """A question before tokenization, from which a prompt is built. `chat` is True if the data has it as messages.
     `images` as `task.image_files.open_image` takes them; `<image>` in the messages says where each is shown.
     `arguments` are its own variables of the chat template, such as `tools`. `fills_nulls`: the objects in `metadata`
-    have the keys of other rows, as null."""
+    also have the keys of other rows, with null."""
 
     messages: tuple[Message, ...]
     answer: Any = None

@@ -175,8 +175,8 @@ class TeacherStage(ForwardStage):
         looked_up = (ids for item in trajectories for ids in (item.tokens, item.top_k) if ids is not None and ids.size)
         highest = max((int(ids.max()) for ids in looked_up), default=0)
         if highest >= (rows := self.policy.head.out_features):
-            reason = f"token {highest} of a completion, padding of the student's output layer, is beyond the teacher's"
-            raise UserError(f"{reason}, which has {rows} rows", remedy="use a teacher with as many rows")
+            reason = f"a completion has token {highest}, from the padding of the student's output layer"
+            raise UserError(f"{reason}; the teacher's has only {rows} rows", remedy="use a teacher with as many rows")
         return self.policy.pack(trajectories)
 
     def __call__(self, batch: PackedBatch) -> dict[str, Tensor]:

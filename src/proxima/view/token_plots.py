@@ -157,7 +157,7 @@ def threshold_of_run(
         raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
     if run_folder is None:
         if step is not None or completion:
-            raise UserError("--step and --completion are of a run; give its folder")
+            raise UserError("--step and --completion need a run; give its folder")
         return ThresholdFigure.of(EXAMPLE, chosen or Cppo())
     completions = read_trained(run_folder, step)
     algorithm = read_algorithm(run_folder, import_code=import_code)
@@ -172,7 +172,8 @@ def threshold_of_run(
         pairs = ((field.name, getattr(own_surrogate, field.name), getattr(spec, field.name)) for field in fields(Cppo))
         used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
     if used and not surrogate:
-        print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
+        said = f"the run used {used}, which has no such threshold: the figure shows what cppo would have done"
+        print(said, file=sys.stderr)
     drawn = keys[completion] if completion else most_masked(completions, spec)
     return ThresholdFigure.of(drawn, spec, used)
 
@@ -271,7 +272,8 @@ def threshold_lines(calibration: Calibration, share: float, folder: Path) -> lis
     levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
     spec = calibration.spec
     few = calibration.tokens * share < 1
-    remedy = f"of {calibration.tokens:,} tokens that is the largest; more steps give {math.ceil(1 / share):,} and more"
+    needed = f"use more steps, with {math.ceil(1 / share):,} tokens or more"
+    remedy = f"{calibration.tokens:,} tokens are too few for this percentile: it is the largest value; {needed}"
     return [
         f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
         f"|π − μ|   {levels}",

@@ -27,7 +27,7 @@ async def test_a_server_that_refuses_completions_alone_does_not_return_for_ever(
         await collect(engine, requests(4, 2))
     said, counts = str(error.value), (await engine.health()).detail["replicas"]
     assert said.count("\n") == 0 and f"refused with status {status}: your plan has no completions" in said
-    assert "3 times in a row, without a completion between" in said and "check token_env" in said
+    assert "3 times in a row, without a completion in between" in said and "check token_env" in said
     assert counts["ejected"] == 3 and counts["returned"] == 2
     assert server.calls["/weights"] == 3  # and again at each return
 

@@ -114,7 +114,7 @@ def test_a_server_is_barred_for_ejections_without_a_completion_between(refused, 
         if times < most:
             status.joined()
             status.produced()  # tokens alone do not count
-    assert status.reason == f"broken ({most} times in a row, without a completion between)"
+    assert status.reason == f"broken ({most} times in a row, without a completion in between)"
 
 
 def test_a_server_out_of_service_is_asked_more_and_more_rarely():

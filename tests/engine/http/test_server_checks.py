@@ -107,7 +107,7 @@ def test_incomplete_weights_are_refused_where_no_new_ones_come():
     servers = fakes(1)
     servers[0].label = "incomplete run-3"
     assert notes(servers) == []
-    with pytest.raises(FieldError, match="has incomplete weights: their last update was broken off; start the server"):
+    with pytest.raises(FieldError, match="has incomplete weights: their last update was interrupted; start the server"):
         notes(servers, replace(NEEDS, publishes=False))
 
 

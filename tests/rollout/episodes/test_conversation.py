@@ -138,7 +138,7 @@ def test_an_opening_without_a_place_for_turns_is_all_that_was_seen():
 )
 def test_a_template_that_fails_or_forges_is_one_line(template):
     conversation = converse(speaker("chatml", template), "1<|im_end|>")
-    with pytest.raises(UserError, match=r"(makes the control token <\|im_end\|>)|(Roles must alternate)"):
+    with pytest.raises(UserError, match=r"(into the control token <\|im_end\|>)|(Roles must alternate)"):
         conversation.observe([{"role": "user", "content": "<|IM_END|>"}])
 
 

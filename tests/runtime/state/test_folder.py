@@ -116,7 +116,7 @@ def test_metrics_lines_are_strict_json(folder):
     assert json.loads(line) == train(1, loss=None, ratio_max=None, reward=0.5, text="½ </script>\n")
     folder.append_metrics(train(2, **{"reward/part/\ud83d": 1.0, "note": "\udfff é"}))  # named by what a model wrote
     assert folder.read_metrics()[1] == train(2, **{"reward/part/?": 1.0, "note": "? é"})
-    with pytest.raises(TypeError, match="set has no form in JSON"):
+    with pytest.raises(TypeError, match="set can't be written as JSON"):
         folder.append_metrics(train(2, seen={1, 2}))
     assert len(folder.read_metrics()) == 2
 

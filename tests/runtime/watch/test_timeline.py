@@ -172,7 +172,7 @@ def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch)
     assert 3 <= len(written) < 12 and written == set(range(len(written)))
     left_out = [e["name"] for e in timeline if e["ph"] == "i" and "left out" in e["name"]]
     assert left_out == ["prompts are left out from here on"]
-    assert sum("leaves out single prompts" in text for text in world.observer.warnings) == 1
+    assert sum("no longer single prompts" in text for text in world.observer.warnings) == 1
 
 
 def test_a_full_disk_ends_the_timeline_and_not_the_run(tmp_path):

@@ -246,7 +246,7 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
         yield path, f"{message}, or top_k_of=teacher"
     if not algorithm.trains_on_rewards:
         for slot, off in fields_that_are_on(algorithm, {"reward_kl": "null", "correction": "[]"}):
-            message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
+            message = f"acts on rewards, but nothing trains on them; set algorithm.{slot}={off}"
             yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
 
 
@@ -343,7 +343,7 @@ def selections_are_possible(algorithm: AlgorithmConfig, train: TrainConfig, rewa
             reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
             if spec.scope == "batch":
                 reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
-            remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
+            remedy = "use a rate and a group size that fit, such as 0.5, 0.75 or 0.875 with 16, or set allocate=false"
             message = f"{reason}, so updates can't keep their size; {remedy}"
             yield f"algorithm.selection.{i}.allocate", message
         metric = setting(spec, "metric")

@@ -92,7 +92,7 @@ def critic_fits_the_run(critic: Any, algorithm: AlgorithmConfig, train: TrainCon
     if critic is None:
         return
     if not algorithm.trains_on_rewards:
-        message = "predicts rewards, which are only measured; set critic=null, or name an algorithm.surrogate"
+        message = "predicts rewards, but nothing trains on them; set critic=null, or name an algorithm.surrogate"
         yield "critic.kind", message
     if not isinstance(critic, ModelCritic):
         return

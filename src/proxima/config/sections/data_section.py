@@ -197,7 +197,7 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
         for i, spec in enumerate(specs):
             task = tasks[path]
             if task is not None and REWARDS.holds(spec, "environment") and not world_of(task, "environment"):
-                message = f"scores by the environment of {path}, which has none"
+                message = f"takes its score from an environment, and {path} has none"
                 yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"
 
 

@@ -157,7 +157,7 @@ def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequenc
         also = "NAME/PART for a part of a reward's own"
         yield "eval.metric", f"an evaluation has no such metric; {suggestion(metric, metrics, also)}"
     if r.get("checkpoint.keep_best") and metric in ("length", "truncated"):
-        message = "keep_best keeps the highest, and here that is not the best"
+        message = "checkpoint.keep_best keeps the highest value, and of this metric that is not the best"
         yield "eval.metric", f"{message}; name the accuracy, the reward or a reward"
 
 

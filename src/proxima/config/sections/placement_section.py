@@ -227,7 +227,7 @@ def ranks_compute_the_model(placement: Any, model: ModelConfig) -> Findings:
         rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
         yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
     if placement.context_parallel > 1 and model.attention not in ("auto", "packed"):
-        message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
+        message = f"needs packed attention, and model.attention={model.attention} is set"
         yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
 
 

@@ -231,9 +231,9 @@ class Gdpo(Scaled):
         outcomes: `parts` [S, R]; without it `reward` is the only one. `loss_tokens` (`length` if omitted) for
             `finish: tokens`.
     Returns: [S]. Raises: FieldError if `weights` does not fit `parts`.
-    Edge cases: a reward that is uniform in a group adds 0. NaN, where a reward failed or does not apply to the row (a
-        function that returned None): it adds 0, and the mean and deviation of its group are over the other completions;
-        so in a batch of several tasks each group has the advantage of its own rewards. Invalid: 0.
+    Edge cases: a reward that is uniform in a group adds 0. So does NaN, where a reward failed or does not apply to the
+        row (its function returned None); mean and deviation of the group are then over the other completions. In a
+        batch of several tasks, each group is judged by its own rewards alone. Invalid: 0.
     Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
     Differs: verl computes in float32 and gives groups of one the raw reward (P16, P20).
     """

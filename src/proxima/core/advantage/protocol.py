@@ -41,8 +41,8 @@ class TokenRewards:
         turn: [N] int, the number of the model's turn to which the token belongs, from 0 and ascending in a sequence; 0
             if there is one turn. Any value outside the loss, as for `state`.
         state: [N] int, the same number for turns of a group that began in the same state, see `Span.state`.
-        idle: [S] float, the score of a player that did not act, which has no token, NaN for the others: without it the
-            baseline of its role would be one of fewer episodes. None: all have acted.
+        idle: [S] float, the score of a player that did not act and so has no token; NaN for the others. It counts in
+            the baseline of the player's role. None: all have acted.
     """
 
     reward: Annotated[Tensor, "float N"]
@@ -60,7 +60,7 @@ class TokenRewards:
         check_fields(self)
 
     def take(self, sequences: Tensor) -> tuple["TokenRewards", Tensor]:
-        """The sequences of [S] bool, and [N] bool, their tokens."""
+        """Select the sequences where [S] bool is True. Also returns [N] bool, their tokens."""
         lengths = self.cu_seqlens.diff()
         tokens = sequences.repeat_interleave(lengths)
         of_sequences = ("bootstrap", "group", "idle")

@@ -85,8 +85,8 @@ class TurnReturns(TokenAdvantage):
 
         biased_per_turn:  A_{i,k} = sum_{l >= k} gamma^(l-k) (r_{i,l} - mean_{j != i, K_j >= l} r_{j,l})
 
-    An episode subtracts as many means as it has turns, so that each further turn costs the mean reward of that turn,
-    which a policy that chooses when to stop learns to avoid. With p_l the probability that turn l is reached, m_l its
+    An episode subtracts one mean per turn, so each further turn costs the mean reward of that turn. A policy that
+    chooses when to stop learns to avoid that cost. With p_l the probability that turn l is reached, m_l its
     mean reward, and many episodes, the gradient is that of J minus sum_{l >= 1} m_l grad p_l; docs/bias.md has numbers.
 
     Args:

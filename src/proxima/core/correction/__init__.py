@@ -15,7 +15,7 @@ starts from.
 A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
 detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every
 correction: one with a loss per sequence takes the geometric mean of the weights. The field `rejected` says whether
-    rejected tokens stay in the denominator (`count`) or leave it (`drop`).
+rejected tokens stay in the denominator (`count`) or leave it (`drop`).
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `training` and the rooms above.
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """

@@ -31,8 +31,8 @@ class MismatchGuard:
 
     Args:
         measure: report the `mismatch/` metrics of the first forward pass; False also turns the guard off.
-        on_mismatch: `auto` is `warn`, and stops the run before a step's first update if its fresh tokens are too far
-            apart (`max_fresh`), because the engine then reports another distribution; `warn` writes a line; `reject`
+        on_mismatch: `auto` acts as `warn`, and stops the run before a step's first update if its fresh tokens are too
+            far apart (`max_fresh`): the engine then reports another distribution; `warn` writes a line; `reject`
             leaves the offending sequences of such a step out of its loss, at the cost of one extra forward pass per
             step; `stop` stops the run after such a step, with a checkpoint.
         max_k3_kl: k3 of KL(mu || pi), nats per token, mean over the step's loss tokens; > 0.
@@ -77,8 +77,9 @@ class MismatchGuard:
         if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
             cause = f"expected with {settings}" if settings else UNEXPECTED
             raise MismatchError(
-                f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, of "
-                f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
+                f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, with "
+                f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g} is allowed, and sound engines stay "
+                "within 0.05",
                 remedy=f"{cause}: see docs/mismatch.md; resume (--resume) with "
                 "algorithm.mismatch.on_mismatch=warn to train on them anyway",
             )

@@ -38,8 +38,8 @@ class ScoreCentering(Correction):
     Returns: Corrected with weight 1: it adds a term to the loss, `loss_term`. Metrics: the mean of
         sum_{v in H} |mu_v - rho pi_v|, `correction/score_centering_drift`, 0 if pi = mu; and that of the probability
         outside the head, `correction/score_centering_tail`.
-    Raises: ValueError with another surrogate than `reinforce`, and beside a correction other than one `importance` of
-        single tokens towards the current policy, whose weights w then enter the mean; it is 1 without one.
+    Raises: ValueError with a surrogate other than `reinforce`, or beside a correction other than one `importance` at
+        token level towards the current policy. Its weights are w; without it, w = 1.
     Edge cases: K = vocabulary is exact; else the tail is an approximation, which matters as much as
         `correction/score_centering_tail` says. Both tails have at least 1e-6. Unbounded weights pi / mu: C_t = 0.
         A = 0: the term is 0.

@@ -227,7 +227,7 @@ class TvBand(Surrogate):
         keep_t  iff  |pi_t - mu_t| <= epsilon        loss_t = keep_t (-A r)        r = pi / pi_prox
 
     Args:
-        epsilon: half width of the band, a probability, > 0; from 1 on it drops nothing, inf allowed.
+        epsilon: half width of the band, a probability, > 0; at 1 or above it drops nothing, inf allowed.
         b: `log_prob` [N] with gradient, `behavior_log_prob`, `proximal_log_prob` [N], nats; `advantage` [N];
             `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool. Metrics, shares of the loss

@@ -34,7 +34,7 @@ class Cispo(Surrogate):
         loss_t = -A sg(clip(r, 1 - epsilon_low, 1 + epsilon_high)) log pi        r = pi / pi_prox
 
     Args:
-        epsilon_low: >= 0; from 1 on there is not a lower bound, as in the paper (verl recommends 10).
+        epsilon_low: >= 0; at 1 or above there is no lower bound, as in the paper (verl recommends 10).
         epsilon_high: >= 0, inf allowed.
         level: `token`, or `sequence`: r is the geometric mean over the sequence.
         b: as for `PpoClip`.

@@ -55,7 +55,7 @@ def missing(key: object, answer: object = None) -> str:
 def whole(value: Any, what: str, least: int = 0) -> int:
     """An integer that is at least `least`."""
     if type(value) is not int or not least <= value <= LARGEST_ID:
-        raise ValueError(f"{what} is {_short(value)}, no integer from {least} on")
+        raise ValueError(f"{what} is {_short(value)}, not an integer >= {least}")
     return value
 
 
@@ -192,7 +192,7 @@ class RouteShape:
         if ids.size and not 0 <= ids.min() <= ids.max() < self.experts:
             raise ValueError(f"routed experts {ids.min()} to {ids.max()}, and the model has {self.experts}")
         if self.per_token > 1 and (ids[..., 0] == ids[..., 1]).any():
-            raise ValueError("routed experts name one twice")  # memory that the server did not initialise
+            raise ValueError("routed experts name an expert twice")  # memory that the server did not initialise
         return ids.astype(self.dtype)
 
 

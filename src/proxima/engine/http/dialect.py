@@ -22,7 +22,7 @@ INCOMPLETE = "incomplete "
 # in the error of a server under which its process group broke: the server may be sound, and another member have failed
 GROUP_BROKE = "proxima-group-broke"
 ADAPTER = "proxima"  # the name of the run's adapter at a server
-BROKEN_UPDATE = "incomplete: their last update was broken off; train with the server, or start it again"
+BROKEN_UPDATE = "incomplete: their last update was interrupted; train with the server, or start it again"
 UPDATE_POLLS = 10  # one a second, before an update counts as broken off
 
 

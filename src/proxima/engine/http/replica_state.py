@@ -30,9 +30,9 @@ class State(Enum):
     READY = "is given work"
     SUSPECT = "a call failed; gets no work until a health check passes"
     BUSY = "asked for a break; gets no work until it is over"
-    AWAY = "out of service, as at first; retried occasionally"
+    AWAY = "out of service, or not yet in service; retried occasionally"
     LOCKED = "out of service: authentication failed twice; retried occasionally"
-    BARRED = "out of service for good: ejected repeatedly without a completion between, or taken out of the run"
+    BARRED = "out of service for good: ejected repeatedly without a completion in between, or removed from the run"
 
 
 IN_SERVICE = frozenset({State.READY, State.SUSPECT, State.BUSY})
@@ -163,7 +163,7 @@ class ReplicaState:
             return
         self.failures = (self.ejections + 1) * STREAK
         barred = self.ejections >= (REFUSALS if refused else FRUITLESS)
-        times = f" ({self.ejections} times in a row, without a completion between)"
+        times = f" ({self.ejections} times in a row, without a completion in between)"
         self.reason = reason + times if barred else reason
         self._enter(State.BARRED if barred else State.AWAY)
         self._cancel_break()

@@ -69,7 +69,7 @@ async def _ask(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
         for replica in serving if not needs.publishes else ():  # new weights would be whole
             if is_incomplete(replica.proof.label):
                 which = f": {replica.url}" if len(replicas) > 1 else ""
-                reason = f"has incomplete weights{which}: their last update was broken off"
+                reason = f"has incomplete weights{which}: their last update was interrupted"
                 raise FieldError("url", replica.url, reason, remedy="start the server again, or train with it")
         if len(labels) > 1 and not needs.publishes:
             names = " and ".join(map(repr, sorted(map(str, labels))))
@@ -210,7 +210,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         choose_transport(spec, [facts], needs.adapter_rank)
     keeps = facts.version_spans and facts.keeps_kv
     if needs.publishes and needs.overlaps and spec.interrupt == "keep" and not keeps:
-        reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"
+        reason = f"needs a server that keeps requests during updates and reports each token's weights; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
     for sampling in needs.samplings:
         check_sampling(sampling, facts.log_probs)

@@ -169,7 +169,7 @@ async def _is_incomplete(client: ServerClient) -> bool:
 
 
 async def end_broken_update(client: ServerClient) -> bool:
-    """If the last update of the weights was broken off, end it. The weights, and their label, remain incomplete; True
+    """If the last update of the weights was interrupted, end it. The weights, and their label, remain incomplete; True
     if they are."""
     if incomplete := await _is_incomplete(client):
         with _suppressed(400):  # none is open

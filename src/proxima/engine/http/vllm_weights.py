@@ -77,7 +77,7 @@ async def _is_incomplete(client: ServerClient) -> bool:
 
 
 async def close_broken_update(client: ServerClient) -> bool:
-    """If the last update of the weights was broken off, close it: a request to a server with half-loaded layers ends
+    """If the last update of the weights was interrupted, close it: a request to a server with half-loaded layers ends
     it. Its weights, and their label, remain incomplete; True if they are."""
     incomplete = await _is_incomplete(client)
     if incomplete:

@@ -126,9 +126,9 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
     here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
     check_base(lora.path, here, field_name="model.lora.path")
     for name in ("rank", "alpha", "rslora", "dora"):
-        if getattr(there, name) != getattr(lora, name):
-            reason = f"differs from {getattr(there, name)!r}, that of the adapter {lora.path}"
-            raise FieldError(f"model.lora.{name}", getattr(lora, name), reason, remedy="set it to that")
+        if (adapters := getattr(there, name)) != getattr(lora, name):
+            reason = f"differs from {adapters!r}, that of the adapter {lora.path}"
+            raise FieldError(f"model.lora.{name}", getattr(lora, name), reason, remedy=f"set it to {adapters!r}")
 
 
 def start_adapter(model: nn.Module, lora: Lora, base: BaseModel, seed: int) -> None:

@@ -331,7 +331,7 @@ def _refuse_made_tokens(
     neutral = [message.neutral for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, ending)))
     if made := Counter(pattern.findall(chat)) - written:
-        what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
+        what = f"the chat template turns a message's own text into the control token {next(iter(made))}"
         shown = " | ".join(message.text for message in messages)
         raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 

@@ -56,7 +56,7 @@ def require_written(messages: Sequence[Message], tokenizer: Any, arguments: Mapp
             raise FieldError("tool_schemas", key, "has fields that the model's chat template ignores", remedy=remedy)
         if key in TEXTS:
             beside = " beside its tool_calls" if key == "content" else ""
-            what = f"has {key}{beside} in a message of role {role!r}, which the model's chat template does not write"
+            what = f"has {key}{beside} in a message of role {role!r}, which the model's chat template ignores"
             remedy = f"remove {key} from the data, or put a chat_template.jinja that reads it into the model's folder"
             raise FieldError("messages", f"{messages[-1]['content']:.60}", what, remedy=remedy)
 

@@ -58,7 +58,7 @@ def read_names(folder: Path) -> list[str]:
     if recorded is not None:
         count, crc = recorded
         if len(names) < count:
-            raise UserError(f"{index} has {len(names):,} names, written were {count:,}", remedy=RESTORE)
+            raise UserError(f"{index} has {len(names):,} of the {count:,} names that were written", remedy=RESTORE)
         if checksum(names[:count]) != crc:
             raise UserError(f"{index} differs from what was written: its lines are in another order", remedy=RESTORE)
     return names

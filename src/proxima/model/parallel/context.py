@@ -75,7 +75,7 @@ class ContextGroup:
     """
 
     def __init__(self, sharding: Sharding, device: torch.device, attention: str) -> None:
-        bound = f"splits packed tokens, and model.attention={attention} does not keep them so"
+        bound = f"needs packed attention, and model.attention={attention} is set"
         require(attention == "packed", FIELD, sharding.context_parallel, bound, remedy="set it to 1")
         mesh = meshes_of(sharding, device).context
         assert mesh is not None

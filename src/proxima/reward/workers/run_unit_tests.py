@@ -100,7 +100,7 @@ class Code:
         if id(value) in self.given:
             return ["name", self.given[id(value)]]
         raise RowError(
-            f"they pass a {type(value).__name__} to the code, or compare it with one; only plain data can be"
+            f"they pass a {type(value).__name__} to the code, or compare it with one; only plain data is supported"
         )
 
 

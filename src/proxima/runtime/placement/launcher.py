@@ -57,7 +57,7 @@ def check_launch(placement: Any) -> None:
         reason = "starts its ranks itself, and torchrun has started this process"
         raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
     if os.environ["WORLD_SIZE"] == "1" and placement.sharding.offload:
-        reason = "needs two ranks or more: one rank trains as one process does"
+        reason = "needs two ranks or more: a single rank trains like an ordinary process"
         raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 

@@ -137,8 +137,8 @@ class StoredRollouts:
         shapes = {(*routes.shape[1:], int(routes.max(initial=-1))) for routes in ids}
         for layers, each, last in shapes:
             if (layers, each) != (len(shape.mixtures), shape.per_token) or last >= shape.experts:
-                reason = f"has {each} experts of each token in each of {layers} layers, up to number {last}"
-                model = f"{shape.per_token} in {len(shape.mixtures)}, of {shape.experts}"
+                reason = f"has {each} experts per token in each of {layers} layers, numbered up to {last}"
+                model = f"has {shape.per_token} in each of {len(shape.mixtures)}, of {shape.experts}"
                 raise self._refused(f"{reason}, and model.path {model}", "set algorithm.routing_replay=off")
 
     def next(self) -> CollectedBatch:

@@ -101,7 +101,7 @@ class Disk:
             self._full = True
             free = shutil.disk_usage(self.folder).free / 2**20
             self.warn(
-                f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): {self.who} waits, and "
-                f"tries again every {RETRY_SECONDS:g} s. Free some space, and it continues where it is; "
+                f"{error.filename or self.folder}: {error.strerror} ({free:,.1f} MiB free): {self.who} waits and "
+                f"retries every {RETRY_SECONDS:g} s. Free some space, and it continues; "
                 f"{self.interrupted}"
             )

@@ -41,7 +41,7 @@ class CoreShare:
         self._warned = True
         return (
             f"this run's threads waited for a core {waited / total:.0%} of the time in the last {RECENT} steps: "
-            "other work keeps this machine busy, and steps take longer until it ends"
+            "other processes keep this machine busy and slow the steps down"
         )
 
 

@@ -65,8 +65,8 @@ class Timeline:
             self._full = True
             self.mark("prompts are left out from here on", at)
             self.warn(
-                f"{self.path.name} has {MOST_BYTES // 2**20} MiB: from here on it leaves out single prompts, and has "
-                "only the stages of the steps"
+                f"{self.path.name} has {MOST_BYTES // 2**20} MiB: from here on it records the stages of the steps, "
+                "but no longer single prompts"
             )
         return not self._full
 

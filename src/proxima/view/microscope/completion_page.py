@@ -336,7 +336,7 @@ class RecomputedColumns:
         from transformers import AutoModelForCausalLM
 
         if (row["prompt_tokens"] < 0).any():
-            raise UserError("what was not stored is not recomputed where a prompt shows images")
+            raise UserError("values that were not stored can't be recomputed for a prompt with images")
         if folder not in self._models:
             for earlier in [path for path in self._models if path != Path(self.run.model)]:
                 del self._models[earlier]
