@@ -54,9 +54,10 @@ def test_thresholds_are_quantiles():
 
 def test_a_percentile_of_too_few_tokens_is_said():
     calibration = Calibration.of([WORKED], Cppo(), share=0.001)
-    assert "WARNING 5 tokens are too few for this percentile: it is the largest value" in threshold_lines(
-        calibration, 0.001, Path("r")
+    said = (
+        "5 tokens are too few for this percentile: it is the largest value; use more steps, with 1,000 tokens or more"
     )
+    assert f"WARNING {said}" in threshold_lines(calibration, 0.001, Path("r"))
     assert "WARNING" not in "".join(threshold_lines(calibration, 0.2, Path("r")))
 
 

@@ -131,7 +131,7 @@ def survey(*answers, rewards=NUMBER, **data):
 
 
 MANY = f'row 7 "many" (number: {NO_NUMBER})'
-KEPT = "they are generated like the others, but their completions get no score unless the reason names one"
+KEPT = "these rows are generated like the others, but their completions get no score unless the reason names one"
 
 
 def test_unreadable_answers_are_listed_and_kept():

@@ -142,7 +142,7 @@ def test_a_bad_row_names_its_field(tmp_path, change, message):
     row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "margin": 1.0} | change
     with pytest.raises(FieldError, match=f"^{message}") as caught:
         one(tmp_path, row, PairColumns(margin="margin"))
-    assert isinstance(caught.value, OverLengthError) == ("has no room" in message)
+    assert isinstance(caught.value, OverLengthError) == ("does not fit" in message)
 
 
 def test_more_bad_rows(tmp_path):

@@ -106,7 +106,7 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: 
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
-    fate = "they are generated like the others, but their completions get no score unless the reason names one"
+    fate = "these rows are generated like the others, but their completions get no score unless the reason names one"
     return [f"{facts}; {fate}"]
 
 

@@ -98,7 +98,7 @@ BAD = {  # rows, what is said of them, and of the first if it is refused
     (tiny_reward, tiny_dpo),
     (
         PAIRS,
-        ["task: 3 of 4 rows are skipped", "rejected equals chosen", "chosen is empty ({0}:3)", "has no room"],
+        ["task: 3 of 4 rows are skipped", "rejected equals chosen", "chosen is empty ({0}:3)", "does not fit"],
         "rejected='same' equals chosen",
     ),
 )

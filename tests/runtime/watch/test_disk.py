@@ -85,7 +85,7 @@ def test_a_write_that_finds_no_space_is_made_again(runs, tmp_path, monkeypatch):
     assert_same(traces(tmp_path / "run"), runs.traces("plain"))
     assert all(count > 0 and count % 3 == 0 for (count,) in calls.values()), calls
     warnings = [text for text in watcher.warnings if "No space left" in text or "space is available again" in text]
-    assert "MiB free): the run waits, and tries again" in warnings[0]
+    assert "MiB free): the run waits and retries" in warnings[0]
     assert warnings[-1].startswith("disk space is available")
     pauses = sum(count for (count,) in calls.values()) // 3
     assert len(warnings) <= 2 * pauses  # once a pause, not once an attempt
