@@ -71,7 +71,7 @@ def contained() -> Iterator[list[str]]:
     """The side of containers, if podman or docker can start one here; prints how long the first took to start."""
     start = perf_counter()
     try:
-        containers = CodeContainers(1, 1024 + 256)
+        containers = CodeContainers(1, 1024)
     except ContainerFailed as error:
         print(f"no containers: {error}\n")
         yield []

@@ -16,7 +16,7 @@ from proxima.process import code_runner, contained
 from proxima.process import containers as containers_of_engines
 from proxima.process.code_runner import run_program
 from proxima.process.contained import CodeContainers
-from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox
+from proxima.process.sandbox import Sandbox
 from proxima.reward.unit_tests import UnitTests
 from tests.containers import left
 from tests.containers import podman as podman
@@ -57,7 +57,7 @@ print(sorted(found), sum(map(str.isdecimal, os.listdir("/proc"))), os.getuid())
 
 @pytest.fixture
 def containers(podman):
-    with closing(CodeContainers(1, 512 + CONTAINER_MEMORY_MB)) as made:
+    with closing(CodeContainers(1, 512)) as made:
         code_runner.use_containers(made.address)
         yield made
     code_runner.use_containers("")

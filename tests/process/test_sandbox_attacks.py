@@ -14,7 +14,7 @@ import pytest
 from proxima.process import code_runner
 from proxima.process.code_runner import run_program
 from proxima.process.contained import CodeContainers
-from proxima.process.sandbox import CONTAINER_MEMORY_MB, USERS, Sandbox
+from proxima.process.sandbox import USERS, Sandbox
 from proxima.reward.unit_tests import UnitTests
 from tests.campaigns import campaign
 from tests.containers import left
@@ -73,7 +73,7 @@ def test_code_does_not_get_out(scene, attack):
 
 @pytest.fixture(scope="module")
 def containers(podman):
-    with closing(CodeContainers(1, MEMORY_MB + 1000 + CONTAINER_MEMORY_MB)) as made:
+    with closing(CodeContainers(1, MEMORY_MB + 1000)) as made:
         code_runner.use_containers(made.address)
         yield made
     code_runner.use_containers("")

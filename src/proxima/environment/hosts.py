@@ -156,10 +156,9 @@ def code_containers(workers: int, memory_mb: int) -> "CodeContainers":
     """Containers for code that a built-in environment executes; FieldError: none can be started."""
     from proxima.process.contained import CodeContainers
     from proxima.process.containers import ContainerFailed
-    from proxima.process.sandbox import CONTAINER_MEMORY_MB
 
     with as_field_errors(ContainerFailed):
-        return CodeContainers(workers, max(CODE_MEMORY_MB, memory_mb) + CONTAINER_MEMORY_MB)
+        return CodeContainers(workers, max(CODE_MEMORY_MB, memory_mb))
 
 
 class Instance:

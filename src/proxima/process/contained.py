@@ -35,7 +35,7 @@ from proxima.process.containers import (
     last_lines,
 )
 from proxima.process.program import keep_last
-from proxima.process.sandbox import Sandbox, random_user, shown_paths
+from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox, random_user, shown_paths
 
 ROOT_IMAGE = "localhost/proxima-root"
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp")
@@ -150,7 +150,7 @@ class CodeContainers:
 
     Args:
         count: how many codes run at once.
-        memory_mb: MiB of a container.
+        memory_mb: MiB that each code may need.
     Raises: ContainerFailed: none can be started; it names the field `sandbox`.
     """
 
@@ -160,7 +160,7 @@ class CodeContainers:
         self._listener = socket.socket(socket.AF_UNIX)
         self._contained: Contained | None = None
         try:
-            self._contained = Contained(Sandbox(kind="container", memory_mb=memory_mb))
+            self._contained = Contained(Sandbox(kind="container", memory_mb=memory_mb + CONTAINER_MEMORY_MB))
             self.address = str(self._contained.containers.places.folder / "code")
             self._listener.bind(self.address)
             self._listener.listen(1024)

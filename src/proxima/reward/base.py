@@ -172,7 +172,7 @@ class PooledReward(WeightedReward):
 
     @property
     def code_memory_mb(self) -> int:
-        """MiB of each container in which its workers run code; 0: in none."""
+        """MiB that code may need which its workers run in containers; 0: they run none there."""
         return 0
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:

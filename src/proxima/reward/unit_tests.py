@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
-from proxima.process.sandbox import CONTAINER_MEMORY_MB, SandboxChoice, fallback_note
+from proxima.process.sandbox import SandboxChoice, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
 from proxima.reward.sandboxed import sandbox_kind
 
@@ -72,7 +72,7 @@ class UnitTests(PooledReward):
 
     @property
     def code_memory_mb(self) -> int:
-        return self.memory_mb + CONTAINER_MEMORY_MB if self.sandbox == "container" else 0
+        return self.memory_mb if self.sandbox == "container" else 0
 
     def check(self) -> None:
         sandbox_kind(self.sandbox)

@@ -39,8 +39,8 @@ class WorkerPool:
             if `restricted`, else the memory that the worker writes.
         recycle: jobs after which a worker is replaced.
         sandbox: of the workers, a `process.sandbox.Sandbox`; None: none.
-        code_memory_mb: MiB of memory of each of the containers, as many as workers, in which the workers run code; 0:
-            there are none.
+        code_memory_mb: MiB that code may need which the workers run in containers, as many as workers; 0: there are
+            none.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.
     """
