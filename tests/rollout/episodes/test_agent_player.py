@@ -409,6 +409,13 @@ def test_the_context_ends_an_episode_too():
 
 
 @pytest.mark.slow
+def test_a_first_chat_without_room_is_named():
+    (completion,) = play(Scripted(lambda context, request: "x"), "asks_once", context=5)
+    failure = "its agent's first chat leaves no room for an answer in the model's context"
+    assert completion.episode.failure == failure
+
+
+@pytest.mark.slow
 def test_a_command_in_any_language():
     code = (
         "import json, os, sys, urllib.request as u\n"

@@ -213,7 +213,11 @@ class AgentEpisodes(EpisodePlayer):
             raise episode.broken
         talks = [talk for talk in episode.talks if talk.played.turns]
         if not talks or episode.last is None:
-            raise EnvironmentFailure("its agent never asked the policy")
+            where = "the model's context" if episode.cut == "context" else f"episode.{episode.cut}"
+            what = (
+                f"'s first chat leaves no room for an answer in {where}" if episode.cut else " never asked the policy"
+            )
+            raise EnvironmentFailure(f"its agent{what}")
         return self._completion(episode, talks, initial_prompts, reward, attempts)
 
     def _completion(
