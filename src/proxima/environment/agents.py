@@ -153,11 +153,12 @@ class AgentFailed(EnvironmentFailure):
     Args:
         reason: one line.
         reward: for what it did until then; None: unknown.
+        unscored: its reward can't be computed, whatever it did.
     """
 
-    def __init__(self, reason: str, reward: AgentReward) -> None:
+    def __init__(self, reason: str, reward: AgentReward, unscored: bool = False) -> None:
         super().__init__(reason)
-        self.reward = reward
+        self.reward, self.unscored = reward, unscored
 
 
 class Runner(Protocol):
@@ -333,7 +334,7 @@ class _AgentProcess:
         if "parts" in answer:
             reward = RewardWithParts(value=answer["reward"], parts=answer["parts"])
         if "error" in answer:
-            raise AgentFailed(f"the agent failed: {answer['error']}", reward)
+            raise AgentFailed(f"the agent failed: {answer['error']}", reward, bool(answer.get("unscored")))
         return reward
 
     def _read(self) -> None:

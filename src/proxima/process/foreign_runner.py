@@ -104,10 +104,11 @@ class LoadedEnvironment:
         answer = {"reward": float(result["reward"]), "parts": _numbers(values)}
         error = result.get("error")
         raising = [f"the reward function {name} {what}" for name, (weight, what) in failures.items() if weight]
-        if error is not None and not _empty_answer(error):
-            scored = {} if raising else answer
-            return scored | {"error": " ".join(str(_error_text(error)).split())[:300]}
-        return {"error": raising[0]} if raising else answer
+        failed = error is not None and not _empty_answer(error)
+        reasons = [" ".join(str(_error_text(error)).split())[:300]] if failed else []
+        if raising:
+            return {"error": "; ".join([*reasons, raising[0]]), "unscored": True}
+        return answer | {"error": reasons[0]} if failed else answer
 
 
 def _error_text(error: Any) -> Any:
@@ -234,7 +235,7 @@ class TasksetEnvironment:
         (trace,) = traces
         unscored = [name for name, reward in trace.rewards.items() if reward is None]
         if unscored:
-            return {"error": f"the reward {unscored[0]} was not computed"}
+            return {"error": f"the reward {unscored[0]} was not computed", "unscored": True}
         parts = _numbers({name: reward.score for name, reward in trace.rewards.items()} | trace.metrics)
         return {"reward": float(trace.reward), "parts": parts}
 
@@ -513,7 +514,7 @@ def play(given: Row, write: Callable[[Row], None]) -> None:
         try:
             answer = await environment.play(job)
             if not math.isfinite(answer.get("reward", 0.0)):
-                answer = {"error": f"the reward is {answer['reward']}"}
+                answer = {"error": f"the reward is {answer['reward']}", "unscored": True}
         except Exception as error:
             answer = {"error": short(error)}
         write({"id": job["id"], **answer})

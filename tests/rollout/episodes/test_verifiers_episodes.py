@@ -121,6 +121,11 @@ def test_a_reward_that_is_no_number_fails_the_episode(kind, why):
     assert why in completion.episode.failure and completion.episode.reward is None
 
 
+def test_at_a_limit_a_reward_that_is_no_number_fails_the_episode_too():
+    _, _, (completion,) = play("multi_nan", ["5", "6", "7"], turns=1)
+    assert "the reward function nan returned nan" in completion.episode.failure
+
+
 def test_a_reward_function_that_blocks_its_process_ends_with_the_episode():
     _, _, (completion,) = play("sleeps", ["7"], seconds=20, call_seconds=5)
     assert "took longer than 20 s" in completion.episode.failure

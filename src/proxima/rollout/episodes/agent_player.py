@@ -200,7 +200,7 @@ class AgentEpisodes(EpisodePlayer):
         except EnvironmentFailure as failure:
             if episode.broken is not None:  # the agent was notified, and failed
                 raise episode.broken from None
-            if not episode.cut:
+            if not episode.cut or (isinstance(failure, AgentFailed) and failure.unscored):
                 raise
             # the agent failed at the limit: what it did until then is scored
             reward = failure.reward if isinstance(failure, AgentFailed) else None

@@ -132,6 +132,8 @@ def load_environment(kind: str = "single") -> vf.Environment:
         return environment
     if kind == "counted":
         return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[count_of_messages]))
+    if kind == "multi_nan":
+        return HigherLower(dataset=ROWS, rubric=vf.Rubric(funcs=[exact, nan]), max_turns=4)
     if kind in ("nan", "leaves", "sleeps"):
         return vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[exact, globals()[kind]]))
     if kind in ("broken", "logged"):
