@@ -90,7 +90,7 @@ def test_several_samples_and_what_to_mind():
     assert lines[4] == "aime24 200 0.300 0.200–0.400 0.500 0.350 0.500 181.4 40.0 % 6.0 % 3 –"
     assert lines[6:] == [
         "aime24: 40.0 % of the answers reached the limit of 8,192 tokens; raise --max-tokens",
-        "aime24: 6.0 % of the texts contain no answer: wrong, and no vote",
+        "aime24: 6.0 % of the texts contain no answer; they are wrong and don't vote",
         "aime24: 3 scores failed and are left out; see `error` in aime24.parquet",
         "aime24: 2 questions fill the context and were skipped",
     ]

@@ -19,6 +19,6 @@ def test_what_was_not_measured_is_left_out():
 
 def test_notes_come_before_it():
     lines = []
-    LogLines(lines.append).synced({**PROBED, "notes": ["new weights go by group"]})
+    LogLines(lines.append).synced({**PROBED, "notes": ["new weights are sent by group"]})
     note, line = (line.split("  ", 1)[1].strip() for line in lines)
-    assert note == "new weights go by group" and line == sync_line(PROBED)
+    assert note == "new weights are sent by group" and line == sync_line(PROBED)

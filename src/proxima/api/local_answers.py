@@ -37,8 +37,8 @@ def local_engine(
     stop: Sequence[str] = (),
 ) -> tuple[Any, LocalEngine]:
     """The tokenizer of a model and an engine that runs it, on sequences of at most `max_length` tokens; of a model
-    that is shown `images` the tokenizer has their store. `warn` gets what its chat template lacks, such as an end of a
-    turn that neither the model's files nor a text of `stop` ends an answer at."""
+    that is shown `images` the tokenizer has their store. `warn` gets what its chat template lacks, such as an
+    end-of-turn token at which neither the model's files nor `stop` ends an answer."""
     store: Any = None
     if images:
         store = ImageStore(path)

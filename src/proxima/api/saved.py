@@ -49,7 +49,7 @@ class SavedRun:
 
     @property
     def metrics(self) -> "DataFrame":
-        """A row for each step, a column for each metric; other frameworks' names of it find the same column:
+        """A row for each step, a column for each metric, which is also found under other frameworks' names:
         `run.metrics["actor/ppo_kl"]`."""
         return _by_step(self._run.train)
 

@@ -177,7 +177,7 @@ class Capabilities:
         takes_weights: `publish` loads new weights.
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
-        scores_any_temperature: it is at every temperature; else at 1 alone.
+        scores_any_temperature: `score` works at every temperature; else only at 1.
         in_flight: `in_flight` is available.
         sampling_mask: the tokens that could have been sampled are reported with each token of a truncated completion.
         deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other queued
@@ -316,8 +316,8 @@ class EngineSpec(Protocol):
 
     @property
     def provides(self) -> frozenset[str]:
-        """Tensors of `PolicyBatch` that the completions of this engine fill, among them those that a field of this name
-        switches on."""
+        """Tensors of `PolicyBatch` that the completions of this engine fill, including those that a field of the same
+        name switches on."""
         switched = (name for name in ("sampling_mask", "routed_experts") if getattr(self, name, False))
         return frozenset({"behavior_log_prob", "policy_version", *switched})
 
@@ -335,7 +335,7 @@ class EngineSpec(Protocol):
         return []
 
     def longest_sequence(self) -> int | None:
-        """The most tokens of prompt and completion together that servers which already run take; None: unknown, or
+        """The most tokens, prompt and completion together, that the servers already running accept; None: unknown, or
         there is no such server. It bounds the context of a run without `model.max_length`."""
         return None
 

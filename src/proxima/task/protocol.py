@@ -50,7 +50,7 @@ class MappedRows:
         items: the source items of the rows, by number.
         row: builds the row from a number and its item.
         unusable: the errors of the rows that are known to have no prompt, in their order.
-        place: tells where a row of this item was read, as file:line; None: nobody knows.
+        place: tells where a row of this item was read, as file:line; None: unknown.
     """
 
     items: Any

@@ -200,7 +200,9 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
                 what, where = "episodes", limits_reached(facts["truncated"], facts["episodes"], "--max-tokens")
             texts.append(f"{name}: {percent(facts['truncated'])} of the {what} reached {where}")
         if (facts["unanswered"] or 0) >= MUCH:
-            texts.append(f"{name}: {percent(facts['unanswered'])} of the texts contain no answer: wrong, and no vote")
+            texts.append(
+                f"{name}: {percent(facts['unanswered'])} of the texts contain no answer; they are wrong and don't vote"
+            )
         if facts["invalid"]:
             texts.append(f"{name}: {facts['invalid']} scores failed and are left out; see `error` in {name}.parquet")
         if unreadable := (facts.get("episodes") or {}).get("episode/unreadable"):

@@ -64,7 +64,7 @@ def adapted(tiny_model: Callable[[str], Path]) -> LoadedModel:
 def sync_of(loaded: LoadedModel) -> WeightSync:
     setup = replace(EngineSetup.of(loaded, max_length=400), adapter_rank=4)
     sync = WeightSync(Vllm(probe_tokens=256, adapters_only=True), setup)
-    assert sync.choose([FACTS]) == "engine: new weights go by adapters: set by engine.adapters_only"
+    assert sync.choose([FACTS]) == "engine: new weights are sent by adapters: set by engine.adapters_only"
     return sync
 
 

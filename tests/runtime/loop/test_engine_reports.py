@@ -49,7 +49,7 @@ def test_an_older_answer_tells_nothing_again() -> None:
 
 def test_a_note_comes_with_the_first_sync_and_is_no_warning() -> None:
     reports, engine = EngineReports("engine.log"), SimpleNamespace()
-    detail: dict[str, Any] = {"notes": ["new weights go by group"]}
+    detail: dict[str, Any] = {"notes": ["new weights are sent by group"]}
 
     async def health() -> Health:
         return Health(ok=True, version=0, detail=detail)
@@ -60,5 +60,5 @@ def test_a_note_comes_with_the_first_sync_and_is_no_warning() -> None:
     engine.health = health
     assert published(0) == {}  # nothing was measured yet
     detail["sync"] = {"probe_mean": 0.1}
-    assert [published(version)["notes"] for version in (1, 2)] == [["new weights go by group"], []]
+    assert [published(version)["notes"] for version in (1, 2)] == [["new weights are sent by group"], []]
     assert reports.health_warnings(asyncio.run(health())) == []

@@ -141,7 +141,7 @@ def test_work_of_this_process(tmp_path):
     ((_, told),) = scene.play(11, "checkpoint 3")
     assert told == (
         "no finished stage for 10 min: the checkpoint of step 3 waits for its stage `checkpoint`, started 10 min ago, "
-        "which does not say how far it is"
+        "progress unknown"
     )
 
 

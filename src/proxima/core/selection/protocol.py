@@ -18,7 +18,7 @@ class Selection(Spec, Protocol):
     needs: {"advantage"} if it reads the advantage; an advantage of tokens is unknown while a batch is being filled.
     reason: the name of its drops in logs.
     local: the decision on a group depends on that group alone. While dynamic sampling fills a batch, it asks the local
-        specs that precede the first other one which groups are worth keeping.
+        specs that come before any other one which groups are worth keeping.
     """
 
     reason: ClassVar[str]

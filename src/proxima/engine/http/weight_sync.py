@@ -92,7 +92,7 @@ class WeightSync:
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
         ignored = self.spec.adapters_only and self.kind != "adapters"  # the model here is not the one that is trained
         also = "; engine.adapters_only has no effect outside training" if ignored else ""
-        return f"engine: new weights go by {self.kind}: {reason}{also}"
+        return f"engine: new weights are sent by {self.kind}: {reason}{also}"
 
     def label_of(self, tag: str, number: int, version: int) -> str:
         """The servers' name for the weights of an engine's publication `number`."""
@@ -118,7 +118,7 @@ class WeightSync:
             await self.transport.close()
             self.kind = "folder"
             self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
-            return f"engine: new weights go by folder: {error.reason}"
+            return f"engine: new weights are sent by folder: {error.reason}"
         return None
 
     async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:

@@ -128,7 +128,7 @@ def _work(watch: StallWatch) -> list[str]:
     stage = watch.activity.stages[-1]
     if stage.name in ("generate", "publish") or (stage.name == "evaluate" and watch.generator is not None):
         return []
-    done = f"which has done {stage.done}" if stage.done else "which does not say how far it is"
+    done = f"which has done {stage.done}" if stage.done else "progress unknown"
     lasted = _duration(watch.activity.now() - stage.since)
     return [f"its stage `{stage.name}`, started {lasted} ago, {done}"]
 
