@@ -66,6 +66,8 @@ class Episode:
         rewards: reward units, that of each player by its name, on the last path only; `reward` is then the mean over
             the roles. Empty: `reward` counts for all of them.
         parts: the values from which the environment computed its reward, by name; only on the last path.
+        unrewarded: why there is no reward although there is no failure: the agent failed after a limit had cut the
+            episode; only on the last path.
     """
 
     spans: tuple[Span, ...] = ()
@@ -77,6 +79,7 @@ class Episode:
     player: str = ""
     rewards: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
+    unrewarded: str = ""
 
     @property
     def turns(self) -> tuple[Span, ...]:
@@ -84,8 +87,8 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values; those of roles and parts only where there are any."""
-        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts")}
+        """Return the fields as JSON values; those of roles, parts and `unrewarded` only where set."""
+        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts", "unrewarded")}
 
     def to_json(self) -> str:
         """Serialise as a line of JSON, which `from_json` reads."""

@@ -27,7 +27,8 @@ class EnvironmentReward(WeightedReward):
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         if completion.episode is None or completion.episode.reward is None:
             what = "is not an episode" if completion.episode is None else "got no reward from its environment"
-            raise ValueError(f"the completion {what}")
+            why = completion.episode.unrewarded if completion.episode is not None else ""
+            raise ValueError(f"the completion {what}: {why}" if why else f"the completion {what}")
         rewards = completion.episode.rewards
         players = {player: self._score(reward) for player, reward in rewards.items()}
         return replace(self._score(completion.episode.reward), players=players, parts=completion.episode.parts)

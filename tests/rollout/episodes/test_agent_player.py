@@ -19,6 +19,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import SCRIPT, AgentJob, AgentSpec, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat.encode import prompt_tokens
+from proxima.reward import REWARDS
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
@@ -391,6 +392,10 @@ def test_the_limit_of_turns_ends_an_episode_that_is_scored():
     (completion,) = play(policy, "asks_forever", turns=3)
     assert completion.episode.cut == "turns" and completion.truncated and not completion.episode.failure
     assert len(completion.episode.turns) == 3
+    assert completion.episode.unrewarded.startswith("the agent failed: BadRequestError: ")
+    assert Episode.from_json(completion.episode.to_json()) == completion.episode
+    with pytest.raises(ValueError, match=r"got no reward from its environment: the agent failed: BadRequestError"):
+        REWARDS["environment"]().score_one(prompt(), completion)
     paths_are_what_the_policy_saw(policy, completion)
 
 

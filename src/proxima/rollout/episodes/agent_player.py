@@ -94,6 +94,7 @@ class AgentEpisode:
     cut: Cut = ""
     last: Talk | None = None  # the last one answered
     broken: Exception | None = None  # why no turn can follow
+    unrewarded: str = ""  # see `Episode.unrewarded`
 
     def __post_init__(self) -> None:
         self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
@@ -204,6 +205,7 @@ class AgentEpisodes(EpisodePlayer):
                 raise
             # the agent failed at the limit: what it did until then is scored
             reward = failure.reward if isinstance(failure, AgentFailed) else None
+            episode.unrewarded = " ".join(str(failure).split())[:300] if reward is None else ""
         finally:
             waited = sum(end - begin for begin, end in episode.waits)
             self.times.environment += max(0.0, clock() - began - waited)
@@ -253,7 +255,7 @@ class AgentEpisodes(EpisodePlayer):
             return replace(path, finish_reason="length" if cut else "stop", episode=ended)
 
         assert last.episode is not None
-        episode_of_all = replace(last.episode, forks=forks, rewards=rewards, parts=parts)
+        episode_of_all = replace(last.episode, forks=forks, rewards=rewards, parts=parts, unrewarded=episode.unrewarded)
         return replace(last, text=text, earlier=tuple(map(older, earlier)), episode=episode_of_all)
 
     def _rewards(self, given: AgentReward, players: Sequence[str]) -> tuple[dict[str, float], float | None]:
