@@ -43,7 +43,7 @@ def test_a_library_is_compiled_once_for_its_text_and_macros(source, capfd):
     assert compiled.library(source, "-DANSWER=42").answer() == 42
     assert compiled.library(source, "-DANSWER=43").answer() == 43
     held = sorted(compiled.folder().glob("*.so"))
-    assert capfd.readouterr().err == "compiling C++ for this processor, once: about a second a file\n"
+    assert capfd.readouterr().err == "compiling C++ for this processor (once, about a second per file)\n"
     times = [file.stat().st_mtime_ns for file in held]
     compiled.library.cache_clear()
     assert compiled.library(source, "-DANSWER=42").answer() == 42

@@ -308,7 +308,7 @@ def test_a_resume_knows_the_last_evaluation_and_that_the_run_had_ended(tmp_path,
     plain.evaluated(evaluation(4, "after", 45))
     assert "+0.100" in lines[-1]
     plain.started(info(folder.path, steps=2, resumed_at=2))
-    assert lines[-1].endswith("already finished: 2 steps; set train.steps=M to continue")
+    assert lines[-1].endswith("already finished: 2 steps; raise train.steps to continue")
 
 
 def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():

@@ -140,11 +140,11 @@ class BatchArithmetic:
         if self.prompt is None:
             self.notes.append(f"assuming that prompts have {ASSUMED_PROMPT} tokens")
         if config.replayed is not None:
-            note = f"replay of {config.replayed}: the groups are those it stored"
-            self.notes.append(f"{note}; only answers are generated")
+            note = f"replay of {config.replayed}: uses its stored groups"
+            self.notes.append(f"{note}; only evaluations generate")
         elif (refill := config.algorithm.dynamic_sampling) is not None:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
-            note = "dynamic sampling: the figures are those of one generation batch a step; to fill the batch there may"
+            note = "dynamic sampling: the figures are for one generation batch per step; to fill a step there may"
             self.notes.append(f"{note} be {most}")
         return batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
 

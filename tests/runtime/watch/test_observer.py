@@ -32,7 +32,7 @@ def test_a_failing_observer_is_switched_off_and_the_others_hear_of_it():
     tee.progress("train", 1, 2, "tokens")
     tee.finished({"status": "done"})
     assert bad.heard == [("step", 1)]
-    text = "Listener failed in step (RuntimeError: no paper) and is off; the run continues"
+    text = "Listener failed in step (RuntimeError: no paper) and is disabled; the run continues"
     assert good.heard == [("warning", text), ("step", 1), ("step", 2), ("finished", "done")]
 
 

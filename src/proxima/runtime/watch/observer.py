@@ -129,7 +129,7 @@ class Tee(Observer):
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 self.warning(
-                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is off; the run continues"
+                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
                 )
         return answers
 
