@@ -155,7 +155,7 @@ class TaskContainer:
 
     async def _read(self, file: str) -> str | None:
         """The text of a regular file of the container; None without one. The engine packs it: no program of the
-        container takes part, and no link is followed."""
+        container takes part, and a link leads to no file outside the container."""
         code, packed, _ = await self.engine(["cp", f"{self.place.name}:{file}", "-"])
         with suppress(tarfile.TarError, AttributeError):
             if code == 0:
