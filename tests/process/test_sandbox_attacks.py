@@ -74,9 +74,9 @@ def test_code_does_not_get_out(scene, attack):
 @pytest.fixture(scope="module")
 def containers(podman):
     with closing(CodeContainers(1, MEMORY_MB + 1000)) as made:
-        code_runner.use_containers(made.address)
+        code_runner.run_in_containers(made.address)
         yield made
-    code_runner.use_containers("")
+    code_runner.run_in_containers("")
 
 
 def forks_of_servers():

@@ -190,8 +190,8 @@ def test_a_killed_fork_server_is_replaced(pool, which):
     assert_all_end([fork_server])
 
 
-@pytest.mark.parametrize("pool", [{"recycle": 10}], indirect=True)
-def test_workers_are_recycled(pool):
+def test_workers_are_recycled(pool, monkeypatch):
+    monkeypatch.setattr("proxima.reward.workers.pool.RECYCLE", 10)
     for _ in range(5):
         assert found(asyncio.run(pool.run([regex(str(i)) for i in range(5)]))) == list("01234")
     assert pool.started == 3

@@ -122,9 +122,9 @@ def load_environment(
     `container` is run by the servers of the socket `containers`."""
     global _make
     if containers:
-        from proxima.process.code_runner import use_containers
+        from proxima.process.code_runner import run_in_containers
 
-        use_containers(containers)
+        run_in_containers(containers)
     _functions.update(interface.load_tools(tools))
     if kind is not None:
         cls = interface.load_class(kind)

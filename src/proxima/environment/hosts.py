@@ -154,8 +154,7 @@ class Hosts:
 
 def code_containers(workers: int, memory_mb: int) -> "CodeContainers":
     """Containers for code that a built-in environment executes; FieldError: none can be started."""
-    from proxima.process.contained import CodeContainers
-    from proxima.process.containers import ContainerFailed
+    from proxima.process.contained import CodeContainers, ContainerFailed
 
     with as_field_errors(ContainerFailed):
         return CodeContainers(workers, max(CODE_MEMORY_MB, memory_mb))

@@ -19,7 +19,7 @@ LIVE_SECONDS = 60.0  # that the server of code may take to start or kill a proce
 _containers = ""  # the socket of the servers of code in containers
 
 
-def use_containers(address: str) -> None:
+def run_in_containers(address: str) -> None:
     """Run the code of sandboxes of kind `container` by the servers of this socket, `contained.CodeContainers`."""
     global _containers
     _containers = address

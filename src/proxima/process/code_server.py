@@ -33,7 +33,7 @@ RELAY = "/proxima/relay"  # the first process of a container
 VARIABLES = ("LANG", *ONE_THREAD)  # kept for the code
 
 
-def serve(control: socket.socket) -> tuple[str, list[int], LineChannel]:
+def serve_codes(control: socket.socket) -> tuple[str, list[int], LineChannel]:
     """Serve codes until `control` closes; return, in a fork for each, what `run_code` takes."""
     with open("/proc/1/cmdline") as first:
         if not first.read().startswith(RELAY):  # elsewhere it would kill all processes of the machine
@@ -62,7 +62,7 @@ def serve(control: socket.socket) -> tuple[str, list[int], LineChannel]:
         code = wait_for_end(pid, connection)
         with suppress(OSError), connection:  # a worker that was killed waits for nothing
             LineChannel(connection).send(code)
-        empty(user)
+        empty_folder(user)
     raise AssertionError("a cycle has no end")
 
 
@@ -126,7 +126,7 @@ def wait_for_end(pid: int, connection: socket.socket) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def empty(user: int) -> None:
+def empty_folder(user: int) -> None:
     """Empty `FOLDER`, as the user; where that fails, the server ends, and its container with it."""
     try:
         os.seteuid(user)
@@ -144,4 +144,4 @@ def empty(user: int) -> None:
 
 
 if __name__ == "__main__":
-    run_code(*serve(socket.socket(fileno=int(sys.argv[1]))))
+    run_code(*serve_codes(socket.socket(fileno=int(sys.argv[1]))))

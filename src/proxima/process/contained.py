@@ -27,13 +27,13 @@ from proxima.process.containers import (
     INSIDE,
     TRIAL_SECONDS,
     Container,
-    ContainerFailed,
     Containers,
     Place,
     engine_program,
     image_id,
     last_lines,
 )
+from proxima.process.containers import ContainerFailed as ContainerFailed  # what these modules raise
 from proxima.process.program import keep_last
 from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox, random_user, shown_paths
 
@@ -104,7 +104,7 @@ class Contained:
             root: as root with `CODE_CAPABILITIES` and no shared memory, else as an unprivileged user without any.
         Raises: ContainerFailed: it can't be started, with the last lines of what the engine said.
         """
-        options = options_of(variables, root)
+        options = container_options(variables, root)
         place = self.containers.place(self.spec)
         program = [sys.executable, flag, str(START), module, f"{INSIDE}/channel"]
         line = self.containers.command(self.spec, place, program, *options, space_mb=self.sandbox.space_mb)
@@ -137,7 +137,7 @@ class Contained:
         self.containers.close()
 
 
-def options_of(variables: Mapping[str, str], root: bool) -> list[str]:
+def container_options(variables: Mapping[str, str], root: bool) -> list[str]:
     """Options of an engine's command line for one container; see `Contained.start`."""
     user = 0 if root else random_user()
     options = [f"--user={user}:{user}", *(f"--env={name}={value}" for name, value in variables.items())]

@@ -51,7 +51,7 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
-def connected(path: str) -> str:
+def connection_to(path: str) -> str:
     """The descriptor of a connection to a listening socket."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
@@ -61,7 +61,7 @@ def connected(path: str) -> str:
 if __name__ == "__main__":
     del sys.argv[0]
     if sys.argv[1].startswith("/"):
-        sys.argv[1] = connected(sys.argv[1])
+        sys.argv[1] = connection_to(sys.argv[1])
     if sys.argv[0].startswith("proxima.process."):
         end_with_parent(signal.SIGCONT)
     else:

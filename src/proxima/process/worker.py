@@ -139,8 +139,7 @@ class ForkServer:
     def _start(self, environment: Mapping[str, str]) -> Child:
         if self.sandbox is None or self.sandbox.kind != "container":
             return start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
-        from proxima.process.contained import Contained
-        from proxima.process.containers import ContainerFailed
+        from proxima.process.contained import Contained, ContainerFailed
 
         try:
             self._contained = self._contained or Contained(self.sandbox)

@@ -37,7 +37,7 @@ def results(pool, jobs):
 def test_results_and_limits_are_those_of_processes(tmp_path):
     hungry = code(tmp_path, "x = bytearray(1 << 30)")
     jobs = [*(regex(f"x{i}") for i in range(9)), replace(HANGS, cpu_seconds=0.2), hungry, regex("5")]
-    pools = [kind(1, timeout=600.0, memory_mb=256, recycle=4) for kind in (ActorPool, WorkerPool)]
+    pools = [kind(1, timeout=600.0, memory_mb=256) for kind in (ActorPool, WorkerPool)]
     there, here = (results(pool, jobs) for pool in pools)
     assert found(there) == [*map(str, range(9)), None, None, "5"]
     assert there == here and [bool(result.error) for result in there[9:]] == [True, True, False]

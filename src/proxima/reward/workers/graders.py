@@ -116,10 +116,10 @@ def grade_unit_tests(*, sandbox: str = "none", **arguments: Any) -> dict[str, An
 
 
 def use_containers(*, address: str) -> dict[str, Any]:
-    """Run code in containers; see `code_runner.use_containers`."""
+    """Run code in containers; see `code_runner.run_in_containers`."""
     from proxima.process import code_runner
 
-    code_runner.use_containers(address)
+    code_runner.run_in_containers(address)
     return {}
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # few pools have them
     from proxima.process.contained import CodeContainers
 
 GRADERS = "proxima.reward.workers.graders"
+RECYCLE = 5000  # jobs after which a worker is replaced
 
 
 class WorkerPool:
@@ -37,7 +38,6 @@ class WorkerPool:
         restricted: workers can't write files, open connections or start processes.
         memory_mb: memory limit, in MiB, of a worker beyond its usage at its start; 0: none. It limits the address space
             if `restricted`, else the memory that the worker writes.
-        recycle: jobs after which a worker is replaced.
         sandbox: of the workers, a `process.sandbox.Sandbox`; None: none.
         code_memory_mb: MiB that code may need which the workers run in containers, as many as workers; 0: there are
             none.
@@ -54,11 +54,10 @@ class WorkerPool:
         setup: Sequence[Job] = (),
         restricted: bool = True,
         memory_mb: int = 1024,
-        recycle: int = 5000,
         sandbox: Any = None,
         code_memory_mb: int = 0,
     ) -> None:
-        self.timeout, self.recycle, self.setup = timeout, recycle, tuple(setup)
+        self.timeout, self.setup = timeout, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
         self._server = ForkServer(GRADERS, "reward", options, slow, sandbox)
@@ -79,8 +78,7 @@ class WorkerPool:
         """
         with self._code_lock:
             if self._code_memory_mb and self._code is None:
-                from proxima.process.contained import CodeContainers
-                from proxima.process.containers import ContainerFailed
+                from proxima.process.contained import CodeContainers, ContainerFailed
 
                 with as_field_errors(ContainerFailed):
                     self._code = CodeContainers(self._workers, self._code_memory_mb)
@@ -114,7 +112,7 @@ class WorkerPool:
             result = kept.run(job.grader, job.arguments, job.seconds or self.timeout, job.cpu_seconds)
         except Exception as error:  # no worker could be started: this job fails, the next one tries again
             return JobResult(error=f"no worker: {type(error).__name__}: {error}")
-        if kept.worker is not None and kept.worker.jobs_done >= self.recycle:
+        if kept.worker is not None and kept.worker.jobs_done >= RECYCLE:
             kept.replace()
         return result
 
