@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from benchmarks.harness import finish, parser, table
-from proxima.process.code_runner import run_program, use_containers
+from proxima.process.code_runner import run_in_containers, run_program
 from proxima.process.contained import CodeContainers
 from proxima.process.containers import ContainerFailed
 from proxima.process.sandbox import Sandbox, bubblewrap_problem
@@ -77,7 +77,7 @@ def contained() -> Iterator[list[str]]:
         yield []
         return
     print(f"the first container was ready after {perf_counter() - start:.1f} s\n")
-    use_containers(containers.address)
+    run_in_containers(containers.address)
     try:
         yield [CONTAINER]
     finally:

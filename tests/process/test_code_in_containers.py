@@ -58,9 +58,9 @@ print(sorted(found), sum(map(str.isdecimal, os.listdir("/proc"))), os.getuid())
 @pytest.fixture
 def containers(podman):
     with closing(CodeContainers(1, 512)) as made:
-        code_runner.use_containers(made.address)
+        code_runner.run_in_containers(made.address)
         yield made
-    code_runner.use_containers("")
+    code_runner.run_in_containers("")
     assert left() == []
 
 
@@ -153,6 +153,6 @@ def test_docker_knows_every_option_of_code(tmp_path, monkeypatch):
     if (docker := shutil.which("docker")) is None:
         pytest.skip("docker is not installed")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
-    line = [docker, "run", *contained.options_of({"LANG": "C.UTF-8"}, root=True), "x"]
+    line = [docker, "run", *contained.container_options({"LANG": "C.UTF-8"}, root=True), "x"]
     said = subprocess.run(line, capture_output=True, text=True)
     assert "docker daemon" in said.stderr and "unknown" not in said.stderr and "invalid" not in said.stderr

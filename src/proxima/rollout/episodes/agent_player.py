@@ -88,13 +88,13 @@ class AgentEpisode:
 
     request: Request
     fail: Callable[[Exception], None]
-    talks: list[Talk] = field(default_factory=list)
-    turns: int = 0  # requested, in all conversations
-    waits: list[tuple[float, float]] = field(default_factory=list)  # for the policy: begin and end
-    cut: Cut = ""
-    last: Talk | None = None  # the last one answered
-    broken: Exception | None = None  # why no turn can follow
-    unrewarded: str = ""  # see `Episode.unrewarded`
+    talks: list[Talk] = field(default_factory=list, init=False)
+    turns: int = field(default=0, init=False)  # requested, in all conversations
+    waits: list[tuple[float, float]] = field(default_factory=list, init=False)  # for the policy: begin and end
+    cut: Cut = field(default="", init=False)
+    last: Talk | None = field(default=None, init=False)  # the last one answered
+    broken: Exception | None = field(default=None, init=False)  # why no turn can follow
+    unrewarded: str = field(default="", init=False)  # see `Episode.unrewarded`
 
     def __post_init__(self) -> None:
         self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
