@@ -46,7 +46,7 @@ def test_many_experts_take_two_bytes():
         (npy(ROWS.astype(np.float32)), "routed experts are float32"),
         (npy(np.asfortranarray(ROWS)), "routed experts are uint8"),
         (npy(np.where(ROWS == 6, 8, ROWS)), "0 to 8, and the model has 8|to 8, and the model has 8"),
-        (npy(np.zeros_like(ROWS)), "name one twice"),
+        (npy(np.zeros_like(ROWS)), "name an expert twice"),
         (npy(np.array([ROWS], dtype=object)), "routed experts are object"),
         ("%%%", "not base64"),
         ("AAAA", "magic string"),
