@@ -90,7 +90,7 @@ class Contained:
         self.spec = Container(
             image=root_image(program, links),
             memory_mb=memory_mb,
-            cpus=os.cpu_count() or 1,
+            cpus=len(os.sched_getaffinity(0)),
             pids=sandbox.processes or CODE_PIDS,
             mounts=tuple(places),
         )

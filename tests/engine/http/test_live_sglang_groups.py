@@ -26,7 +26,7 @@ from proxima.model.load import load
 from tests.engine.http.live_sglang import needs_sglang, serve_section
 from tests.engine.http.test_sglang_weight_groups import Trainer
 
-SIBLING = "tests/engine/http/test_sglang_weight_groups.py::test_one_of_two_fails[killed]"
+SIBLING = "tests/engine/http/test_sglang_weight_groups.py::test_one_of_two_fails[killed-2]"
 pytestmark = [pytest.mark.campaign(SIBLING), needs_sglang]
 ROUNDS = int(os.environ.get("PROXIMA_ROUNDS", "3"))
 FIGURES = ("probe_mean", "probe_max", "perturbed_mean", "perturbed_max", "bytes")
