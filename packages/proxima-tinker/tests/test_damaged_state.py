@@ -280,7 +280,7 @@ def test_a_full_disk_pauses_a_save_and_nobody_else(tmp_path, tiny_model, full):
         body = {"model_id": client.model, "seq_id": client.seq, "path": "a"}
         accepted = client.post("save_weights", body)
         wait_for(lambda: served.log)
-        assert "No space left on device" in served.log[0] and f"{client.model} waits, and" in served.log[0]
+        assert "No space left on device" in served.log[0] and f"{client.model} waits and retries" in served.log[0]
         assert other.forward_backward().headers["content-type"] == "application/x-protobuf"
         assert not list(tmp_path.glob("models/*/weights/*"))
         full.clear()
