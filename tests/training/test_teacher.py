@@ -70,7 +70,8 @@ def test_a_token_that_the_teacher_lacks_is_named():
     (item, *_) = trajectories()
     beyond = replace(item, tokens=np.full(len(item.tokens), VOCABULARY))
     with pytest.raises(
-        UserError, match=f"a completion has token {VOCABULARY}, from the padding of .* has only {VOCABULARY} rows; use a"
+        UserError,
+        match=f"a completion has token {VOCABULARY}, from the padding of .* has only {VOCABULARY} rows; use a",
     ):
         trainer().fill([stage()], [beyond])
 

@@ -363,7 +363,9 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
             await sync.check(servers[:2])
     else:
         line = await sync.check(servers[:2])
-        assert line is not None and "are sent by folder: no process group can be formed with http://127.0.0.1:9001" in line
+        assert (
+            line is not None and "are sent by folder: no process group can be formed with http://127.0.0.1:9001" in line
+        )
         assert "no way to 127.0.0.1" in line and isinstance(sync.transport, FolderTransport)
     await sync.transport.close()
 
