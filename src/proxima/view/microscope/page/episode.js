@@ -80,6 +80,7 @@ export function episodePanel(episode, route, parts, onselect) {
   const items = sections.map(({ start, span }) => h("li", { class: span.sampled ? "model" : "given" },
       h("button", { type: "button", onclick: () => onselect(start) }, h("b", {}, span.role), ` turn ${span.turn}`, h("span", { class: "muted" }, ` ${count(span.tokens)} tokens`), span.reward ? h("span", {}, ` reward ${signed(span.reward)}`) : null),
       callsOf(span)));
-  return h("details", { class: "episode", open: true }, h("summary", {}, `Episode of ${sections.filter((one) => one.span.role === "assistant").length} turns`), facts ? h("p", { class: "muted" }, facts) : null,
+  const turns = sections.filter((one) => one.span.role === "assistant").length;
+  return h("details", { class: "episode", open: true }, h("summary", {}, `Episode of ${turns} turn${turns === 1 ? "" : "s"}`), facts ? h("p", { class: "muted" }, facts) : null,
     h("div", { class: "scroll" }, graph(sections, paths, linkOf, onselect)), h("ol", {}, items));
 }
