@@ -38,15 +38,16 @@ MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correc
 MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
 SEE_BELOW = "see below"
+ALIKE = 4  # fields from which on a kind refers to another with the same ones
 # slots of a preset with the default of `algorithm`
+RATE = r"rate: [\d.]+"
 DEFAULTS = r"proximal: behavior, |advantage: {kind: grpo, scale: none}, |, aggregate: {kind: token_mean}(?=})"
 
 HEAD = """\
 # Reference
 
-Every field of a recipe and every kind in every slot. Generated from the code by `make docs`; do not edit it here.
-`proxima list SLOT` prints the same in a terminal, `proxima explain RECIPE` shows the values of a recipe and where each
-came from, and `recipes/schema.json` completes them in an editor.
+Every field of a recipe and every kind in every slot, generated from the code by `make docs`. `proxima list SLOT`
+prints the same in a terminal, and `recipes/schema.json` completes it in an editor.
 
 A slot takes `{kind: NAME, field: value}` or, with the defaults, `NAME`; `package.module:Class` names a class of yours.
 """
@@ -96,21 +97,43 @@ def slots_in_words(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
         meanings = Counter(
             (field, fact["help"]) for facts in kinds.values() for field, fact in facts["fields"].items() if fact["help"]
         )
-        common = {both for both, count in meanings.items() if count > 1}
+        common = [both for both, count in meanings.items() if count > 1]
+        defaults = {
+            (field, meaning): {value_of(facts["fields"].get(field)) for facts in kinds.values()}
+            for field, meaning in common
+        }
+        everywhere = {both for both in common if meanings[both] == len(kinds) and len(defaults[both]) == 1}
         if common:
-            fields = [[f"`{field}`", meaning] for field, meaning in meanings if (field, meaning) in common]
+            each = [f" {''.join(defaults[both])}, in all" if both in everywhere else "" for both in common]
+            fields = [[f"`{field}`{more}", meaning] for (field, meaning), more in zip(common, each, strict=True)]
             head += f"\n{table(['field of several kinds', 'meaning'], fields)}\n"
-        rows = [
-            [f"`{kind}`", facts["summary"], fields_in_words(facts["fields"], common)] for kind, facts in kinds.items()
-        ]
+        rows, first = [], dict[str, str]()
+        for kind, facts in kinds.items():
+            given = {field: fact for field, fact in facts["fields"].items() if (field, fact["help"]) not in everywhere}
+            own, others = fields_in_words(given, common)
+            alike = first.setdefault(others, kind)
+            if alike != kind and others.count(",") >= ALIKE:
+                others = f"the others as `{alike}`"
+            rows.append([f"`{kind}`", facts["summary"], "<br>".join(filter(None, [*own, others]))])
         if not any(fields for _, _, fields in rows):
+            rows = presets_in_words(rows) if name == "algorithm" else [[kind, meaning] for kind, meaning, _ in rows]
             head += "\nA slot that is not shown has its default.\n" if name == "algorithm" else ""
-            rows = [
-                [kind, re.sub(DEFAULTS, "", meaning) if name == "algorithm" else meaning] for kind, meaning, _ in rows
-            ]
             yield f"{head}\n{table(['kind', 'what it is'], rows)}"
             continue
         yield f"{head}\n{table(['kind', 'what it is', 'fields'], rows)}"
+
+
+def presets_in_words(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return (preset, what it sets): without defaults, and of presets that differ in a rate only the first whole."""
+    first: dict[str, str] = {}
+    shown = []
+    for kind, meaning, _ in rows:
+        note, _, values = re.sub(DEFAULTS, "", meaning).partition("{")
+        rate = re.search(RATE, values)
+        alike = first.setdefault(re.sub(RATE, "", values), kind)
+        same = rate is not None and alike != kind
+        shown.append([kind, note + (f"As {alike}, with {rate[0]}" if same else f"{{{values}")])
+    return shown
 
 
 def holds(slots: dict[str, dict[str, Any]], other: str, name: str) -> bool:
@@ -162,18 +185,24 @@ def default_of(info: Any) -> str:
     return f"`{in_one_line(to_json(info.default))}`"
 
 
-def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]]) -> str:
-    """Return the fields of a kind with their defaults: its own with their meaning, then those in `common`."""
-    from proxima.config.scalars import in_one_line
-
+def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]]) -> tuple[list[str], str]:
+    """Return the fields of a kind with their defaults: its own, each with its meaning, and those in `common`."""
     own, others = [], []
     for name, fact in fields.items():
-        value = "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
         if (name, fact["help"]) in common:
-            others.append(f"`{name}` {value}")
+            others.append(f"`{name}` {value_of(fact)}")
         else:
-            own.append(f"`{name}` {value}" + (f": {fact['help']}" if fact["help"] else ""))
-    return "<br>".join([*own, *([", ".join(others)] if others else [])])
+            own.append(f"`{name}` {value_of(fact)}" + (f": {fact['help']}" if fact["help"] else ""))
+    return own, ", ".join(others)
+
+
+def value_of(fact: dict[str, Any] | None) -> str:
+    """Return the default of a field; empty if a kind lacks it."""
+    from proxima.config.scalars import in_one_line
+
+    if fact is None:
+        return ""
+    return "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
