@@ -38,7 +38,7 @@ MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correc
 MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
 SEE_BELOW = "see below"
-ALIKE = 4  # fields from which on a kind refers to another with the same ones
+ALIKE = 4  # commas in fields with their defaults, from which on a kind refers to another with the same ones
 # slots of a preset with the default of `algorithm`
 RATE = r"rate: [\d.]+"
 DEFAULTS = r"proximal: behavior, |advantage: {kind: grpo, scale: none}, |, aggregate: {kind: token_mean}(?=})"
@@ -94,40 +94,46 @@ def slots_in_words(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
             but = f", but {', '.join(absent)}" if absent else ""
             yield f"{head}\nThe kinds of [{holder}](#{holder}){but}.\n"
             continue
-        meanings = Counter(
-            (field, fact["help"]) for facts in kinds.values() for field, fact in facts["fields"].items() if fact["help"]
-        )
-        common = [both for both, count in meanings.items() if count > 1]
-        defaults = {
-            (field, meaning): {value_of(facts["fields"].get(field)) for facts in kinds.values()}
-            for field, meaning in common
-        }
-        everywhere = {both for both in common if meanings[both] == len(kinds) and len(defaults[both]) == 1}
-        if common:
-            each = [f" {''.join(defaults[both])}, in all" if both in everywhere else "" for both in common]
-            fields = [[f"`{field}`{more}", meaning] for (field, meaning), more in zip(common, each, strict=True)]
-            head += f"\n{table(['field of several kinds', 'meaning'], fields)}\n"
-        rows, first = [], dict[str, str]()
-        for kind, facts in kinds.items():
-            given = {field: fact for field, fact in facts["fields"].items() if (field, fact["help"]) not in everywhere}
-            own, others = fields_in_words(given, common)
-            alike = first.setdefault(others, kind)
-            if alike != kind and others.count(",") >= ALIKE:
-                others = f"the others as `{alike}`"
-            rows.append([f"`{kind}`", facts["summary"], "<br>".join(filter(None, [*own, others]))])
-        if not any(fields for _, _, fields in rows):
-            rows = presets_in_words(rows) if name == "algorithm" else [[kind, meaning] for kind, meaning, _ in rows]
-            head += "\nA slot that is not shown has its default.\n" if name == "algorithm" else ""
-            yield f"{head}\n{table(['kind', 'what it is'], rows)}"
+        if any(facts["fields"] for facts in kinds.values()):
+            yield f"{head}\n{kinds_in_words(kinds)}"
             continue
-        yield f"{head}\n{table(['kind', 'what it is', 'fields'], rows)}"
+        rows = [[f"`{kind}`", facts["summary"]] for kind, facts in kinds.items()]
+        if name == "algorithm":
+            head, rows = f"{head}\nA slot that is not shown has its default.\n", presets_in_words(rows)
+        yield f"{head}\n{table(['kind', 'what it is'], rows)}"
+
+
+def kinds_in_words(kinds: dict[str, dict[str, Any]]) -> str:
+    """Return a table of the fields that several kinds have, if there are any, and a table of the kinds."""
+    counts = Counter((name, fact["help"]) for facts in kinds.values() for name, fact in facts["fields"].items())
+    common: dict[tuple[str, str], str | None] = {
+        field: None for field, count in counts.items() if count > 1 and field[1]
+    }
+    for name, meaning in common:
+        defaults = {value_of(facts["fields"][name]) for facts in kinds.values() if name in facts["fields"]}
+        if counts[name, meaning] == len(kinds) and len(defaults) == 1:
+            common[name, meaning] = defaults.pop()  # the same field of every kind, shown here alone
+    text = ""
+    if common:
+        rows = [[f"`{name}`" + (f" {all_have}, in all" if all_have else ""), meaning]
+                for (name, meaning), all_have in common.items()]  # fmt: skip
+        text = f"{table(['field of several kinds', 'meaning'], rows)}\n\n"
+    rows, first = [], dict[str, str]()
+    for kind, facts in kinds.items():
+        given = {name: fact for name, fact in facts["fields"].items() if not common.get((name, fact["help"]))}
+        own, others = fields_in_words(given, common)
+        alike = first.setdefault(others, kind)
+        if alike != kind and others.count(",") >= ALIKE:
+            others = f"the others as `{alike}`"
+        rows.append([f"`{kind}`", facts["summary"], "<br>".join(filter(None, [*own, others]))])
+    return text + table(["kind", "what it is", "fields"], rows)
 
 
 def presets_in_words(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return (preset, what it sets): without defaults, and of presets that differ in a rate only the first whole."""
     first: dict[str, str] = {}
     shown = []
-    for kind, meaning, _ in rows:
+    for kind, meaning in rows:
         note, _, values = re.sub(DEFAULTS, "", meaning).partition("{")
         rate = re.search(RATE, values)
         alike = first.setdefault(re.sub(RATE, "", values), kind)
@@ -196,12 +202,10 @@ def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]])
     return own, ", ".join(others)
 
 
-def value_of(fact: dict[str, Any] | None) -> str:
-    """Return the default of a field; empty if a kind lacks it."""
+def value_of(fact: dict[str, Any]) -> str:
+    """Return the default of a field."""
     from proxima.config.scalars import in_one_line
 
-    if fact is None:
-        return ""
     return "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
 
 

@@ -11,6 +11,10 @@ import pytest
 
 IMAGE = "localhost/proxima-test-busybox:1"
 NAMES = "sh cat sleep ls wget nc id env head tail dd mkdir rm touch chmod kill ps ln test expr grep sed cp true false"
+FAKE_DOCKER = """#!/bin/sh
+echo "$@" >> {log}
+exec podman "$@"
+"""
 HYBRID = "[engine]\nruntime = 'runc'\n"  # crun refuses a machine with both versions of cgroups
 
 
@@ -60,6 +64,17 @@ def podman() -> None:
     """Skips the test where podman can't start containers."""
     if problem():
         pytest.skip(problem())
+
+
+@pytest.fixture
+def docker_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake of docker's command line on the PATH, which asks podman: the file in which it notes what it is asked."""
+    log, fake = tmp_path / "log", tmp_path / "bin" / "docker"
+    fake.parent.mkdir()
+    fake.write_text(FAKE_DOCKER.format(log=log))
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    return log
 
 
 def left(pid: int | None = None) -> list[str]:

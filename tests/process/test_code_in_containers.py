@@ -18,16 +18,13 @@ from proxima.process.code_runner import run_program
 from proxima.process.contained import CodeContainers
 from proxima.process.sandbox import Sandbox
 from proxima.reward.unit_tests import UnitTests
+from tests.containers import docker_log as docker_log
 from tests.containers import left
 from tests.containers import podman as podman
 from tests.environment.worlds import called
 from tests.processes import eventually
 from tests.reward.make import ask, runner
 
-FAKE = """#!/bin/sh
-echo "$@" >> {log}
-exec podman "$@"
-"""
 pytestmark = pytest.mark.slow
 CONTAINER = Sandbox(kind="container")
 TRACES = """
@@ -135,17 +132,13 @@ def test_without_an_engine_it_is_refused(monkeypatch):
         made.check()
 
 
-def test_code_runs_in_a_container_of_docker(podman, tmp_path, monkeypatch):
-    """Against a fake of docker's command line, which notes what it is asked and asks podman."""
-    log, fake = tmp_path / "log", tmp_path / "bin" / "docker"
-    fake.parent.mkdir()
-    fake.write_text(FAKE.format(log=log))
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+def test_code_runs_in_a_container_of_docker(podman, docker_log, monkeypatch):
     monkeypatch.setattr(containers_of_engines, "ENGINES", ("docker",))
     with runner(UnitTests(sandbox="container"), workers=2) as made:
         assert [score.value for score in ask(made, ["assert f() == 1"], *["def f(): return 1"] * 3)] == [1] * 3
-    assert left() == [] and {"image", "run", "ps"} <= {line.partition(" ")[0] for line in log.read_text().splitlines()}
+    assert left() == [] and {"image", "run", "ps"} <= {
+        line.partition(" ")[0] for line in docker_log.read_text().splitlines()
+    }
 
 
 def test_docker_knows_every_option_of_code(tmp_path, monkeypatch):

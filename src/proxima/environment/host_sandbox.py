@@ -30,7 +30,7 @@ class HostSandbox:
         require(not built_in, "environment", spec.kind, "is no class of yours, for a sandbox", remedy=remedy)
         try:
             kind = usable_kind(choice)
-        except SandboxMissing as error:
+        except SandboxMissing as error:  # no field error: the task's path would be put before it
             raise UserError(f"episode.sandbox={choice!r} {error}", remedy=error.remedy) from None
         files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
         readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))

@@ -33,7 +33,7 @@ from proxima.process.containers import (
     image_id,
     last_lines,
 )
-from proxima.process.containers import ContainerFailed as ContainerFailed  # what these modules raise
+from proxima.process.containers import ContainerFailed as ContainerFailed  # exported: callers import this module late
 from proxima.process.program import keep_last
 from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox, random_user, shown_paths
 

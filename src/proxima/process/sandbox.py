@@ -36,7 +36,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class SandboxMissing(Exception):
-    """A field holds a choice of a sandbox that is none, or can't be used here; `bound` says why."""
+    """The sandbox that a field names is unknown or can't be used here; `bound` says why."""
 
     def __init__(self, field: str, value: object, bound: str, remedy: str = "") -> None:
         super().__init__(bound)
@@ -90,21 +90,21 @@ class Sandbox:
         return 128 - code if self.kind != "none" and code > 128 else code
 
 
-def usable_kind(choice: str, field: str = "sandbox") -> str:
+def usable_kind(choice: str) -> str:
     """The kind of sandbox for a choice, which is checked here; for `auto`, bubblewrap where it works, else `none`.
 
     Raises: SandboxMissing.
     """
     if choice not in CHOICES:
-        raise SandboxMissing(field, choice, f"must be one of {', '.join(CHOICES)}")
+        raise SandboxMissing("sandbox", choice, f"must be one of {', '.join(CHOICES)}")
     if choice == "container":
         if not any(map(shutil.which, CONTAINER_ENGINES)):
             missing = "can't be used: neither podman nor docker is installed"
-            raise SandboxMissing(field, choice, missing, "install podman, or set sandbox=auto")
+            raise SandboxMissing("sandbox", choice, missing, "install podman, or set sandbox=auto")
         return choice
     why = "" if choice == "none" else bubblewrap_problem()
     if choice == "bubblewrap" and why:
-        raise SandboxMissing(field, choice, f"can't be used: {why}", REMEDY)
+        raise SandboxMissing("sandbox", choice, f"can't be used: {why}", REMEDY)
     return "none" if choice == "none" or why else "bubblewrap"
 
 

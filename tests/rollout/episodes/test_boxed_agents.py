@@ -23,6 +23,7 @@ from proxima.process.containers import RELAY, Container, ensure_image
 from proxima.process.sandbox import bubblewrap_problem
 from proxima.rollout.episodes.worlds import make_worlds
 from tests.containers import busybox_image as busybox_image
+from tests.containers import docker_log as docker_log
 from tests.containers import left
 from tests.processes import eventually, with_word
 from tests.rollout.episodes.test_agent_player import Scripted, play
@@ -222,25 +223,13 @@ def test_an_agent_without_a_box_loads_none_of_it():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
-FAKE = """#!/bin/sh
-echo "$@" >> {log}
-exec podman "$@"
-"""
-
-
-def test_an_agent_in_a_container_of_docker(busybox_image, tmp_path, monkeypatch):
-    """Against a fake of docker's command line, which notes what it is asked and asks podman."""
-    log, fake = tmp_path / "log", tmp_path / "bin" / "docker"
-    fake.parent.mkdir()
-    fake.write_text(FAKE.format(log=log))
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+def test_an_agent_in_a_container_of_docker(busybox_image, docker_log):
     policy = Scripted(lambda context, request: "it is 4")
     (completion,) = play(policy, shell(busybox_image, ASKS, engine="docker"))
     assert completion.episode.reward == 0.5 and left() == []
-    asked = {line.partition(" ")[0] for line in log.read_text().splitlines()}
+    asked = {line.partition(" ")[0] for line in docker_log.read_text().splitlines()}
     assert {"image", "run", "ps"} <= asked and "pull" not in asked
-    assert "--env=OPENAI_API_KEY " in log.read_text()  # and not its value, which other users could read
+    assert "--env=OPENAI_API_KEY " in docker_log.read_text()  # and not its value, which other users could read
 
 
 def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
