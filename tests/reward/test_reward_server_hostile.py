@@ -12,8 +12,11 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
 
 from proxima.data.flow import Score
 from proxima.reward.http import Http
@@ -21,7 +24,7 @@ from proxima.reward.server import bounded_server
 from proxima.reward.server.scorer_app import SLICE_COMPLETIONS
 from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, ask, runner
-from tests.reward.served import post, request_of, served
+from tests.reward.served import post, request_of, running, served
 
 
 class Judge:
@@ -215,6 +218,37 @@ def test_a_refusal_before_the_body_says_that_the_connection_ends(judge):
         with connected(scorer.url) as client:
             client.sendall(b"GET /score HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert b"connection: close" not in client.recv(65536)
+
+
+def test_an_error_that_was_answered_does_not_close_the_connection():
+    """Starlette raises what it has answered once more; the client may have sent its next request by then."""
+
+    async def fails(request):
+        await request.body()
+        raise OSError("no space left")
+
+    async def breaks_off(request):
+        async def parts():
+            yield b"a part"
+            raise OSError("no space left")
+
+        return StreamingResponse(parts())
+
+    async def told(request, error):
+        return PlainTextResponse(str(error), 429)
+
+    routes = [Route("/", fails, methods=["POST"]), Route("/parts", breaks_off)]
+    app = Starlette(routes=routes, exception_handlers={Exception: told})
+    server = bounded_server.BoundedServer(app, LONG, 8)
+    with running(server, asyncio.run) as port, socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
+        for _ in range(3):
+            client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+            answer = client.recv(65536)
+            assert answer.startswith(b"HTTP/1.1 429") and b"connection: close" not in answer
+            assert not select.select([client], [], [], 0.2)[0]  # neither an end nor a reset
+        client.sendall(b"GET /parts HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))  # to its end: a part must not look whole
+        assert b"a part" in answer and not answer.endswith(b"\r\n0\r\n\r\n")
 
 
 def test_the_rest_of_a_refused_body_is_discarded_unparsed(judge, monkeypatch):

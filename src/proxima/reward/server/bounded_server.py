@@ -88,9 +88,12 @@ class LingeringTransport:
             self._transport.close()
 
 
-class ClosesUnread:
-    """An ASGI app whose response to a request with an unread body says that the connection is closed after it, as
-    `BoundedProtocol` closes it: a client would lose its next request on it."""
+class KeepsConnections:
+    """An ASGI app whose clients know which response is the last of their connection, and lose no request on it.
+
+    A response to a request with an unread body says that the connection is closed after it, as `BoundedProtocol` closes
+    it. An error that the app has answered ends here: Starlette raises it once more, and uvicorn would close the
+    connection, unannounced, under the next request."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -101,6 +104,7 @@ class ClosesUnread:
             return
         headers = dict(scope["headers"])
         unread = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+        answered = False
 
         async def received() -> Any:
             nonlocal unread
@@ -109,13 +113,19 @@ class ClosesUnread:
             return message
 
         async def sent(message: Any) -> None:
+            nonlocal answered
             if unread and message["type"] == "http.response.start":
                 named = {name.lower() for name, _ in message["headers"]}
                 more = [] if b"connection" in named else [(b"connection", b"close")]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
+            answered = message["type"] == "http.response.body" and not message.get("more_body")
 
-        await self.app(scope, received, sent)
+        try:
+            await self.app(scope, received, sent)
+        except Exception:
+            if not answered:
+                raise
 
 
 class BoundedServer(uvicorn.Server):
@@ -145,7 +155,7 @@ class BoundedServer(uvicorn.Server):
         self.most, self.ending = min(connections, max(1, raised_file_limit() // 2)), ending or asyncio.Event()
         super().__init__(
             uvicorn.Config(
-                ClosesUnread(app),
+                KeepsConnections(app),
                 http=partial(BoundedProtocol, most=self.most),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
