@@ -8,6 +8,7 @@ import resource
 import select
 import socket
 import threading
+from http.client import HTTPConnection, IncompleteRead
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -240,15 +241,16 @@ def test_an_error_that_was_answered_does_not_close_the_connection():
     routes = [Route("/", fails, methods=["POST"]), Route("/parts", breaks_off)]
     app = Starlette(routes=routes, exception_handlers={Exception: told})
     server = bounded_server.BoundedServer(app, LONG, 8)
-    with running(server, asyncio.run) as port, socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
+    with running(server, asyncio.run) as port, contextlib.closing(HTTPConnection("127.0.0.1", port, LONG)) as client:
         for _ in range(3):
-            client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
-            answer = client.recv(65536)
-            assert answer.startswith(b"HTTP/1.1 429") and b"connection: close" not in answer
-            assert not select.select([client], [], [], 0.2)[0]  # neither an end nor a reset
-        client.sendall(b"GET /parts HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        answer = b"".join(iter(lambda: client.recv(65536), b""))  # to its end: a part must not look whole
-        assert b"a part" in answer and not answer.endswith(b"\r\n0\r\n\r\n")
+            client.request("POST", "/", b"{}")
+            answer = client.getresponse()
+            assert answer.status == 429 and answer.read() == b"no space left"
+            assert not answer.will_close and not select.select([client.sock], [], [], 0.2)[0]  # neither end nor reset
+        client.request("GET", "/parts")
+        with pytest.raises(IncompleteRead) as caught:  # what broke off must not look whole
+            client.getresponse().read()
+        assert caught.value.partial == b"a part"
 
 
 def test_the_rest_of_a_refused_body_is_discarded_unparsed(judge, monkeypatch):
