@@ -163,8 +163,9 @@ def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
             continue
 
 
-def close(ours: float, theirs: float) -> bool:
-    return ours == pytest.approx(theirs, rel=1e-5, abs=4e-6, nan_ok=True)
+def close(metric: str, ours: float, theirs: float) -> bool:
+    """Equal but for rounding, of which the square of a sequence's ratio has twice the sum of its tokens'."""
+    return ours == pytest.approx(theirs, rel=1e-4 if metric.endswith("_seq") else 1e-5, abs=4e-6, nan_ok=True)
 
 
 def same_update(name: str, shared: TrainStack, alone: TrainStack, objective: Any, updates: list[list[Any]]) -> set[str]:
@@ -173,7 +174,9 @@ def same_update(name: str, shared: TrainStack, alone: TrainStack, objective: Any
     expected, got = alone.update(objective, updates), shared.update(objective, updates)
     shared.ranks.end(None)
     assert got.metrics.keys() == expected.metrics.keys(), name
-    differing = {key: (got.metrics[key], x) for key, x in expected.metrics.items() if not close(got.metrics[key], x)}
+    differing = {
+        key: (got.metrics[key], x) for key, x in expected.metrics.items() if not close(key, got.metrics[key], x)
+    }
     assert not differing, (name, differing)
     assert (got.updates, got.skipped) == (expected.updates, expected.skipped), name
     assert got.tokens >= 0.8 * expected.tokens, name  # a prompt may be fed in more cuts
