@@ -75,6 +75,16 @@ def test_list_names_every_kind_on_one_screen(done, slots):
     assert found == {slot: [*facts["kinds"]] for slot, facts in slots.items()}
 
 
+def test_the_fields_of_a_section_of_a_kind_are_listed(slots):
+    """`engine.serve` stands at no other place of a recipe; an evaluation's `sampling` is listed among the fields."""
+    served = slots["engine"]["kinds"]["sglang"]["fields"]
+    assert served["serve"]["default"] is None and served["serve.replicas"]["default"] == 1
+    assert all(fact["help"] for fact in served.values())
+    critic = slots["critic"]["kinds"]["head"]["fields"]
+    assert "loss" not in critic and critic["loss.epsilon"]["default"] == 0.2
+    assert not any("." in name for name in slots["sets"]["kinds"]["set"]["fields"])
+
+
 def test_list_shows_every_kind_of_every_slot(done):
     out = done("list", "--all")
     for kind in [

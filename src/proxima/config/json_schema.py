@@ -7,7 +7,9 @@ The schema is without the checks of `__post_init__`. `recipes/schema.json` is it
 import collections.abc
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import MISSING
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -162,14 +164,32 @@ def _catalogued(info: Any) -> dict[str, Any]:
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
-        for field in fields_of(cls):
+        for path, field in _fields_below(cls):
             required = field.default is MISSING
             value = (field.slot and field.slot.default) or field.default
             default = {"required": True} if required else {"default": to_json(value)}
-            fields[field.name] = {**default, "help": field.help}
+            fields[path] = {**default, "help": field.help}
         valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
         summary = f"Needs `critic`. {summary_of(cls)}" if valued else summary_of(cls)
         kinds[kind] = {"summary": summary, "fields": fields}
     for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
         kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
     return kinds
+
+
+def _fields_below(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a kind by their paths, those of its sections among them; but for sections that recipes also have
+    elsewhere, whose fields are listed there. A section that is not null by default is described by its fields alone."""
+    for info in fields_of(cls):
+        section = None if info.section in _sections_of_recipes() else info.section
+        if section is None or info.default is None:
+            yield path + info.name, info
+        if section is not None:
+            yield from _fields_below(section, f"{path}{info.name}.")
+
+
+@cache
+def _sections_of_recipes() -> frozenset[type]:
+    """The classes of the sections of all families."""
+    infos = (info for family in FAMILIES.values() for _, info in all_fields(family.root))
+    return frozenset(info.section for info in infos if info.section is not None)
