@@ -228,7 +228,7 @@ RESET = {
     "reset raises": (lambda: raises(ValueError("no")), r"ValueError: no \(hostile.py:\d+\)"),
     "reset hangs": (lambda: time.sleep(FOREVER), TIME),
     "reset returns a number": (lambda: 3, f"reset returned a value of type int, {NONSENSE}"),
-    "reset returns nothing": (list, "reset gave no prompt, and the row has none"),
+    "reset returns nothing": (list, "reset returned no prompt, and the row has none"),
     "freeing hangs": (lambda: None, TIME),
 }
 END = {

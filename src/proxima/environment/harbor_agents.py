@@ -245,7 +245,7 @@ def reward_of(text: str, file: str) -> float:
             given = given["reward"] if "reward" in given else given[next(iter(given))] if len(given) == 1 else None
         reward = float(given)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RecursionError):
-        raise EnvironmentFailure(f"the tests wrote {text.strip()!r:.100} to {file}, which is no reward") from None
+        raise EnvironmentFailure(f"the tests wrote {text.strip()!r:.100} to {file}, which is not a reward") from None
     if not math.isfinite(reward):
         raise EnvironmentFailure(f"the tests wrote the reward {reward} to {file}")
     return reward

@@ -157,7 +157,7 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
             messages[last]["images"] = images
         opening = messages
     if opening is not None and not any(message["content"] for message in opening):
-        raise BadAnswer("reset gave no prompt, and the row has none")
+        raise BadAnswer("reset returned no prompt, and the row has none")
     return {"opening": opening, "state": _state(reply.state, "reset")}
 
 

@@ -26,8 +26,9 @@ class HostSandbox:
     def __init__(self, choice: str, spec: EnvironmentSpec, memory_mb: int) -> None:
         own = [name for name in (spec.kind, *spec.tools) if name is not None and ":" in name]
         built_in = spec.kind is not None and ":" not in spec.kind
+        reason = "is built in; episode.sandbox is for classes of your own"
         remedy = "python has a field `sandbox` of its own; set episode.sandbox=none"
-        require(not built_in, "environment", spec.kind, "is no class of yours, for a sandbox", remedy=remedy)
+        require(not built_in, "environment", spec.kind, reason, remedy=remedy)
         try:
             kind = usable_kind(choice)
         except SandboxMissing as error:  # no field error: the task's path would be put before it

@@ -297,7 +297,7 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
         with torch.device("meta"):
             model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
     except Exception as error:  # of any kind, from the code of the model
-        raise unreadable_model(path, "is no model that can be built", error) from error
+        raise unreadable_model(path, "is not a model that can be built", error) from error
     return model
 
 

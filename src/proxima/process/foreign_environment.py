@@ -85,7 +85,7 @@ def _answered(
     try:
         program = Program(command, name="its process", guarded=True)
     except ProgramFailed:
-        raise Unusable("python", environment.python, "is no interpreter that can be started") from None
+        raise Unusable("python", environment.python, "can't be started as a Python interpreter") from None
     facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
     started, limit = monotonic(), threading.Timer(LOAD_SECONDS, program.kill)
     limit.daemon = True
@@ -101,7 +101,7 @@ def _answered(
             rows += [message["row"]] if "row" in message else []
     except ProgramFailed as error:
         if not facts:
-            raise Unusable("python", environment.python, f"is no interpreter of Python: {error}") from None
+            raise Unusable("python", environment.python, f"is not a Python interpreter: {error}") from None
         reason = f"its process took longer than {LOAD_SECONDS:g} s" if monotonic() - started >= LOAD_SECONDS else error
         raise Unusable("name", environment.name, f"can't be loaded: {reason}") from None
     finally:

@@ -414,7 +414,7 @@ def _module(name: str) -> Any:
         except Exception as error:
             older = "; it was written for another version" if "module 'verifiers'" in str(error) else ""
             raise BadField("name", name, f"can't be imported: {short(error)}{older}") from None
-    raise BadField("name", name, f"is no environment that {sys.executable} can import; install its package there")
+    raise BadField("name", name, f"is not an environment that {sys.executable} can import; install its package there")
 
 
 def sources(module: Any) -> dict[str, str]:
@@ -453,7 +453,7 @@ def _of_nemo_gym(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
     if importlib.util.find_spec("resources_servers") is None or not importlib.util.find_spec(
         f"resources_servers.{name}"
     ):
-        raise BadField("name", name, f"is no resources server that {sys.executable} has")
+        raise BadField("name", name, f"is not a resources server of {sys.executable}")
     try:
         environment = ResourcesServer(name, args)
     except ImportError as error:

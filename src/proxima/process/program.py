@@ -42,7 +42,7 @@ class Program:
         self._process: subprocess.Popen[bytes]
         self._channel: socket.socket | None
         if guarded and shutil.which(command[0]) is None:
-            raise ProgramFailed(f"{self.name} can't be started: {command[0]} is no program")
+            raise ProgramFailed(f"{self.name} can't be started: {command[0]} is not a program")
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         try:
             if guarded:

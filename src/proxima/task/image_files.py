@@ -89,7 +89,7 @@ def open_image(value: Any) -> "Image":
     except UserError:
         raise
     except UnidentifiedImageError:
-        raise UserError(f"{shown} can't be read: it is none of {', '.join(FORMATS)}", remedy="repair it") from None
+        raise UserError(f"{shown} can't be read: it is not one of {', '.join(FORMATS)}", remedy="repair it") from None
     except Exception as error:  # damaged files raise all kinds of errors
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{shown} can't be read: {reason or type(error).__name__}", remedy="repair it") from error

@@ -54,10 +54,13 @@ def test_a_part_of_the_rows():
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"python": "no/python"}, "environment.python='no/python' is no interpreter that can be started"),
-        ({"python": "/bin/true"}, "environment.python='/bin/true' is no interpreter of Python: its process ended with"),
+        ({"python": "no/python"}, "environment.python='no/python' can't be started as a Python interpreter"),
+        ({"python": "/bin/true"}, "environment.python='/bin/true' is not a Python interpreter: its process ended with"),
         ({"python": sys.executable, "name": ""}, "environment.name='' must be the name of an installed environment"),
-        ({"name": "nowhere"}, r"environment.name='nowhere' is no environment that .* can import; install its package"),
+        (
+            {"name": "nowhere"},
+            r"environment.name='nowhere' is not an environment that .* can import; install its package",
+        ),
         ({"name": "without_its_package"}, "can't be imported: ModuleNotFoundError: No module named 'a_package_that"),
         ({"name": "json"}, "environment.name='json' has no function load_environment"),
         ({"args": {"size": 3}}, "environment.args=.*'size': 3.* are refused by the environment 'six_words': TypeError"),
@@ -123,7 +126,7 @@ def test_without_the_library_a_line_says_so(monkeypatch, tmp_path):
 
 
 def test_the_agents_are_checked_before_they_are_built():
-    with pytest.raises(FieldError, match="name='nowhere' is no environment"):
+    with pytest.raises(FieldError, match="name='nowhere' is not an environment"):
         Verifiers(name="nowhere").build()
     agents = Verifiers(name="six_words", workers=2).build()
     agents.close()

@@ -157,7 +157,7 @@ def test_an_agent_plays_in_the_container_of_the_task(task, code, reward, failure
     [
         ("tests/test.sh", "#!/bin/sh\necho broken; exit 1\n", "exit code 1 and wrote no reward: broken"),
         ("tests/test.sh", "#!/bin/sh\nsleep 100\n", "took longer than 2 s"),
-        ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "which is no reward"),
+        ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "which is not a reward"),
     ],
 )
 def test_tests_without_a_reward_are_a_failure(busybox_image, agents, tmp_path, file, text, failure):

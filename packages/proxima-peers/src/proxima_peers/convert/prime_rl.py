@@ -208,7 +208,7 @@ def _batch(d: Draft, o: Options) -> None:
         d.lacks(GROUPS[0], f"environments with groups of {', '.join(map(str, own))}: here all have {group}")
     samples = o.whole(size, default=128, least=1)
     if samples % group:
-        d.lacks(size, f"{samples} is no multiple of {group} completions per prompt: whole groups here")
+        d.lacks(size, f"{samples} is not a multiple of {group} completions per prompt: whole groups here")
     counted = f"{o.origin(size)} / group_size"
     if o.given(tokens) and not o.given(size):
         counted = f"{FILL_IN}: {tokens}: {o.get(tokens)} tokens a step; here a step has a number of prompts"
