@@ -161,8 +161,8 @@ class Objective(Protocol[Item]):
         return self.sequences(item)
 
     def skippable(self, item: Item) -> bool:
-        """True if the item adds exactly zero to the gradient, so that its forward pass can be skipped. It still counts
-        in the denominators."""
+        """True if the item adds exactly zero to loss and gradient, so that its forward pass can be skipped. It still
+        counts in the denominators."""
         return False
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
