@@ -81,7 +81,7 @@ class ScoreStage(ForwardStage):
 class RewardMethod(OfflineMethod[PreferencePair]):
     """Trains the better completion of a pair to score higher; see `RewardObjective`.
 
-    An evaluation stores mean and standard deviation of the held-out scores in the model's config, from which the reward
+    An evaluation stores mean and standard deviation of the held-out scores in the model's config, where the reward
     `model` reads them (`normalize`).
     """
 
