@@ -87,8 +87,8 @@ class ThreadCalls(RewardCalls):
 
     Args:
         threads: simultaneous calls from one event loop.
-        timeout: seconds of a call for one completion, without its time in the queue; the reward's `call_timeout` takes
-            precedence.
+        timeout: seconds of a call, without its time in the queue, times the number of groups for a whole batch; the
+            reward's `call_timeout` takes precedence.
     """
 
     def __init__(self, reward: WeightedReward, threads: int, timeout: float) -> None:
@@ -156,7 +156,7 @@ def _batch_scores(reward: WeightedReward, groups: Sequence[Group]) -> list[list[
 
 
 class WorkerCalls(RewardCalls):
-    """Calls a reward in the workers of a pool; `timeout` is in seconds per completion of a batch."""
+    """Calls a reward in the workers of a pool; `timeout` is in seconds per group of a batch."""
 
     reward: PooledReward
 

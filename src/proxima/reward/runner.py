@@ -28,7 +28,8 @@ class RewardRunner:
 
     Args:
         rewards: the specs, at least one.
-        timeout: seconds that a reward may take for one completion; > 0.
+        timeout: seconds that a call of a reward may take, times the number of groups for a whole batch; > 0. A
+            reward's `call_timeout` or a job's own limit takes precedence.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
         compute: the thread of the tensor work, for rewards that run a model; None: separate threads.
