@@ -1,5 +1,5 @@
-"""Chat and generation with tools and an environment, for `proxima generate`. Episodes are played by the same code as in
-training, with the same template, instructions and limits."""
+"""Chat and generation with tools or an environment, for `proxima generate`. The code, template, instructions and limits
+are those of training."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -33,8 +33,8 @@ GREETING = "Hello."  # placeholder for a person's message when the environment i
 
 
 def first_prompt(config: PlayedConfig, tokenizer: Any, text: str | None = None) -> Prompt:
-    """The prompt of the first row of a task with its own question, or with `text` as the question and only the system
-    message of the row's chat.
+    """The prompt of a task's first row, with its own question, or with `text` as the question and the system messages
+    of the row's chat. Without an environment, `text` needs no row.
 
     Raises:
         UserError: the task can't be read.
@@ -52,10 +52,11 @@ def first_prompt(config: PlayedConfig, tokenizer: Any, text: str | None = None) 
 
 @dataclass(frozen=True)
 class Table:
-    """The world of a run, before any weights are loaded.
+    """The environment and tools with which a model plays, before any weights are loaded.
 
     Args:
-        writes: True if the rows have no question, and the environment writes it.
+        writes: True if the rows have no question and the environment writes it.
+        notes: warnings.
     """
 
     config: PlayedConfig
@@ -68,20 +69,20 @@ class Table:
         return first_prompt(self.config, self.world.template.tokenizer, text)
 
     def reward(self, episode: float | None) -> float | None:
-        """The reward of an episode; None if the environment gives no reward (its turns then have 0)."""
+        """The reward of an episode; None if it is 0 because the environment gives no rewards."""
         judges = self.world.hosts.interface.reward or self.world.rules.responds
         return episode if episode or judges else None
 
     def require_question(self) -> None:
-        """Raise UserError if the user has no question to ask because the environment writes it."""
+        """Raise UserError if the environment writes the question, so that the user has none to ask."""
         if self.writes:
             remedy = "proxima eval plays its episodes, proxima view shows those of a run"
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 
 def make_table(config: PlayedConfig) -> Table | None:
-    """Build the world in which the model of a config plays, and try it on the first row; the caller closes it. None
-    for an external agent, which plays by itself.
+    """Build the world in which a config's model plays, and try it on the first row; the caller closes it. None for an
+    external agent, which plays by itself.
 
     Raises:
         UserError: environment, tools or chat template can't be used.
@@ -106,10 +107,10 @@ class Hears(Protocol):
     """Callbacks for the events of a chat."""
 
     def opening(self, text: str) -> None:
-        """Receive the question that the environment has made of the person's."""
+        """Receive the question as the environment rewrote it."""
 
     def piece(self, text: str) -> None:
-        """Receive a piece of the model's message, as it is sampled."""
+        """Receive a piece of the model's message while it is sampled."""
 
     def turn(self, turn: PlayedTurn) -> None:
         """Receive a turn once the model's message is complete and has been answered."""
@@ -124,8 +125,8 @@ class EpisodeChat:
 
     Args:
         table: from `make_table`.
-        engine: samples the turns of the model.
-        sampling: of each turn.
+        engine: samples the model's turns.
+        sampling, seed: of each turn.
         hears: receives the events of the chat.
     """
 
@@ -136,16 +137,16 @@ class EpisodeChat:
         self.played: Played | None = None
 
     def new(self) -> None:
-        """Leave the environment; the next message starts a chat in a fresh one."""
+        """Close the environment; the next message starts a chat in a new one."""
         if self.group is not None:
             self.group.close()
         self.group = self.played = None
 
     def ask(self, text: str) -> Cut:
         """Let the model answer a message; the first message of a chat uses the other columns of the first row. After a
-        KeyboardInterrupt, the tokens sampled so far are the model's turn.
+        KeyboardInterrupt, the tokens sampled so far become the model's turn.
 
-        Returns: the limit that cut the answer off.
+        Returns: the limit that cut the answer off; empty if none did.
 
         Raises:
             UserError: no room is left for an answer (the chat is unchanged), or the environment has failed (the next
@@ -181,7 +182,8 @@ class EpisodeChat:
         return group, begun
 
     def _set_limits(self, group: GroupTable, played: Played) -> None:
-        """Allow the following turns the limits of a full episode, and let only the person speak for the user."""
+        """Give the next turns the limits of a full episode, and stop the environment from writing the user's
+        messages."""
         rules = self.table.world.rules
         tokens = rules.settings.tokens
         limits = replace(
@@ -226,7 +228,7 @@ class EpisodeChat:
 
 
 def _unsampled(played: Played, tokens: Sequence[int]) -> Completion:
-    """The completion of a turn that was stopped after these tokens."""
+    """The completion of a turn that was interrupted after these tokens."""
     return Completion.of_text(played.request.prompt.uid, 0, "", tokens, "abort")
 
 
@@ -245,7 +247,7 @@ def _with_reward(episode: Episode | None, table: Table) -> Episode | None:
 
 
 def episodes_of(player: EpisodePlayer, requests: Sequence[Request]) -> list[Completion]:
-    """Play an episode for each request, whose last path may be of a later turn; by uid and sample."""
+    """Play an episode for each request; returns them ordered by uid and sample."""
 
     async def played() -> list[Completion]:
         return [completion async for completion in player.generate(requests)]
@@ -256,13 +258,17 @@ def episodes_of(player: EpisodePlayer, requests: Sequence[Request]) -> list[Comp
 def scripted_episode(
     recipe: Recipe, overrides: Sequence[str], turns: Sequence[str], row: int
 ) -> tuple[list[list[dict[str, Any]]], list[str], str]:
-    """Play an episode of a recipe's task in its environment, with these turns of the model. Loads no weights.
+    """Play an episode of a recipe's task in its environment, with `turns` in place of the model's. Loads no weights.
 
     Args:
-        turns: empty: a call of the first tool, then a sentence.
-        row: the prompt, by its row in the training data.
+        turns: the texts of the model's turns; empty: a call of the first tool, if there is one, then a sentence.
+        row: row of the training data with the prompt.
 
     Returns: the parts of each path, with their tokens; notes on the data; why the episode failed, empty if it did not.
+
+    Raises:
+        UserError: the recipe is a replay, its task has no environment, or an external agent plays; or `row` is out of
+            range or too long.
     """
     resolved = load_recipe(recipe, overrides)
     if resolved.config.replayed is not None:
@@ -306,7 +312,7 @@ class ScriptedEngine:
         self.turns = self.turns or (*_call(self.world), SENTENCE)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Yield each request's turn as the tokenizer encodes it, ended by the end-of-text token unless cut off."""
+        """Yield the turn of each request, tokenized, with the end-of-text token unless `max_tokens` cuts it off."""
         for request in requests:
             text = self.turns[min(request.turn, len(self.turns) - 1)]
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -316,7 +322,7 @@ class ScriptedEngine:
 
 
 def _call(world: World) -> Iterator[str]:
-    """A call of the first tool, with a number for each argument."""
+    """A call of the first tool, with "7" for each argument; nothing without tools."""
     if world.rules.tool_format is not None:
         name, parameters = next(iter(world.rules.tools.items()))
         call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))

@@ -1,4 +1,4 @@
-"""`proxima.evaluate`: an evaluation from Python, and what `proxima eval` shares with it."""
+"""`proxima.evaluate`: an evaluation from Python, and the code that it shares with `proxima eval`."""
 
 import json
 import sys
@@ -66,24 +66,26 @@ def evaluate(
 ) -> SavedEvaluation:
     """Evaluate a model, as `proxima eval` does, and return the result.
 
-    Proxima's documentation of evaluation says what each number means.
+    Proxima's documentation of evaluation explains each number.
 
     Args:
-        model: hub name, folder, .gguf file, or a run folder, which also provides its recipe.
-        recipe: whose held-out questions are asked, where `task` names none.
+        model: hub name, folder, .gguf file, or a run folder, whose recipe is then the default.
+        recipe: provides the held-out questions, unless `task` names sets.
         overrides: as for `train`: `{"engine.slots": 32}`.
-        task: named sets, `"gsm8k,aime24"` or a list; `gsm8k=FOLDER` says where one is.
+        task: named sets, `"gsm8k,aime24"` or a list; `gsm8k=FOLDER` gives the location of one.
         data: folder of the named sets, as FOLDER/NAME/test.parquet.
         limit, samples, temperature, top_p, max_tokens, seed: as in `proxima eval --help`; None: the default.
         json_columns: columns of the named sets whose texts are JSON, such as a list of right answers in a CSV file.
-        checkpoint: of a run: `last`, `best`, or a step.
-        k: of pass@k and maj@k; empty: powers of two up to `samples`.
+        checkpoint: which one of a run: `last`, `best`, or a step.
+        k: the k of pass@k and maj@k; empty: powers of two up to `samples`, and `samples`.
         out: a new folder for figures and answers; None: evals/MODEL-TIME.
         overwrite: replace the evaluation in the folder.
         quiet: print nothing; otherwise progress and the table.
 
+    Returns: the result, read from the folder.
+
     Raises:
-        UserError: something is wrong with model, data, recipe or folder.
+        UserError: model, data, recipe, an option or the folder can't be used.
     """
     options = EvalOptions(
         task=[task] if isinstance(task, str) else list(task),
@@ -114,10 +116,10 @@ class EvalOptions:
     """The options of `evaluate` and `proxima eval` besides model and recipe; None: the default.
 
     Args:
-        task, data, json_column: the named sets, and where and how to read them; none: the recipe's questions.
-        limit, samples, temperature, top_p, max_tokens: of every set of questions.
-        k: of pass@k and maj@k; empty: powers of two up to `samples`.
-        metric: what is reported.
+        task, data, json_column: the named sets, and where and how to read them; without `task`, the recipe's questions.
+        limit, samples, temperature, top_p, max_tokens: for every set of questions.
+        k: the k of pass@k and maj@k; empty: powers of two up to `samples`, and `samples`.
+        metric: the headline, as `eval.metric`.
         out: the folder to write.
     """
 
@@ -138,14 +140,14 @@ class EvalOptions:
 
     @property
     def of_every_set(self) -> dict[str, Any]:
-        """The values that are given for every set of questions, by their path below `eval`."""
+        """The options for every set of questions that are set, by their path below `eval`."""
         values = {"limit": self.limit, "samples": self.samples}
         values |= {f"sampling.{name}": getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
         return {key: value for key, value in values.items() if value is not None}
 
     @property
     def overrides(self) -> list[str]:
-        """The values that are given for the whole evaluation, as texts."""
+        """The options for the whole evaluation that are set, as `key=value` texts."""
         seed = [] if self.seed is None else [f"seed={for_any_reader(self.seed)}"]
         return seed + ([] if self.metric is None else [f"eval.metric={self.metric}"])
 
@@ -153,7 +155,7 @@ class EvalOptions:
 def run_evaluation(
     model: str, recipe: Recipe | None, overrides: Sequence[str], options: EvalOptions, stream: TextIO | None = None
 ) -> EvalOutcome:
-    """Run `proxima eval` or `evaluate`; `stream` shows the progress."""
+    """Run an evaluation for `proxima eval` or `evaluate`; progress is written to `stream`. Errors as for `evaluate`."""
     named = bool(options.task)
     if not named and (options.data is not None or options.json_column):
         option = "data" if options.data is not None else "json_columns"
@@ -200,7 +202,7 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
 def _resolve_evaluation(
     model: str, recipe: Recipe | None, overrides: Sequence[str], options: Mapping[str, Any], *, named: bool
 ) -> Resolved[EvaluateConfig]:
-    """The sections of the recipe that an evaluation reads; without a recipe their defaults."""
+    """The sections that an evaluation reads, resolved from the recipe; without a recipe, their defaults."""
     for word in overrides:
         key = word.partition("=")[0]
         if named and not word.startswith(SETTABLE):
@@ -225,7 +227,7 @@ def _resolve_evaluation(
 
 
 def _named_suites(resolved: Resolved[EvaluateConfig], options: EvalOptions) -> list[EvalSuite]:
-    """The tasks of named sets, sampled as the overrides say; a recipe's own evaluation settings don't apply."""
+    """The named sets, sampled according to the overrides; a recipe's evaluation settings don't apply."""
     said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
     if "stop" in sampling:

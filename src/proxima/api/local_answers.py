@@ -36,9 +36,19 @@ def local_engine(
     images: bool = False,
     stop: Sequence[str] = (),
 ) -> tuple[Any, LocalEngine]:
-    """The tokenizer of a model and an engine that runs it, on sequences of at most `max_length` tokens; of a model
-    that is shown `images` the tokenizer has their store. `warn` gets what its chat template lacks, such as an
-    end-of-turn token at which neither the model's files nor `stop` ends an answer."""
+    """Load a model; return its tokenizer and a local engine for sequences of at most `max_length` tokens.
+
+    Args:
+        path: hub name or folder. dtype: of the engine's computation.
+        warn: called with each problem of the chat template, such as an end-of-turn token that neither the model's files
+            nor `stop` names.
+        max_length: tokens of prompt and completion; None: those of the model.
+        images: the tokenizer gets an `ImageStore`, for prompts that show images.
+        stop: the stop strings that will be used.
+
+    Raises:
+        UserError: the model can't be loaded, or `max_length` is not possible for it.
+    """
     store: Any = None
     if images:
         store = ImageStore(path)
@@ -58,11 +68,11 @@ def local_engine(
 
 @dataclass
 class ShownEngine:
-    """A local engine that shows one completion at a time, while it is sampled.
+    """A local engine that generates one completion at a time and shows it while it is sampled.
 
     Args:
-        engine, tokenizer: of `local_engine`.
-        show: called with each piece of its text.
+        engine, tokenizer: from `local_engine`.
+        show: called with each piece of the completion's text.
 
     `tokens` holds the tokens of the current completion so far; it is empty between completions.
     """
@@ -95,7 +105,7 @@ class ShownEngine:
 
     @staticmethod
     def _certain(text: str, stop: Sequence[str]) -> str:
-        """The part of the text that later tokens can't change: without an incomplete character or the beginning of a
+        """The part of the text that later tokens can't change: it ends before an incomplete character or a possible
         stop string."""
         if stop_at(text, stop) is not None or text.endswith("\ufffd"):
             return ""
@@ -107,8 +117,9 @@ class ChatSession:
     """A chat with a model, turn by turn.
 
     Args:
-        tokenizer, engine: of `local_engine`.
+        tokenizer, engine: from `local_engine`.
         system: the system prompt; None: no system prompt.
+        messages: the chat so far, without the system prompt.
     """
 
     tokenizer: Any
@@ -120,10 +131,13 @@ class ChatSession:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, text: str, show: Callable[[str], object]) -> bool:
-        """Ask, and `show` the pieces of the answer as they are sampled; returns False if `max_tokens` cut it off.
+        """Ask a question, and `show` the pieces of the answer while it is sampled. Returns False if the length limit
+        cut the answer off.
 
-        After a KeyboardInterrupt, the text shown so far is the model's turn. Raises UserError if the chat leaves no
-        room for an answer, or the template refuses it; the question is then not part of the chat.
+        After a KeyboardInterrupt, the text shown so far becomes the model's turn.
+
+        Raises:
+            UserError: the chat leaves no room for an answer, or the template refuses it; the chat is then unchanged.
         """
         row = Row(messages=(*self.messages, *user_message(text)))
         prompt = to_prompt(row, len(self.messages), self.tokenizer, self.system, self.template_arguments)
@@ -155,7 +169,7 @@ def generate(
     seed: int = 0,
     images: Sequence["Image"] = (),
 ) -> list[Completion]:
-    """Generate `samples` answers for each question, in order; tokenizer and engine are those of `local_engine`. Each
+    """Generate `samples` answers for each question, in order, with tokenizer and engine from `local_engine`. Every
     question shows all images."""
     rows = [Row(messages=user_message(question)) for question in questions]
     if images:

@@ -1,4 +1,4 @@
-"""A table of metrics in which a column is found under any of its names. Needs pandas."""
+"""A table of metrics that finds a column under any of its names. Needs pandas."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from proxima.experiments.metric_names import METRIC_ALIASES, canonical_metric
 
 
 class MetricsFrame(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
-    """A DataFrame whose columns have our names, and are found under those of other frameworks too:
-    `metrics["actor/ppo_kl"]` is `metrics["approx_kl_k1"]`. No column exists twice, so an export has ours alone.
+    """A DataFrame whose columns have our names; indexing also accepts the names of other frameworks:
+    `metrics["actor/ppo_kl"]` is `metrics["approx_kl_k1"]`. Columns are not duplicated, so an export has only our names.
 
-    Raises: KeyError with the nearest name, if a name is neither a column nor another framework's name of one.
+    Raises: KeyError with the nearest name, if a name is neither a column nor another framework's name for one.
     """
 
     @property

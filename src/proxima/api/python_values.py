@@ -1,4 +1,4 @@
-"""Python values in recipes and overrides, converted to the texts that a command line would have."""
+"""Converts Python values in recipes and overrides to the texts of a command line."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,11 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def override_texts(overrides: Overrides) -> list[str]:
-    """Overrides as `key=value` texts, as the command line has them."""
+    """Convert overrides to `key=value` texts, as on the command line.
+
+    Raises:
+        UserError: they are neither texts nor a mapping, or a value can't be written to a recipe.
+    """
     if isinstance(overrides, Mapping):
         return [f"{key}={for_any_reader(plain(value, str(key)))}" for key, value in overrides.items()]
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
@@ -27,12 +31,16 @@ def override_texts(overrides: Overrides) -> list[str]:
 
 
 def expand_user(value: Any) -> Any:
-    """Expand a leading `~` of a text or path, as the shell does on a command line; other values are unchanged."""
+    """Expand a leading `~` of a text or path, as a shell does; other values are unchanged."""
     return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
 
 def plain(value: Any, key: str = "recipe") -> Any:
-    """Convert a Python value to plain YAML: a spec becomes its kind and fields, a class or function its reference."""
+    """Convert a Python value to plain YAML: a spec becomes its kind and fields, a class or function its reference.
+
+    Raises:
+        UserError: the value has no such form, or its class or function is not in an importable module.
+    """
     if isinstance(value, Mapping):
         return {str(name): plain(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -59,7 +67,7 @@ def plain(value: Any, key: str = "recipe") -> Any:
 
 
 def _reference(value: Any, key: str) -> str:
-    """`package.module:name`, from which worker processes and a resume import it again."""
+    """`package.module:name`, by which worker processes and a resume import the class or function again."""
     if value.__module__ == "__main__" or "<" in value.__qualname__:
         reason = f"{key}: {value.__name__} is defined in the notebook, script or function that is running"
         how = "%%writefile my_code.py in a notebook's cell, then `from my_code import` it"
@@ -71,7 +79,7 @@ def _reference(value: Any, key: str) -> str:
 
 @contextmanager
 def overrides_named() -> Iterator[None]:
-    """Make errors name `overrides` instead of the command line, which was not used."""
+    """Make config errors name `overrides` as the source instead of the command line."""
     try:
         yield
     except ConfigError as error:

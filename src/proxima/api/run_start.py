@@ -1,4 +1,4 @@
-"""How a run is begun, from Python and the command line: its config is resolved and checked, and it gets its views."""
+"""Starts a run from Python or the command line: resolves and checks its config, and creates its views."""
 
 import json
 import sys
@@ -25,8 +25,12 @@ def resolve_run(
     overwrite: bool = False,
     accept_changes: bool = False,
 ) -> Resolved[Any]:
-    """The checked config of a run, of the class of its recipe; its models are proven by the run. To resume, the run's
-    folder is given in place of a recipe."""
+    """Resolve and check the config of a run, of the class that its recipe needs; the run itself tests the models'
+    computation. To resume, pass the run's folder in place of a recipe.
+
+    Raises:
+        UserError: the config is invalid or the flags contradict one another; to resume, no run was found.
+    """
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")
@@ -54,7 +58,7 @@ def resolve_run(
 
 
 def views_of(resolved: Resolved[Any], *, quiet: bool) -> RunViews:
-    """What shows a run: lines, trackers, the viewer."""
+    """The views of a run: log lines, trackers, the viewer."""
     notes = [str(problem) for problem in warnings(resolved)]
     return RunViews(None if quiet else sys.stdout, notes, resolved.config.monitor, resolved.config.view)
 
@@ -62,7 +66,7 @@ def views_of(resolved: Resolved[Any], *, quiet: bool) -> RunViews:
 def train_on_ranks(
     resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], begin: Mapping[str, bool]
 ) -> tuple[int, Path]:
-    """A run on the ranks that its placement starts on a Ray cluster. Returns the exit code and the run's folder."""
+    """Train on the ranks that the placement starts on a Ray cluster. Returns the exit code and the run's folder."""
     from proxima.runtime.placement.ray_supervisor import train_on_ray
 
     return train_on_ray(resolved, recipe, overrides, begin)

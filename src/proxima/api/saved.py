@@ -1,4 +1,4 @@
-"""Runs and evaluations read back from their folders, as DataFrames."""
+"""Reads runs and evaluations back from their folders, as DataFrames."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,11 @@ JSON_COLUMNS = ("answer", "metadata", "parts", "players")
 
 @dataclass(frozen=True, repr=False)
 class SavedRun:
-    """A run, read from its folder at each access: it may be unfinished, or running.
+    """A run, read from its folder at each access, so it may still be running.
 
     Proxima's documentation of the run folder describes every metric and column. Tables need pandas.
+
+    Raises: UserError if a file of the run is damaged, or a table is read without pandas.
     """
 
     folder: Path
@@ -49,7 +51,7 @@ class SavedRun:
 
     @property
     def metrics(self) -> "DataFrame":
-        """A row for each step, a column for each metric, which is also found under other frameworks' names:
+        """A row for each step and a column for each metric; other frameworks' names work too:
         `run.metrics["actor/ppo_kl"]`."""
         return _by_step(self._run.train)
 
@@ -59,11 +61,11 @@ class SavedRun:
         return _by_step(self._run.evals)
 
     def rollouts(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> "DataFrame":
-        """A row for each training completion, what was generated and what became of it.
+        """A row for each completion of the training steps: what was generated, and how it was used.
 
         Args:
-            steps: None: all.
-            columns: None: all; tokens and log-probs are arrays of numbers, one for each token.
+            steps: numbers of steps; None: all.
+            columns: names of columns; None: all. Tokens and log-probs are arrays with a number for each token.
 
         Raises:
             UserError: the run trained on a fixed data set and generated nothing; or it has no such step or column.
@@ -81,14 +83,15 @@ class SavedRun:
         return self._completions([file for step, file in files.items() if step in wanted], columns)
 
     def answers(self, columns: Sequence[str] | None = None, *, held_out: str = "") -> "DataFrame":
-        """A row for each answer of the held-out evaluations; `step` says of which.
+        """A row for each answer of the held-out evaluations; the column `step` identifies the evaluation.
 
         Args:
             columns: as for `rollouts`.
-            held_out: a name of `eval.sets`; empty: those of `eval.task`.
+            held_out: a name of `eval.sets`; empty: the set of `eval.task`.
 
         Raises:
-            UserError: the run trained on pairs, and its evaluations generate nothing; or it has no such set or column.
+            UserError: the run trained on a fixed data set and its evaluations generate no answers; or it has no such
+                set or column.
         """
         if (family := self._offline) is not None and not family.samples:
             what = f"{self.folder} is a run with a section {family.own!r}, whose evaluations generate no answers"
@@ -102,13 +105,17 @@ class SavedRun:
 
     @property
     def report(self) -> Path:
-        """report.html, written now if the run has none, for example because it was killed."""
+        """The path of report.html, which is written now if it is missing, for example after a kill."""
         if not self._files.report.is_file():
             write_report(self.folder)
         return self._files.report
 
     def model(self, checkpoint: str | int = "last") -> Path:
-        """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""
+        """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`.
+
+        Raises:
+            UserError: there is no such checkpoint.
+        """
         return find_checkpoint(self.folder, str(checkpoint)).model
 
     def __repr__(self) -> str:
@@ -117,7 +124,7 @@ class SavedRun:
 
     @property
     def _offline(self) -> Family | None:
-        """The config of a run on a fixed data set; None of one with rewards."""
+        """The family of a run on a fixed data set; None for a run with rewards."""
         return next((family for family in OFFLINE if family.own in self.config), None)
 
     @property
@@ -143,18 +150,20 @@ class SavedRun:
 
 @dataclass(frozen=True, repr=False)
 class SavedEvaluation:
-    """An evaluation's folder. Proxima's documentation of evaluation describes it. Tables need pandas."""
+    """An evaluation, read from its folder at each access. Proxima's documentation of evaluation describes the files.
+    Tables need pandas."""
 
     folder: Path
 
     @property
     def result(self) -> dict[str, Any]:
-        """result.json: figures with intervals, sampling, prompt, rewards, versions, hashes of model and data."""
+        """result.json: figures with their intervals, sampling, prompt, rewards, versions, hashes of model and data."""
         return read_mapping(self.folder / "result.json")
 
     @property
     def figures(self) -> "DataFrame":
-        """A row for each figure of each set (accuracy, mean@8, pass@4, …): `set`, `figure`, `value`, `low`, `high`."""
+        """A row for each figure of each set (accuracy, mean@8, pass@4, …): `set`, `figure`, `value`, `low`, `high`,
+        `method`, `questions`."""
         return _frame(
             [
                 {"set": name, "figure": figure, **facts}
@@ -165,7 +174,7 @@ class SavedEvaluation:
 
     @property
     def answers(self) -> "DataFrame":
-        """A row for each answer; `set` says of which set."""
+        """A row for each answer; the column `set` names its set."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -183,7 +192,7 @@ class SavedEvaluation:
 
 
 def load_run(folder: str | Path) -> SavedRun:
-    """A run from its folder; UserError if it holds none."""
+    """Open a run by its folder; UserError if the folder contains no run."""
     return SavedRun(existing_run(Path(folder).expanduser()).path)
 
 
@@ -201,7 +210,7 @@ def _frame(records: Sequence[Record]) -> "DataFrame":
 
 
 def _parsed(table: Any) -> "DataFrame":
-    """An Arrow table as a DataFrame; texts of JSON become what they say."""
+    """Convert an Arrow table to a DataFrame, with the columns of JSON texts parsed."""
     _pandas()
     frame = table.to_pandas()
     for name in JSON_COLUMNS:

@@ -25,18 +25,23 @@ def train(
     """Train a model, as `proxima train` does, and return the run.
 
     Args:
-        recipe: a YAML file, a run folder (its config.yaml), or a mapping of the same shape.
+        recipe: a YAML file, the name of a recipe (`quickstart`), a run folder (its config.yaml), or a mapping of the
+            same shape.
         overrides: replaced values, `["train.steps=20", "algorithm=grpo"]` or `{"train.steps": 20}`. In a
             mapping, and in a recipe that is one, a value may be a spec (`Cppo(delta=0.2)`), a class of yours or, for
-            `reward`, a function of yours; they must be in a module, because a resume and the worker processes of
-            rewards import them again.
-        resume: continue the run in the folder, also after a kill; starts it if there is none.
+            `reward`, a function of yours. Classes and functions must be in a module, because a resume and the reward
+            workers import them again.
+        resume: continue the run in the folder, also after a kill; start it if there is none.
         overwrite: delete the run in the folder and start again.
-        accept_changes: resume also with another algorithm, other rewards and the like; log, summary and report say so.
+        accept_changes: also resume with another algorithm, other rewards and the like; log, summary and report record
+            it.
         quiet: print nothing; otherwise the lines of the run and, on a terminal, the progress of each stage.
 
+    Returns: the run, read from its folder.
+
     Raises:
-        UserError: what the command line prints with exit code 2; before weights are loaded wherever possible.
+        UserError: an error that the user can fix, as the command line prints with exit code 2; raised before weights
+            are loaded if possible.
         RunEnded: the run can't continue.
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one is raised once a checkpoint is
             written, at the end of the step at the latest; `resume` continues from there.
@@ -67,7 +72,7 @@ def _stopped(folder: str, where: str) -> KeyboardInterrupt:
 
 
 def _on_ray(resolved: Resolved[Any], recipe: Recipe, overrides: Sequence[str], begin: dict[str, bool]) -> SavedRun:
-    """The run on the ranks of its placement."""
+    """Train on the ranks of the placement."""
     code, folder = train_on_ranks(resolved, recipe, overrides, begin)
     if code == 130:
         raise _stopped(str(folder), "by Ctrl-C")

@@ -8,7 +8,7 @@
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     ratio        log-ratio and ratio                 band         the bounds of a surrogate, for the viewer
-    spec         what a spec declares                token_reasons  why each token was kept or dropped
+    spec         base class of all specs             token_reasons  why each token was kept or dropped
 
 Usable from any training loop, without the rest of this project:
 

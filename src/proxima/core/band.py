@@ -23,15 +23,16 @@ class Band:
 
     Args:
         title: the title of the plot, such as `weighted divergence and its threshold`.
-        value: the measured quantity; NaN where there is none. lower, upper: the bounds for the token; infinite where it
-            is not bounded, as when its update moves it back.
+        value: the measured quantity; NaN outside the loss. lower, upper: the token's bounds; infinite where it has
+            none, such as when its update moves it back.
         name: the column name of the value; empty: not drawn.
-        columns: further columns to draw, by name: the bounds regardless of direction, the prefix.
-        chosen: the tokens that the whole batch selected; None: no such rule. chosen_words says what that means.
-        verdict: the word for a token out of the band: `masked`, or `clipped` where it stays in the loss with a bounded
+        columns: further columns to draw, by name, such as the bounds regardless of direction.
+        chosen: [N] bool, the tokens dropped by a selection over the whole batch; None: no such rule. chosen_words
+            explains the selection.
+        verdict: the word for a token outside the band: `masked`, or `clipped` if it stays in the loss with a bounded
             value.
-        cause: for a token out of the band, what the comparison leaves out.
-        free: why a token is not bounded; by default because no token is dropped, with what is drawn of it.
+        cause: the rest of the sentence about a token outside the band, after the two numbers.
+        free: why a token without bounds is kept; by default that no token is dropped, with its drawn values.
         note: a remark on what the band does not show.
     """
 
@@ -67,7 +68,7 @@ class Band:
         free: Words | None = None,
         note: str = "",
     ) -> "Band":
-        """The band from values of the loss tokens, [N] or one number for all."""
+        """Build the band from values [N], or one number for all tokens."""
         curves = {column: each_token(b, values) for column, values in (columns or {}).items()}
         return cls(
             title=title,
@@ -123,14 +124,14 @@ def format_distinct(value: float, other: float) -> tuple[str, str]:
 
 
 def each_token(b: PolicyBatch, values: Tensor | float) -> Tensor:
-    """[N] a number for each token, or the values, NaN outside the loss."""
+    """[N], detached: the number at every token, or the tensor with NaN outside the loss."""
     if isinstance(values, Tensor):
         return torch.where(b.loss_mask, values.detach(), torch.nan)
     return torch.full_like(b.log_prob.detach(), values)
 
 
 def returning(b: PolicyBatch, centre: Centre, token: int) -> str:
-    """Say why a token of `returns_to` is kept whatever its divergence is."""
+    """Say why a token for which `returns_to` is True is kept, whatever its divergence."""
     name = "μ" if centre == "behavior" else "π_prox"
     if float(b.masked("advantage")[token]) == 0:
         return "the advantage is 0, so it has no gradient"

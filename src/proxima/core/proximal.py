@@ -1,5 +1,5 @@
-"""The policies between the one that sampled a token and the current one: interpolated, or the version right after the
-former."""
+"""Log-probs of policies between the one that sampled a token and the current one: interpolated, or of the version right
+after the sampling one."""
 
 from typing import Literal
 
@@ -63,9 +63,9 @@ def segment_wise_log_prob(
 
         log pi_min(v + 1, V):    v = V: log mu    v = V - 1: log pi_prox    v <= V - 2: cached
 
-    V is the version whose log-probs are the proximal ones, v the token's own. So the weights of a correction `towards:
-    next` span a single version, however old the token is. For v <= V - 2, weight times ratio leaves out the changes of
-    versions v + 2 to V: it is biased, by design, and has the variance of a single-version weight.
+    V is the version whose log-probs are the proximal ones, v the version that sampled the token. The weights of a
+    correction with `towards: next` thus span a single version, however old the token is. For v <= V - 2, weight times
+    ratio leaves out the changes of versions v + 2 to V: it is biased by design, with the variance of a single version.
 
     Args:
         behavior_log_prob, proximal_log_prob: [N] float, nats. cached_log_prob: [N] float, nats, under version v + 1,
@@ -74,7 +74,7 @@ def segment_wise_log_prob(
         check: refuse a later version; costs one device sync.
     Returns: [N] in the dtype of `proximal_log_prob`; NaN where the cached one is needed and missing.
     Raises: ValueError for a version later than the current one.
-    Edge cases: cached values for tokens of the last two versions are not read. A token of unknown version gives NaN.
+    Edge cases: cached values of tokens of versions V and V - 1 are not read. A token of unknown version gives NaN.
     Source: segment-wise decoupled PPO (AReaL `enable_segment_wise_ppo`); decoupled PPO, arXiv 2505.24298.
     """
     age = current_version - policy_version

@@ -36,7 +36,7 @@ def sequence_advantage(b: PolicyBatch) -> Tensor:
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """[N] one of two numbers in the dtype of `like`; `torch.where` on Python numbers would round them to float32."""
+    """[N] `yes` or `no` in the dtype of `like`; `torch.where` on Python numbers would round them to float32."""
     chosen, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
     return torch.where(condition, chosen, other)
 
@@ -54,7 +54,7 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
 
 
 def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
-    """[N] bool: the update of this token does not move π away from the centre: A (π − centre) ≤ 0. True outside the
-    loss."""
+    """[N] bool, True where the token's update does not move π away from the centre, A (log π − log π_centre) ≤ 0, and
+    outside the loss."""
     log_ratio = b.masked("log_prob").detach() - b.masked(f"{centre}_log_prob")
     return b.masked("advantage") * log_ratio.sign() <= 0

@@ -1,5 +1,5 @@
-"""Sums, counts, means, prefix sums and quantiles of the sequences of a packed axis without a Python loop over them, and
-subsets of its tokens, which depend neither on their order nor on a random state.
+"""Sums, counts, means, prefix sums and quantiles of packed sequences without a Python loop over them, and subsets of
+tokens that depend neither on the tokens' order nor on a random state.
 
 Every function of sequences takes `cu_seqlens` [S+1]; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]` and may be empty.
 
@@ -36,8 +36,8 @@ def segment_count(mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[S], the sum of `values` [N] over each sequence, 0 for an empty one; differentiable. It accumulates in float64,
-    returns the dtype of `values`, and depends on no other sequence, not even in its last bit."""
+    """[S], the sum of `values` [N] over each sequence, 0 for an empty one; differentiable. Accumulated in float64,
+    returned in the dtype of `values`; no other sequence affects it, not even its last bit."""
     lengths = cu_seqlens.diff().long()
     if len(lengths) == 0:
         return values.new_zeros(0) + values.sum() * 0
@@ -57,7 +57,7 @@ SPARED = 1 << 16  # cells of padding that are worth another table
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """The tokens of a mask, each sequence a row. Values of its n tokens are [n], one row after the other.
+    """The n tokens of a mask, with each sequence as a row. Values are [n], one row after the other.
 
     Sums and quantiles are computed in tables, right-padded: one operation over the columns serves all rows at once.
     Rows of very different lengths are in different tables, so that a long one does not pad all others.
@@ -67,8 +67,8 @@ class SequenceRows:
         tokens: [n] int64, their positions on the packed axis.
         row, column: [n] int64, the row of each token, and the number of tokens before it in that row.
         sizes: rows and columns of each table.
-        order: [S] int64, the rows as the tables have them, one table after the other.
-        cells: [n] int64, the place of each token in all cells of the tables.
+        order: [S] int64, the rows in the order of the tables.
+        cells: [n] int64, the cell of each token, numbered through all tables.
     """
 
     count: Tensor
@@ -110,7 +110,7 @@ class SequenceRows:
         return self._along(partial(suffix_sums, factor=factor), values)
 
     def quantile(self, values: Tensor, q: float) -> Tensor:
-        """[S] float64, the q-quantile of each row, linearly interpolated; of no meaning in a row without tokens."""
+        """[S] float64, the q-quantile of each row, linearly interpolated; meaningless for a row without tokens."""
         last = (self.count - 1).clamp(min=0)
         position = q * last.double()
         rank = position.long()
@@ -131,8 +131,8 @@ class SequenceRows:
 
 
 def _table_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Rows and columns of each table, the longest rows first. Those that are less than a quarter as long as the longest
-    are in the next tables, if that spares enough padding."""
+    """Rows and columns of each table, longest rows first. Rows less than a quarter as long as the longest go to another
+    table if that saves enough padding."""
     left, sizes = sorted(lengths), list[tuple[int, int]]()
     while True:
         longest = left[-1] if left else 0
@@ -180,8 +180,8 @@ def _refuses_cumsum(rows: Tensor) -> bool:
 
 
 def value_hash(*values: Tensor) -> Tensor:
-    """[N] int64, a pseudo-random function of the values alone: the bits of each, mixed by `finalize`. Sorting by it is
-    a shuffle that does not depend on the order of the tokens."""
+    """[N] int64, a hash of the values alone: their float64 bits, mixed by `finalize`. Sorting by it shuffles tokens
+    independently of their order."""
     mixed = torch.zeros(values[0].shape, dtype=torch.int64, device=values[0].device)
     for value in values:
         mixed = finalize(mixed ^ value.detach().double().contiguous().view(torch.int64))
@@ -189,8 +189,8 @@ def value_hash(*values: Tensor) -> Tensor:
 
 
 def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | None = None) -> Tensor:
-    """[N] bool: the `count` [] int tokens of the mask with the smallest keys, or all if there are fewer. Equal keys are
-    ordered by `ties`, or else by position."""
+    """[N] bool: the `count` [] int tokens of the mask with the smallest keys, or all if the mask has fewer. Equal keys
+    are ordered by `ties`, or by position without it."""
     order = torch.arange(len(mask), device=mask.device) if ties is None else ties.argsort(stable=True)
     order = order[keys[order].argsort(stable=True)]
     order = order[(~mask[order]).to(torch.uint8).argsort(stable=True)]  # tokens of the mask first
@@ -198,7 +198,7 @@ def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | No
 
 
 def second_moment_keep(squares: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """[N] bool: the tokens of the mask without the largest `squares`, so many that the mean of the rest is below
+    """[N] bool: the tokens of the mask except the largest `squares`, dropped until the mean of the rest is below
     `threshold`; at least one is kept."""
     ordered, order = torch.where(mask, squares.detach().double(), torch.inf).sort(stable=True)
     place = torch.arange(len(mask), device=mask.device)

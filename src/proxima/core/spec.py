@@ -11,7 +11,7 @@ def names_in(declared: str, value: Any) -> frozenset[str]:
     """The names in a declaration: any collection of them, or the keys of a mapping from names to reasons.
 
     Raises:
-        FieldError: it is a single text, or has something else than texts.
+        FieldError: it is a single text, or contains anything but texts.
     """
     is_names = isinstance(value, Collection) and not isinstance(value, str | bytes)
     is_names = is_names and all(isinstance(name, str) for name in value)
@@ -26,7 +26,7 @@ class Spec(Protocol):
     needs: the optional fields of its input that it reads.
     exempt_laws: the laws of `proxima.laws` that this method breaks on purpose, by name.
     test_fields: name → fields that switch on a branch that is off by default; the laws are checked on these too.
-    examples: numbers worked out by hand, `{"inputs": …, "expected": …}` and, unless all have defaults, `"fields"`: a
+    examples: numbers worked out by hand, `{"inputs": …, "expected": …}`, and `"fields"` unless all are the defaults: a
         golden record without a name, see `tests/golden/README.md`.
     """
 
@@ -39,7 +39,7 @@ class Spec(Protocol):
         return frozenset()
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Take `needs` and `exempt_laws` in any collection of names."""
+        """Convert `needs` and `exempt_laws`, given as any collection of names, to frozensets."""
         super().__init_subclass__(**options)
         for name in ("needs", "exempt_laws"):
             if (value := cls.__dict__.get(name)) is not None and not isinstance(value, property):

@@ -1,8 +1,8 @@
-"""Explains why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together; and
-`gradient_weight`, the weight as a function of the ratio.
+"""Explains why surrogate and corrections kept or dropped each token of a batch, and gives its weight; `gradient_weight`
+gives the weight as a function of the ratio.
 
-Not used in training, only to inspect a finished step or a surrogate. `core.band` has the surrogate's part. Weights come
-from autograd, so that they cannot disagree with the loss.
+Training does not use this; it inspects a finished step or a surrogate. `core.band` has the surrogate's part. Weights
+come from autograd, so they cannot disagree with the loss.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ POLICIES = {"proximal": "π_prox", "current": "π", "next": "π_next"}
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReasons:
-    """The decisions about the tokens of some sequences of an optimizer batch.
+    """The decisions about the tokens of an optimizer batch, or of some of its sequences.
 
     Args:
-        batch: their tokens, as `policy_loss` read them; if they are a part of an optimizer batch, with the tokens that
-            the surrogate `selected` over all of it. The whole-batch decisions of corrections are in `recorded`.
+        batch: the tokens as `policy_loss` read them. A part of an optimizer batch needs `selected` of a surrogate that
+            selects over the whole batch; the whole-batch decisions of corrections are in `recorded`.
         surrogate, corrections: as for `policy_loss`.
-        recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and its
-            decisions are made here.
+        recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and
+            whole-batch decisions are recomputed.
     """
 
     batch: PolicyBatch
@@ -43,7 +43,8 @@ class TokenReasons:
 
     @cached_property
     def corrected(self) -> CombinedCorrections:
-        """The decisions of the corrections; those over the whole batch only if this is the whole batch."""
+        """The decisions of the corrections, without `OF_BATCH` if the trainer's are recorded, and without those that
+        read top-k log-probs if the batch has none."""
         applicable = [spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH)]
         if self.batch.top_k_log_prob is None:  # it is not stored, and what reads it rejects nothing
             applicable = [spec for spec in applicable if "top_k_log_prob" not in spec.needs]
@@ -51,8 +52,8 @@ class TokenReasons:
 
     @cached_property
     def reduced(self) -> PolicyBatch:
-        """The batch as the surrogate reads it: without the tokens that a correction took out of the loss, and with the
-        tokens that the whole batch `selected`, which no rule for a single token explains."""
+        """The batch as the surrogate reads it: without the tokens that a correction took out of the loss, and with
+        `selected`."""
         b = self.corrected.reduced
         if not self.surrogate.whole_batch or b.selected is not None:
             return b
@@ -65,15 +66,15 @@ class TokenReasons:
 
     @cached_property
     def keep(self) -> Tensor:
-        """[N] bool, the tokens that the rules keep, as the trainer recorded them."""
+        """[N] bool, the tokens that the rules keep; with a correction of `OF_BATCH`, only those also in `recorded`."""
         keep = self.corrected.keep if self.band is None else self.corrected.keep & self.band.keep
         of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
         return keep & self.recorded if of_batch and self.recorded is not None else keep
 
     @cached_property
     def weight(self) -> Tensor:
-        """[N] −(∂loss/∂log π)/A, the gradient of a token relative to the policy gradient, before aggregation: 0 for a
-        masked token; NaN where A is 0. Corrections that divide by a mean of the batch are left undivided."""
+        """[N] −(∂loss/∂log π)/A, a token's gradient relative to the policy gradient, before aggregation: 0 for a masked
+        token, NaN where A is 0. The division of a correction's weights by their batch mean is left out."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
         weight = self.corrected.weight
         product = torch.ones_like(leaf) if weight is None else weight
@@ -86,7 +87,7 @@ class TokenReasons:
         return torch.where(advantage == 0, torch.nan, -gradient / advantage)
 
     def reason(self, token: int) -> str:
-        """Explain one token in words: every rule that dropped it, or why the surrogate kept it."""
+        """Explain one token in words: name every rule that dropped it, or say why the surrogate kept it."""
         if not bool(self.batch.loss_mask[token]):
             return "not in the loss"
         rejections = [
@@ -154,8 +155,7 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
     """The band of each token of a batch; None for a surrogate that does not define one.
 
     Args:
-        b: the batch as the surrogate reads it, with the `selected` of the whole batch; without it, the batch is taken
-            for the whole one.
+        b: the batch as the surrogate reads it; without `selected`, it is taken to be the whole optimizer batch.
     """
     return surrogate.band(replace(b, log_prob=b.log_prob.detach()))
 
@@ -169,8 +169,7 @@ def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: T
     """−(∂loss/∂log π) / A, with each token as its own sequence and the behavior policy as the centre.
 
     Args:
-        surrogate: a spec of SURROGATES. Those that depend on the whole batch (`clip_cov`, `kl_cov`, `m2po`) see all the
-            tokens given.
+        surrogate: a spec of SURROGATES. `clip_cov`, `kl_cov` and `m2po` select from these N tokens.
         log_prob, behavior_log_prob: [N] float, nats, ≤ 0. advantage: [N] float, not 0.
     Returns: [N]: 1 for the policy gradient, the ratio for an unclipped surrogate, 0 for a masked token.
     Raises: ValueError if an advantage is 0, or the surrogate needs more than these (top-k).

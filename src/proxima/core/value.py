@@ -1,4 +1,4 @@
-"""Losses of scalar heads: the critic of PPO and the reward model."""
+"""Losses of scalar heads, those of PPO's critic and of a reward model, and how well a critic predicts."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from proxima.data.field_checks import check_choices
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """PPO's clipped value loss: in one update the critic may move from its earlier estimate by at most the clip.
+    """PPO's clipped value loss: no gradient once a value has moved towards its target by more than the clip range.
 
         loss_t = max(e(V - R), e(V_clip - R))        V_clip = V_before + clip(V - V_before, -epsilon, epsilon)
         squared: e(x) = x^2 / 2        huber: e(x) = x^2 / 2 if |x| < delta else delta (|x| - delta / 2)
@@ -26,9 +26,10 @@ class ValueLoss:
         epsilon: clip range, value units, > 0; inf: no clipping.
         error: `squared` or `huber`.
         delta: of `huber`, value units, > 0.
+    Edge cases: NaN outside the mask has no effect.
     Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the
-        half), AReaL `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN
-        outside the mask has no effect.
+        half), AReaL `ppo_critic_loss_fn`.
+    Differs: verl takes the half after aggregation, which gives the same number.
     """
 
     epsilon: float = 0.2
@@ -45,9 +46,10 @@ class ValueLoss:
 
         Args:
             value: [N] float, with gradient, value units. mask: [N] bool.
-            value_before, returns: [N], the estimates at rollout time, and the targets.
+            value_before, returns: [N] float, the critic's estimates before the step's updates, and the targets;
+                detached.
         Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics
-            `value_clip_fraction`, `value_mean`.
+            `value_clip_fraction` (share of tokens whose clipped error is the larger one) and `value_mean`.
         """
         value, before, target = (torch.where(mask, x, 0.0) for x in (value, value_before.detach(), returns.detach()))
         clipped = torch.clamp(value, before - self.epsilon, before + self.epsilon)
@@ -65,8 +67,9 @@ class ValueLoss:
 
 
 def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> float:
-    """1 − Var(target − prediction) / Var(target) over the masked tokens: 1 is perfect, 0 no better than a constant, and
-    below 0 worse than one. NaN where the target does not vary. [N] float each; mask [N] bool.
+    """1 − Var(target − prediction) / Var(target) over the tokens of the mask: 1 is perfect, 0 is no better than a
+    constant, below 0 is worse than one. NaN if the target does not vary, or for fewer than two tokens. [N] float each;
+    mask [N] bool.
     """
     chosen, error = target[mask].double(), (target - prediction)[mask].double()
     if len(chosen) < 2 or float(chosen.max()) == float(chosen.min()):
@@ -75,15 +78,14 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> floa
 
 
 def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) -> dict[str, float]:
-    """Measure how well the values predicted the actual rewards, compared with a baseline that needs no critic.
+    """Measure how well the values predict the rewards that came, against a baseline without a critic.
 
         target G_t = Σ_{k ≥ t} γ^(k-t) r_k, without any bootstrapped value: λ-returns contain the critic's own estimates
 
     Args:
-        rewards: with `value` and `group`. returns: [N], the critic's targets.
-    Returns: by name, NaN left out: `value/explained_variance` of V_t;
-        `value/explained_variance_prompt_mean` of the mean reward of the *other* completions of the prompt, which has
-        not seen the completion either (the baseline of `rloo`); `returns/mean` over the loss tokens.
+        rewards: with `value` and `group`. returns: [N] float, reward units, the critic's targets. gamma: γ.
+    Returns: by name, without NaN: `value/explained_variance` of V_t; `value/explained_variance_prompt_mean` of the mean
+        reward of the prompt's *other* completions (the baseline of `rloo`); `returns/mean` over the loss tokens.
     """
     assert rewards.value is not None and rewards.group is not None
     mask, target = rewards.loss_mask, reward_to_go(rewards, gamma)
@@ -102,14 +104,13 @@ def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) ->
 
 @dataclass(frozen=True)
 class RewardLoss:
-    """Pairwise loss of a reward model: the chosen answer should score higher than the rejected one, by the margin.
+    """Pairwise loss of a reward model: the chosen answer should score higher than the rejected one by the margin.
 
         loss = -log sigmoid(r_chosen - r_rejected - margin) + center (r_chosen + r_rejected)^2
 
     Args:
-        center: coefficient that pulls scores towards 0, >= 0.
-    Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv
-        2312.09244. TRL RewardTrainer.
+        center: coefficient of the term that pulls scores towards 0, >= 0.
+    Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv 2312.09244. TRL RewardTrainer.
     """
 
     center: float = 0.0
@@ -121,9 +122,9 @@ class RewardLoss:
         """The loss of each pair.
 
         Args:
-            chosen, rejected: [S] float, with gradient, reward units. margin: [S] or one number.
-        Returns: [S] with gradient, to be averaged; metrics `accuracy` (strictly higher; a tie is wrong), `margin`,
-            `reward_mean` and extremes.
+            chosen, rejected: [S] float, with gradient, reward units. margin: [S] float, detached, or one number.
+        Returns: [S] with gradient, to be averaged; metrics `accuracy` (a tie counts as wrong), `margin` (the mean of
+            chosen - rejected), `reward_mean`, `reward_max` and `reward_min`.
         """
         margin = margin.detach() if isinstance(margin, Tensor) else margin
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()

@@ -1,11 +1,11 @@
-"""The columns of a token, declared once, the base of the host objects that hold them, and the sets of a ragged one.
+"""The per-token columns, declared once; `Columns`, the base of the host objects that hold them; and `SamplingMask`.
 
-`TOKEN_COLUMNS` says of each column what it is, who fills it, and whether a run stores it. `Completion`, `Trajectory`,
-`PackedBatch` and `PolicyBatch` still write their fields down, so that a reader and the type checker see them; a test
-compares them with the table. Everything that walks over columns (checks, packing, cutting, Parquet, the viewer's list,
-the table in the docs) takes them from here.
+`TOKEN_COLUMNS` declares the meaning of each column, who fills it, and whether a run stores it. `Completion`,
+`Trajectory`, `PackedBatch` and `PolicyBatch` repeat the fields for the reader and the type checker; a test compares
+them with the table. Everything that iterates over columns (checks, packing, cutting, Parquet, the viewer's list, the
+table in the docs) reads them here.
 
-To add a column: a line here, a field in the classes that carry it, and its value where it arises.
+To add a column: a line here, a field in the classes that carry it, and code that fills it.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,16 @@ _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("
 
 @dataclass(frozen=True, kw_only=True)
 class TokenColumn:
-    """One column of a token.
+    """The declaration of a per-token column.
 
     Args:
-        dtype: of the host's array; `id` is int8 or int16, the smaller one that suffices.
+        dtype: of the host's array; `id` is int8, or int16 if int8 is too small.
         axes: T tokens of the response, P of the prompt; `*`: a set of any size for each token, a `SamplingMask`.
         by: who fills it: `episode`, the player of episodes; `batch`, the builder of the training batch, and the
             next-policy cache; `forward`, a forward pass of the trainer, the first one of a step if it is stored.
-        meaning: one sentence. Parquet files quote it: other words make other bytes.
+        meaning: one sentence. Parquet files quote it, so a change of wording changes their bytes.
         unit: of the values; empty: none.
-        stored: in the Parquet of every run, or only of those in which it occurs; empty: not stored.
+        stored: in the Parquet of every run, or only of runs in which it occurs; empty: not stored.
         required: every completion has it.
         shown: the viewer has it as a column of its own.
     """
@@ -53,27 +53,27 @@ class TokenColumn:
 
     @property
     def ragged(self) -> bool:
-        """A token has a set of values."""
+        """True if each token has a set of values."""
         return self.axes.endswith("*")
 
     @property
     def of_prompt(self) -> bool:
-        """It is of the tokens of the prompt, not of the response."""
+        """True if it has a value for each token of the prompt, not of the response."""
         return self.axes.startswith("P")
 
     @property
     def plain(self) -> bool:
-        """It is an array that JSON can hold: no set for each token, no expert ids."""
+        """True if it is written to JSON: neither a set for each token nor expert ids."""
         return not self.ragged and self.dtype != "id"
 
     @property
     def absent(self) -> int:
-        """The value at tokens for which the engine has none."""
+        """The placeholder at tokens for which the engine has no value."""
         return -1 if self.dtype == "id" else 0
 
     @property
     def tensor(self) -> str:
-        """The annotation of its tensor in a packed batch: expert ids are of all tokens that are fed."""
+        """The annotation of its tensor in a packed batch; expert ids have axis L, all tokens that are fed."""
         tensor_axes = self.axes.replace("T", "L" if self.dtype == "id" else "N", 1)
         return f"{self.dtype.rstrip('0123456789')} {tensor_axes}"
 
@@ -147,13 +147,13 @@ TOKEN_COLUMNS: dict[str, TokenColumn] = {column.name: column for column in (
 
 
 def filled_by(*fillers: str) -> list[TokenColumn]:
-    """The columns of the response that one of these fills, in the order of the table."""
+    """The columns of the response that any of these fills, in the order of the table."""
     return [column for column in TOKEN_COLUMNS.values() if column.by in fillers and not column.of_prompt]
 
 
 def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
-    """The values as an array of `dtype`; an array that already has this dtype is shared, not copied. ValueError if they
-    are not numbers, or if a conversion would lose more than precision (float to int, int to bool)."""
+    """Convert values to an array of `dtype`; an array that already has this dtype is shared, not copied. ValueError if
+    they are not numbers, or if the conversion would lose more than precision (float to int, int to bool)."""
     array = np.asarray(values)
     if array.dtype == dtype:
         return array
@@ -220,7 +220,7 @@ class Columns:
 
 @cache
 def column_dtypes(cls: type[Any]) -> dict[str, np.dtype[Any]]:
-    """The columns of a class by name, in the order of its fields. A quoted annotation is not of a column."""
+    """The columns of a class by name, in the order of its fields. Fields with a quoted annotation are not columns."""
     hints = {f.name: [f.type, *get_args(f.type)] for f in fields(cls)}
     return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
 
@@ -241,7 +241,7 @@ def _same(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class SamplingMask:
-    """The sets that top-k, top-p and min-p left, one for each of T tokens.
+    """The sets of tokens that top-k, top-p and min-p left, one for each of T positions.
 
     Args:
         ids: [M] int32, token ids, ascending and without duplicates within a set.
@@ -249,7 +249,7 @@ class SamplingMask:
             that was not sampled.
 
     Raises:
-        ValueError: these conditions do not hold.
+        ValueError: `ids` or `offsets` violate these conditions.
 
     Arrays are shared with the caller: treat them as immutable.
     """
@@ -309,11 +309,11 @@ class SamplingMask:
     __hash__ = None  # type: ignore[assignment]
 
     def check(self, tokens: Ints, sampled: Bools | None = None) -> None:
-        """Raise ValueError unless every sampled token is in its set.
+        """Raise ValueError unless there are T sets and every sampled token is in its set.
 
         Args:
-            tokens: [T].
-            sampled: [T]; None: all are.
+            tokens: [T] int32.
+            sampled: [T] bool; None: all are sampled.
         """
         if len(self) != len(tokens):
             raise ValueError(f"sampling_mask: {len(self)} sets for {len(tokens)} tokens.")

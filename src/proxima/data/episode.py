@@ -31,10 +31,10 @@ class Span:
         turn: number of the model's turn, from 0; for an observation, the turn that it answers.
         reward: the environment's reward for this turn, in reward units; 0 for an observation.
         calls: the tool calls that could be parsed from the model's message.
-        unreadable: why each remaining call could not be parsed, one line each.
+        unreadable: why each other call could not be parsed, one line each.
         error: for an observation: a tool raised, or a call could not be parsed.
-        state: the environment's name for its state before this turn, for advantages that compare turns of one state;
-            None: no name is given, and the last observation is used instead.
+        state: the environment's name for its state before this turn, for advantages that compare turns in the same
+            state; None: the last observation identifies the state.
     """
 
     role: str
@@ -61,13 +61,13 @@ class Episode:
         failure: why there is no result, one line; such an episode has no valid score. Empty: no failure.
         attempts: how many times the episode was started.
         forks: the number of other paths of the episode.
-        player: who wrote the turns of this path, where the policy plays several roles: a role, or a numbered attempt of
+        player: who wrote the turns of this path if the policy plays several roles: a role, or a numbered attempt of
             one, `solver/2`; empty: the episode has no roles.
-        rewards: reward units, that of each player by its name, on the last path only; `reward` is then the mean over
-            the roles. Empty: `reward` counts for all of them.
+        rewards: the reward of each player by name, reward units; only on the last path. `reward` is then the mean over
+            the roles. Empty: `reward` counts for all players.
         parts: the values from which the environment computed its reward, by name; only on the last path.
-        unrewarded: why there is no reward although there is no failure: the agent failed after a limit had cut the
-            episode; only on the last path.
+        unrewarded: why there is no reward although nothing failed: a limit cut the episode, and then the agent failed;
+            only on the last path.
     """
 
     spans: tuple[Span, ...] = ()
@@ -107,8 +107,8 @@ def _span(values: Mapping[str, Any]) -> Span:
 
 
 class EpisodeLife(NamedTuple):
-    """The start and end of an episode, over all attempts, and of its wait for each turn of the model; the remaining
-    time was spent in its environment. Seconds on the event loop's clock."""
+    """The start and end of an episode, over all attempts, and `turns`, the start and end of each wait for the model;
+    the rest of the time was spent in the environment. Seconds on the event loop's clock."""
 
     uid: int
     sample: int

@@ -19,14 +19,14 @@ LONGEST_VALUE, LONGEST_LINE = 300, 2_000  # characters
 
 
 def abbreviated(text: str, longest: int) -> str:
-    """The text, or its beginning and end if it is longer: a value may be a file that was passed by mistake."""
+    """The text, or its beginning and end if it is longer: someone may have passed a whole file by mistake."""
     if len(text) <= longest:
         return text
     return f"{text[: longest // 2]} … {text[-longest // 3 :]} ({len(text):,} characters)"
 
 
 def safe_repr(value: object) -> str:
-    """`repr`, or a description of what has none: an integer of thousands of digits, lists of thousands of levels."""
+    """`repr`, or a description if `repr` fails, as for an integer of thousands of digits or deeply nested lists."""
     try:
         return repr(value)
     except (RecursionError, ValueError):
@@ -90,7 +90,7 @@ class FieldError(UserError):
 
 
 class FieldErrors(UserError):
-    """Several field errors, found in one pass; one line each."""
+    """Several field errors from one pass; one line each."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("")
@@ -129,8 +129,8 @@ def within(section: str) -> Iterator[None]:
 
 @contextmanager
 def as_field_errors(kind: type[Exception]) -> Iterator[None]:
-    """Raise a `FieldError` in place of each exception of a kind that has the same attributes: what imports the standard
-    library alone has its own."""
+    """Replace exceptions of `kind`, which has the attributes of a `FieldError`, by a `FieldError`. Modules that import
+    only the standard library have their own exception."""
     try:
         yield
     except kind as error:
@@ -164,13 +164,14 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 
 def nearest_divisor(value: int, number: int) -> int:
-    """The divisor of a number that is nearest to a value, the larger of two; every value divides 0."""
+    """The divisor of `number` nearest to `value`, the larger of two; `value` itself for 0."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
     return min(divisors, key=lambda d: (abs(d - value), -d), default=value)
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
-    """`did you mean 'delta'?`, or, when nothing is close, `known: delta, delta_b, w_min, or `, and the form `also`."""
+    """`did you mean 'delta'?`, or if nothing is close, `known: delta, delta_b, w_min`, followed by `, or ` and
+    `also`."""
     ordered = sorted(names)
     if (near := nearest(name, ordered)) is not None:
         return f"did you mean {near!r}?"

@@ -1,5 +1,5 @@
-"""Checks the fields of a dataclass: tensors, choices, and names that a caller gives. The error names the field, what it
-got, and what was expected."""
+"""Checks the fields of a dataclass: tensors, choices, and names given by a caller. The error names the field, the value
+and what was expected."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields
@@ -19,9 +19,11 @@ def check_fields(instance: object, gradient: Collection[str] = ()) -> dict[str, 
     """Check every `Annotated[Tensor, "dtype axes"]` field of a dataclass, detach it unless it is in `gradient`, and
     return the axis sizes.
 
-    An axis gets its size from the first field that uses it; the others must match. `"float N"` is float32 or
-    float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
-    skipped. The error names class and field, the dtype or shape found, and the field that set the expected size.
+    The first field that uses an axis sets its size; the others must match. `"float N"` is float32 or float64 of shape
+    [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is skipped.
+
+    Raises:
+        ValueError: names class and field, the actual dtype or shape, and the field that set the expected size.
     """
     sizes: dict[str, tuple[int, str]] = {}
     cls: type = type(instance)
@@ -72,8 +74,8 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
 
 
 def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str, tuple[int, str]]) -> None:
-    """Check a shape as `check_fields` does; `sizes` maps axes to their size and the field that set it, and is
-    updated."""
+    """Check a shape as `check_fields` does. `sizes` maps each axis to its size and the field that set it; new axes are
+    added."""
     if value.dim() != len(axes):
         raise ValueError(f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}].")
     for size, axis in zip(value.shape, axes, strict=True):

@@ -74,21 +74,24 @@ class Completion(Columns):
         top_k, top_k_log_prob: [T, K] int32 and float32, the K most probable tokens at each position and their
             untruncated log-probs, nats; None unless requested.
         sampling_mask: the tokens that could be sampled at each position, T sets, empty for tokens that are not
-            `sampled`; None unless requested, and where nothing is truncated. Not passed to rewards.
-        routed_experts: [T, M, K] int8, or int16 for more than 128 experts: the experts that each of the M mixtures of
-            the model chose at the position whose state predicted the token, whether it was sampled or not; -1 where the
-            engine can't tell. None unless requested. Not passed to rewards.
+            `sampled`; None unless requested, and if nothing is truncated. Not passed to rewards.
+        routed_experts: [T, M, K] int8, or int16 for more than 128 experts: the experts that each of the model's M MoE
+            layers chose at the position whose state predicted the token, whether it was sampled or not; -1 where
+            unknown. None unless requested. Not passed to rewards.
         prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
         sampled: [T] bool, False for the tokens of an episode that the model did not write, whose log-probs are 0; None:
             it wrote all of them.
         episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
             message, and `turn` is the number of the first turn that is sampled in this path.
         earlier: the other paths of the episode, in the order of their last turns; the episode's last turn is in this
-            one. A new path begins when the template rewrites what the model has seen, and with another conversation of
-            an agent. Each sampled token is marked `sampled` in exactly one of all these paths.
-        initial_prompt: the prompt that this path begins with, if it is another one: written by an environment in place
-            of the row's, rewritten by the template after a turn, or of an agent's other conversation. None: the prompt
-            of the request (in a `Group`, that of the group), which is what the first turn saw.
+            one. A new path begins when the template rewrites what the model has seen, or when an agent starts another
+            conversation. Each sampled token is marked `sampled` in exactly one path.
+        initial_prompt: the prompt that this path begins with, if it differs from the request's (in a `Group`, the
+            group's): written by an environment in place of the row's, rewritten by the template after a turn, or that
+            of an agent's other conversation. None: the prompt of the request.
+
+    Raises:
+        UserError: names the completion; a column has the wrong dtype or length, or a required one is missing.
     """
 
     not_json: ClassVar[tuple[str, ...]] = ("episode", "earlier", "initial_prompt")
@@ -114,7 +117,7 @@ class Completion(Columns):
     initial_prompt: Prompt | None = None
 
     def __post_init__(self) -> None:
-        """Validate as in `Columns`, with a UserError that names the completion: a faulty engine would repeat it."""
+        """Validate as in `Columns`, but raise a UserError that names the completion: the engine is at fault."""
         object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # JSON gives a list or None
         try:
             super().__post_init__()
@@ -187,13 +190,13 @@ class Score:
     """The rewards of one completion, summed up.
 
     Args:
-        value: the weighted sum of the parts; NaN when `valid` is False.
+        value: the weighted sum of the rewards; NaN when `valid` is False.
         valid: False when a scorer failed or timed out; such a completion is left out of statistics and batches.
         parts: the value of each reward by name, before its weight.
         error: why `valid` is False, one line.
-        correct: whether the answer is right, if a reward can tell; accuracy is the mean.
-        players: the scores of the players of an episode by name, see `Episode.player`, where they differ; `value` is
-            then that of the whole episode, which is only measured.
+        correct: whether the answer is right; None if no reward decides. Accuracy is the mean.
+        players: the scores of an episode's players by name, see `Episode.player`, if they differ; `value` is then that
+            of the whole episode, which is only reported.
     """
 
     value: float
@@ -204,7 +207,7 @@ class Score:
     players: Mapping[str, "Score"] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values, which `of_facts` reads; `players` only where there are any."""
+        """Return the fields as JSON values, which `of_facts` reads; `players` only if not empty."""
         facts = asdict(replace(self, players={}))
         del facts["players"]
         return facts | ({"players": {name: s.facts() for name, s in self.players.items()}} if self.players else {})
@@ -226,8 +229,11 @@ class Group:
     """A prompt with all its completions and their scores, in the order of `sample`.
 
     Args:
-        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None unless the advantage
-            needs it (`remax`).
+        baseline: reward of the prompt's greedy completion, NaN if its scorer failed; None unless the advantage needs it
+            (`remax`).
+
+    Raises:
+        ValueError: the numbers of scores and completions differ.
     """
 
     prompt: Prompt

@@ -1,8 +1,8 @@
-"""Reads JSON from files and strangers: whatever the text is, the result is a value or a ValueError.
+"""Reads untrusted JSON: whatever the text is, the result is a value or a ValueError.
 
-`json.loads` raises RecursionError for deep nesting, and returns values that break the code which uses them: a few
-hundred levels exhaust the stack when they are written again, an integer of 400 digits has no float, and one of 5,000
-has no decimal text.
+`json.loads` raises RecursionError for deep nesting and returns values that break later code: a few hundred levels
+exhaust the stack when they are written again, an integer of 400 digits does not fit a float, and one of 5,000 can't be
+converted to text.
 """
 
 import json
@@ -23,7 +23,7 @@ class TooDeepError(ValueError):
 
 
 def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = None, **hooks: Any) -> Any:
-    """The value of a JSON text; bytes in any encoding that `json.loads` detects.
+    """Parse a JSON text, or bytes in any encoding that `json.loads` detects.
 
     Args:
         parse_int: converts the digits of an integer; with it, `MAX_DIGITS` doesn't apply.
@@ -31,8 +31,8 @@ def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = Non
 
     Raises:
         TooDeepError: the text is nested deeper than `MAX_DEPTH`.
-        ValueError: it has an integer of more than `MAX_DIGITS` digits, is not JSON (`json.JSONDecodeError`), or not in
-            the encoding (`UnicodeDecodeError`). One line.
+        ValueError: an integer has more than `MAX_DIGITS` digits, the text is not JSON (`json.JSONDecodeError`), or the
+            bytes can't be decoded (`UnicodeDecodeError`). One line.
     """
     text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
     data = text.encode("utf-8", "surrogatepass")
@@ -42,7 +42,7 @@ def load_json(text: str | bytes, *, parse_int: Callable[[str], Any] | None = Non
 
 
 def loaded(text: str, data: bytes, parse_int: Callable[[str], Any] | None, **hooks: Any) -> Any:
-    """`load_json` of a text, which is also given in UTF-8, if the caller checks its depth."""
+    """`load_json` without the check of the depth, which the caller makes; `data` is the text in UTF-8."""
     if parse_int is None and b"0" * (MAX_DIGITS + 1) in data.translate(_DIGITS_AS_ZEROS):  # perhaps inside a string
         parse_int = bounded_int
     try:

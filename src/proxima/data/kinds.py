@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 
 class Kinds(Mapping[str, type]):
-    """The kinds of a slot: `table["cppo"]` imports the class and returns it; names, `in` and `len` import nothing.
+    """The kinds of a slot: `table["cppo"]` imports the class and returns it; iteration, `in` and `len` import nothing.
 
     Args:
         references: kind → "package.module:Class".
+
+    Raises: KeyError for an unknown kind.
     """
 
     def __init__(self, references: Mapping[str, str]) -> None:
@@ -36,8 +38,8 @@ class Kinds(Mapping[str, type]):
         return next((kind for kind, listed in self.references.items() if listed == reference), reference)
 
     def holds(self, value: object, *kinds: str) -> bool:
-        """Return True if the value is of one of the kinds. Imports nothing: a class not yet imported has no
-        instances."""
+        """Return True if the value is an instance of one of the kinds. Imports nothing: a class that was never imported
+        has no instances."""
         return self.covers(type(value), *kinds)
 
     def covers(self, cls: type, *kinds: str) -> bool:
@@ -49,13 +51,12 @@ class Kinds(Mapping[str, type]):
 
 @dataclass(frozen=True)
 class Slot:
-    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
+    """Marks a field that holds a spec, or with `many` a tuple of specs. Tables are named "package.module:DICT".
 
     Args:
-        table: the dict of kinds; imported when a recipe is resolved, never before.
+        table: the dict of kinds; imported only when a recipe is resolved.
         many: the field holds a tuple of specs.
-        default: the kind if a recipe names none, and for a list the kind of each entry that names none; None keeps the
-            field's own default.
+        default: the kind if a recipe names none, or that of each entry without one; None keeps the field's own default.
         aliases: table of other names for the kinds, as used by the peers.
         presets: table of names that each expand to several specs; needs `many`.
     """

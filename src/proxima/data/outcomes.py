@@ -20,7 +20,7 @@ METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """The facts about S completions other than their tokens.
+    """What is known about S completions besides their tokens.
 
     Args:
         reward: [S] float32 or float64, in reward units; any value, such as NaN, where `valid` is False.
@@ -28,8 +28,8 @@ class Outcomes:
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
         length: [S] int, the number of tokens that the model wrote; for an episode, over all turns and paths, without
             observations.
-        loss_tokens: [S] int, how many of them are in the loss; omitted: all. The weight of a completion in advantages
-            that count tokens.
+        loss_tokens: [S] int, how many of them are in the loss; omitted: all. Advantages that count tokens weight a
+            completion by it.
         truncated: [S] bool, ended by the length limit.
         parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that
             normalise each one.
@@ -37,8 +37,10 @@ class Outcomes:
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
         identity: [S] int, unique per completion of a run: the key of random choices among completions.
-        role: [S] int, the same number for players of the same role; None: no episode has roles. An entry is then a
-            player, see `data.players`, and groups are of those that are compared with each other.
+        role: [S] int, the same number for players of the same role; None: no episode has roles. With roles, an entry is
+            a player, see `data.players`, and a group contains the players that are compared with each other.
+
+    Raises: ValueError naming the field, its shape or dtype, and what was expected.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -70,8 +72,8 @@ class Outcomes:
         """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN
         where unknown.
 
-        A name that no completion has gives NaN everywhere, because a failed scorer leaves its part out. Whether a
-        recipe's name is one of its rewards is checked before the run.
+        An unknown name gives NaN everywhere, because a failed scorer leaves its part out. A recipe's names are checked
+        against its rewards before the run.
         """
         parts = [] if self.parts is None else self.parts.unbind(1)
         values: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
@@ -81,7 +83,8 @@ class Outcomes:
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
-        """Outcomes of these rewards: all valid unless `valid` is given, none truncated, length 1."""
+        """Outcomes with these rewards [S] and groups [S]: all valid unless `valid` is given, none truncated, length
+        1."""
         ones = torch.ones_like(group, dtype=torch.long)
         return cls(
             reward=reward,
@@ -93,15 +96,15 @@ class Outcomes:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], rewards: Sequence[str] = ()) -> "Outcomes":
-        """The outcomes of the groups' completions, in order; `group` is the position in `groups`, and that of players
-        a number above.
+        """The outcomes of the groups' completions, in order; `group` is the position in `groups`, or for players of a
+        role a number from `len(groups)` on.
 
         Args:
             groups: the scored groups.
             rewards: the names of the recipe's rewards, in its order; empty: all names that occur in a score.
 
-        `parts` has a column for each reward; NaN where its scorer failed or it does not apply to the row. Details of a
-        reward (`name/detail`) have no column.
+        `parts` has a column for each reward, NaN where its scorer failed or it does not apply to the row. Details of a
+        reward (`name/detail`) get no column.
         """
         rows = [(i, g, c, c.score) for i, g in enumerate(groups) for c in contributions_of([g])]
         roles = list(dict.fromkeys(c.role for _, _, c, _ in rows))
@@ -128,7 +131,7 @@ class Outcomes:
 
 
 def _identity(contribution: Contribution) -> int:
-    """The completion's number, and for its players different ones."""
+    """A number for the completion; its players get different ones."""
     completion = contribution.completion
     first = contribution.paths[0].turn if contribution.role and contribution.paths else 0
     return (completion.prompt_uid << 20) + completion.sample ^ (first % 2048 << 52)

@@ -10,10 +10,10 @@ A response token attends to its prompt and to its own segment up to itself. Its 
 length, so the model computes the same as for the sequence alone. The last token of a response predicts nothing and is
 not fed.
 
-The prompts of neighbouring groups share a common beginning, such as a long system prompt: a prompt is fed from where it
-diverges from its neighbour, its parent, and attends to the shared tokens. The same holds for the responses of the paths
-of an episode. Axis N still has all tokens of every response: one hidden state may predict several targets, each with
-its own place in the loss.
+Prompts of neighbouring groups may share a prefix, such as a long system prompt. A prompt is then fed only from where it
+diverges from its neighbour, its parent, and attends to the shared tokens. The responses of the paths of an episode
+share prefixes in the same way. Axis N still has all tokens of every response: one hidden state may predict several
+targets, each with its own place in the loss.
 """
 
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ class PackedBatch:
         temperature: [N] float32.
         reward, returns, value, score_variance: [N] float32, see `Trajectory`.
         sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
-            `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the vocabulary.
-        routed_experts: [L, M, K] int8 or int16, the experts that each token is sent to, -1 where the routers choose; a
+            `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the whole
+            vocabulary.
+        routed_experts: [L, M, K] int8 or int16, the experts to which each token is sent, -1 where the routers choose; a
             shared prompt has the experts of its first response. None: the routers choose everywhere.
         tokens_of, sampled_of, in_loss_of: for each sequence, the number of its response tokens, of those sampled, and
             of those in the loss; on the host.
@@ -59,8 +60,10 @@ class PackedBatch:
         responses: for each sequence, the segment of its response; the other segments are of prompts.
         seen: for each segment, how many tokens precede it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
-        newest_version: the largest `policy_version`, on the host; -1 if there is none.
+        newest_version: the largest `policy_version`, on the host; -1 if unknown.
         the rest: see `PolicyBatch`.
+
+    Raises: ValueError naming the field, its shape or dtype, and what was expected.
     """
 
     tokens: Annotated[Tensor, "int L"]
@@ -105,7 +108,7 @@ class PackedBatch:
 
     @property
     def prompts(self) -> list[list[tuple[int, int]]]:
-        """For each sequence, the spans of L that hold its prompt, in order: the context of its response begins with
+        """For each sequence, the spans of L that hold its prompt, in order; the context of its response begins with
         them."""
         contexts, responses = self.contexts(), set(self.responses)
         out: list[list[tuple[int, int]]] = []
@@ -117,7 +120,7 @@ class PackedBatch:
 
     def contexts(self) -> list[list[tuple[int, int]]]:
         """For each segment, the spans of L with the tokens before it, in order: the first `seen` tokens of its parent's
-        sequence. A whole prompt has no spans; a response that shares only its prompt has those of the prompt."""
+        sequence. A whole prompt has none; a response that shares only its prompt has the spans of the prompt."""
         out: list[list[tuple[int, int]]] = []
         for parent, left in zip(self.parents, self.seen, strict=True):
             out.append([])
@@ -142,7 +145,7 @@ class PackedBatch:
         top_k_log_prob: Tensor | None = None,
         bucket_log_prob: Tensor | None = None,
     ) -> PolicyBatch:
-        """The input of the loss: the columns that both batches have, and the model's outputs."""
+        """The input of the loss: the columns that both classes share, and the model's outputs, [N] or [N, K] each."""
         of_sequences = self.tokens_of, self.sampled_of, self.in_loss_of
         counts = HostCounts(*of_sequences, self.cu_seqlens, self.sampled, self.loss_mask)
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
@@ -159,12 +162,17 @@ class PackedBatch:
 
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
-    """Lay trajectories out in their order; if `share_prompt`, neighbours of the same group share their prompt and the
-    tokens that `common_response_prefix` counts, and neighbours of two groups share those that `common_prompt_prefix`
-    counts. `routes`: include the experts of the trajectories that have them.
+    """Lay out trajectories in their order.
 
-    Raises ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a
-    token in the loss that is not sampled."""
+    Args:
+        share_prompt: neighbours of the same group share their prompt and the tokens that `common_response_prefix`
+            counts; neighbours of two groups share those that `common_prompt_prefix` counts.
+        routes: include the experts of the trajectories that have them.
+
+    Raises:
+        ValueError: neighbours of one group have different prompts, only some trajectories have a column, or a token in
+            the loss is not sampled.
+    """
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
     lays_prompt, prompt_shared, shared = _shared(trajectories, group, share_prompt)
@@ -233,8 +241,8 @@ def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
 def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """[S] True for those that lay out their prompt: the first of a group, or all without `share_prompt`; [S] their
-    `common_prompt_prefix`; [S] the `common_response_prefix` of the others."""
+    """[S] True for trajectories that lay out their prompt: the first of a group, or all without `share_prompt`; [S]
+    their `common_prompt_prefix`; [S] the `common_response_prefix` of the others."""
     lays_prompt = np.append(True, group[1:] != group[:-1])[: len(group)]
     prompt_shared, shared = np.zeros((2, len(group)), np.int64)
     last_laid = 0  # index of the trajectory whose prompt was laid out last, with its routes
@@ -252,13 +260,13 @@ def _shared(
 
 @cache
 def _carried() -> list[TokenColumn]:
-    """The columns that a trajectory may lack and that a packed batch has, too."""
+    """The columns of both `Trajectory` and `PackedBatch`, except those that `pack` always sets."""
     shared = {f.name for f in fields(Trajectory)} & {f.name for f in fields(PackedBatch)} - {"tokens", "advantage"}
     return [column for column in TOKEN_COLUMNS.values() if column.name in shared]
 
 
 def _packed(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """A column joined along axis N, if the trajectories have it; a mask that is None is all True."""
+    """A column joined along axis N if the trajectories have it; a mask that is None is all True."""
     values = [getattr(item, column.name) for item in trajectories]
     if column.dtype == "bool":
         pairs = zip(values, trajectories, strict=True)
@@ -272,7 +280,7 @@ def _packed(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str
 
 
 def _packed_sets(column: TokenColumn, trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """The joined sets of the trajectories, of which only one without tokens may lack its own, and their edges."""
+    """The joined sets of the trajectories, and their edges; only a trajectory without tokens may lack its sets."""
     sets = [getattr(item, column.name) for item in trajectories]
     if all(part is None for part in sets):
         return {}
@@ -296,7 +304,7 @@ def _fed(
 ) -> dict[str, NDArray[Any]]:
     """A column of every token that is fed, axis L, with `absent` for trajectories that lack it. Trajectories marked in
     `lays_prompt` [S] lay out their prompt without its first `prompt_shared` [S] tokens; all lay out their response
-    without its first `shared` [S]. A response token is fed where the next one is predicted."""
+    without its first `shared` [S] tokens. A response token is fed where the next one is predicted."""
     responses = [getattr(item, column.name) for item in trajectories]
     known = [values for values in responses if values is not None]
     if not known:
@@ -324,8 +332,9 @@ def _prefix_sum(counts: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def common_response_prefix(before: Trajectory, item: Trajectory) -> int:
-    """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`,
-    or if they are not paths of episodes. The last token of a response, which is not fed, is not counted."""
+    """Count the leading tokens that are equal in two responses and go to the same experts; 0 if fewer than
+    `LEAST_SHARED`, or if the responses are not paths of episodes. A response's last token, which is not fed, does not
+    count."""
     if before.sampled is None or item.sampled is None:
         return 0
     length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
@@ -335,9 +344,9 @@ def common_response_prefix(before: Trajectory, item: Trajectory) -> int:
 
 
 def common_prompt_prefix(before: Trajectory, item: Trajectory) -> int:
-    """Count the leading tokens that two prompts share and send to the same experts, usually a system prompt or
-    examples; 0 if fewer than `LEAST_SHARED_PROMPT`. The last token of a prompt, which predicts the first of its
-    response, is not counted."""
+    """Count the leading tokens that are equal in two prompts and go to the same experts, usually a system prompt or
+    examples; 0 if fewer than `LEAST_SHARED_PROMPT`. The last token of `item`'s prompt, which predicts the first of its
+    response, does not count."""
     length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
     if length < LEAST_SHARED_PROMPT:
         return 0
@@ -357,8 +366,8 @@ def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDAr
 
 
 def packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
-    """The order in which items of these sequences are packed: unchanged, except for paths of episodes. Those with the
-    longest common beginnings become neighbours: by group, in order of first appearance, then by tokens."""
+    """The order in which to pack items, each given by its sequences. Only paths of episodes are reordered, so that
+    those with the longest common prefixes become neighbours: by group, in order of first appearance, then by tokens."""
     if all(sequence.sampled is None for sequence, *_ in items):
         return range(len(items))
     place: dict[int, int] = {}

@@ -22,10 +22,10 @@ class Contribution:
 
     Args:
         completion: the whole episode.
-        paths: the player's own, in the order of their last turns; none if it has a reward, but wrote nothing.
-        score: the player's.
+        paths: those that the player wrote, in the order of their last turns; none if it has a reward but wrote nothing.
+        score: the player's score.
         role: its role; empty without roles.
-        group: equal for those that are compared with each other.
+        group: equal for contributions that are compared with each other.
     """
 
     completion: Completion
@@ -41,12 +41,13 @@ class Contribution:
 
     @property
     def truncated(self) -> bool:
-        """True when a limit ended the completion."""
+        """True when the length limit ended the player's last path, or the completion if the player wrote nothing."""
         return (self.paths[-1] if self.paths else self.completion).truncated
 
 
 def contributions_of(groups: Iterable[Group]) -> list[Contribution]:
-    """The contributions to the groups' completions, in order, those of an episode in that of their first paths."""
+    """The contributions to the groups' completions, in order; the players of an episode in the order of their first
+    paths."""
     return [
         each
         for group in groups
@@ -80,13 +81,16 @@ def role_of(player: str) -> str:
 
 
 def mean_of_roles(rewards: Mapping[str, float]) -> float:
-    """The mean over the roles of the mean over each one's players."""
+    """The mean over the roles of each role's mean over its players."""
     return fmean(fmean(values) for values in _by_role(rewards.items()).values())
 
 
 def rewards_of_players(given: Mapping[str, float], players: Sequence[str]) -> dict[str, float]:
-    """The reward of each player, where that of a role counts for its attempts that have none of their own. A player
-    that wrote nothing keeps its reward: it is in the baseline of its role.
+    """The reward of each player; an attempt without its own reward gets that of its role. A player that wrote nothing
+    keeps its reward, which counts in the baseline of its role.
+
+    Args:
+        given: rewards by player or role. players: those that wrote something.
 
     Raises:
         KeyError: names a player without a reward.
@@ -99,8 +103,8 @@ def rewards_of_players(given: Mapping[str, float], players: Sequence[str]) -> di
 
 
 def role_metrics(groups: Iterable[Group]) -> dict[str, float]:
-    """The mean reward of each role, `reward/<role>`, and the share of correct ones, `accuracy/<role>`, over the valid
-    scores of its players; empty without roles."""
+    """The mean reward of each role, `reward/<role>`, and its share of correct answers, `accuracy/<role>`, over the
+    valid scores of its players; empty without roles."""
     scored = [(each.role, each.score) for each in contributions_of(groups) if each.role and each.score.valid]
     rewards = _by_role((role, score.value) for role, score in scored)
     correct = _by_role((role, float(score.correct)) for role, score in scored if score.correct is not None)

@@ -18,8 +18,8 @@ LOG_ZERO = -1e15  # nats: what a log-prob of -inf counts as; its square is finit
 
 
 def finite_log_prob(value: Tensor) -> Tensor:
-    """Log-probs with −inf, which excludes a token, as −1e15 nats and without a gradient: the log-ratio of two policies
-    that both exclude it is 0, not NaN. NaN and +inf, which no policy gives, stay."""
+    """Replace −inf, the log-prob of an excluded token, by −1e15 nats without a gradient: the log-ratio of two policies
+    that both exclude it is then 0, not NaN. NaN and +inf, which no policy gives, are unchanged."""
     return value.clamp(min=LOG_ZERO)
 
 
@@ -48,12 +48,12 @@ class HostCounts:
 class PolicyBatch:
     """Response tokens of S sequences on one packed axis of N; there is no padding.
 
-    Construction reads `cu_seqlens` and the masks from the device, once; `dataclasses.replace` with other fields does
-    not wait for the device, nor do `policy_loss` and the specs of `core.surrogate`.
+    Construction reads `cu_seqlens` and the masks from the device once. `dataclasses.replace` of other fields does not
+    wait for the device, nor do `policy_loss` and the specs of `core.surrogate`.
 
-    Gradients flow into `log_prob` alone, and into the three fields "with gradient" where a spec reads them: `entropy`,
-    `top_k_log_prob` and `bucket_log_prob`. All other tensors are detached at construction, so that no loss moves an
-    advantage, a centre, a reference or a teacher that some model computed with a gradient.
+    Gradients flow into `log_prob`, and into `entropy`, `top_k_log_prob` and `bucket_log_prob` where a spec reads them.
+    All other tensors are detached at construction, so no loss moves an advantage, a centre, a reference or a teacher
+    that a model computed with a gradient.
 
     Args:
         log_prob: [N] float, nats, current policy π at the sampling temperature; carries the gradient.
@@ -68,19 +68,19 @@ class PolicyBatch:
         reference_log_prob: [N] float, nats, frozen reference policy.
         sampled: [N] bool, the policy chose the token (tool and environment tokens: False). Omitted: all True.
         policy_version: [N] int, version that sampled the token.
-        entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
+        entropy: [N] float, nats, of the current policy at the position; carries a gradient if requested.
         token: [N] int, id of the token.
         top_k: [N, K] int, ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
-        top_k_divergence: [N] float, the surrogate's divergence if it was measured already; it replaces the three
-            `top_k` fields above.
+        top_k_divergence: [N] float, the surrogate's divergence if already measured; it replaces the three `top_k`
+            fields above.
         teacher_log_prob: [N] float, nats, of the teacher from which the policy is distilled.
         bucket_log_prob, teacher_bucket_log_prob: [N, J] float, nats, of the tokens that each have their own bucket in
             the divergence from the teacher: under π, with gradient, and under the teacher.
-        selected: [N] bool, the tokens selected by a surrogate that looks at the whole optimizer batch; see
+        selected: [N] bool, the tokens that a surrogate selected over the whole optimizer batch, see
             `proxima.core.precompute`.
-        weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
-            rejected; see `proxima.core.precompute`.
+        weight: [N] float, the weights of the corrections, computed over the whole optimizer batch; 0 where rejected.
+            See `proxima.core.precompute`.
         group: [S] int, the same number for completions of one prompt. Omitted: each sequence has its own group.
         host_counts: `HostCounts` of a batch that was validated on the host. Omitted: read from the device.
 
@@ -148,7 +148,7 @@ class PolicyBatch:
         return counts
 
     def with_loss_mask(self, loss_mask: Tensor) -> "PolicyBatch":
-        """The batch with fewer loss tokens, a subset of the current ones: nothing has to be validated."""
+        """The batch with `loss_mask` [N] bool, a subset of the current one; it is not validated."""
         return replace(self, loss_mask=loss_mask, host_counts=replace(self.counts, in_loss=None, loss_mask=loss_mask))
 
     def __len__(self) -> int:
@@ -171,8 +171,9 @@ class PolicyBatch:
         return torch.repeat_interleave(index, self.lengths, output_size=len(self))
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
-        """The field with `fill` outside the loss mask, by selection: NaN outside it leaks into no value and no
-        gradient. Detached unless it is in `GRADIENT`; log-probs as by `finite_log_prob`."""
+        """A field [N, …] with `fill` outside the loss mask, by selection, so that NaN there reaches no value and no
+        gradient. Detached unless it is in `GRADIENT`; log-probs pass through `finite_log_prob`. ValueError if it is
+        None."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
@@ -181,7 +182,8 @@ class PolicyBatch:
         return finite_log_prob(value) if name.endswith("log_prob") else value
 
     def take(self, order: Sequence[int] | Tensor) -> "PolicyBatch":
-        """The batch with the sequences `order`, in that order: a permutation, a selection, or a micro-batch."""
+        """The batch with the sequences of these indices, in this order: a permutation, a selection, or a
+        micro-batch."""
         rows: list[int] = order.tolist() if isinstance(order, Tensor) else list(order)
         counts = self.counts
         kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
@@ -212,7 +214,7 @@ class PolicyBatch:
         return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:
-        """The fields with a value for each token, by name; those that are missing are left out."""
+        """The fields with a value for each token, by name, without those that are None."""
         named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("cu_seqlens", "group"))
         return {name: value for name, value in named if isinstance(value, Tensor)}
 
@@ -226,10 +228,11 @@ class PolicyBatch:
             tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
 
         Returns: a batch with S = B sequences; a row that is all False is an empty sequence.
-        Raises: ValueError naming the field: one that doesn't exist (with the nearest) or is missing, its shape and what
-            set the expected one, or its dtype.
+        Raises: ValueError naming a field that does not exist (with the nearest name), is missing, or has a wrong shape
+            (with the field that set the expected one) or dtype.
 
-        Differs: holes count as tokens that are not sampled unless `sampled` says otherwise; peers drop the distinction.
+        Differs: a False inside a sequence is a token that was not sampled, unless `sampled` is given; peers do not
+            distinguish the two.
         """
         return cls(**without_padding(cls, mask, tensors))
 

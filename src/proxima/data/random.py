@@ -61,7 +61,7 @@ def permutation(size: int, *keys: int) -> NDArray[np.int64]:
 
 
 def sample_without_replacement(size: int, count: int, *keys: int) -> NDArray[np.int64]:
-    """[count] distinct numbers below `size`, in ascending order."""
+    """[count] distinct numbers below `size`, in ascending order; all of them if `count` > `size`."""
     return np.sort(permutation(size, *keys)[:count])
 
 
@@ -91,7 +91,7 @@ def normals(count: int, *keys: int) -> NDArray[np.float32]:
 
 
 def share_of(text: str) -> float:
-    """A number in [0, 1) that depends only on the text: it decides on which side of a split the text is."""
+    """A number in [0, 1) that depends only on the text; it decides the side of a split that the text falls on."""
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 

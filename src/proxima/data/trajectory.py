@@ -1,5 +1,5 @@
 """One completion on its way to the trainer: host side, one sequence of a packed batch. For preference learning: pairs
-of them, and those with a label."""
+of completions, and labeled completions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,17 +28,20 @@ class Trajectory(Columns):
         truncated: the length limit ended the completion; the state after its last token is not terminal.
         advantage, reward, returns, value: [T] float32, reward units; `returns` is the target of the value.
         bootstrap: reward units, the value of the state after the last token; 0 where that state is terminal.
-        score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², if a forward pass was run for it.
+        score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², if a forward pass computed it.
         loss_mask, sampled: [T] bool; None is all True.
-        proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes were run for them.
-        top_k, behavior_top_k_log_prob: [T, K] int32 and float32, if they were requested from the engine.
-        teacher_log_prob: [T] float32, nats, if it was requested from a teacher.
-        bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have their own bucket in the
-            divergence from the teacher, and the teacher's log-probs of them.
+        proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes computed them.
+        top_k, behavior_top_k_log_prob: [T, K] int32 and float32 (nats), if requested from the engine.
+        teacher_log_prob: [T] float32, nats, if requested from a teacher.
+        bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32 (nats), the tokens that have their own bucket in
+            the divergence from the teacher, and the teacher's log-probs of them.
         routed_experts, prompt_routed_experts: [T, M, K] and [P, M, K], see `Completion`: the experts to which a policy
             that replays routing sends each token; where they are None or -1, its routers choose.
-        sampling_mask: the tokens that could be sampled at each position. With it every log-prob of the response is of
+        sampling_mask: the tokens that could be sampled at each position. With it, every log-prob of the response is of
             the distribution over these tokens only, see `proxima.model.log_prob`; None: over the whole vocabulary.
+
+    Raises:
+        ValueError: the prompt is empty, the temperature is not > 0, or a column has the wrong dtype or length.
     """
 
     uid: int = -1
@@ -90,12 +93,12 @@ class Trajectory(Columns):
         return self.uid, self.sample, self.turn
 
     def bare(self) -> "Trajectory":
-        """A copy with prompt, response and no other column but `sampled`, which marks the paths of episodes."""
+        """A copy with prompt, response, group and `sampled` (also as the loss mask), without any other column."""
         return self._of_tokens(self.tokens, self.sampled)
 
     def with_sentinel(self) -> "Trajectory":
-        """A copy as from `bare`, with one more token. The last token of a packed response is not fed, so the state that
-        predicts the sentinel is the one after the response's last token; the sentinel's id (0) means nothing."""
+        """A copy like `bare`, with one more token of id 0, the sentinel. A packed response's last token is not fed; the
+        sentinel makes the response's own last token fed, and its hidden state available."""
         sampled = None if self.sampled is None else np.append(self.sampled, False)
         return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
 
@@ -114,9 +117,9 @@ class Trajectory(Columns):
         behavior: str = "untruncated",
         routes: bool = False,
     ) -> "Trajectory":
-        """A completion, or one path of an episode, trained on what the model wrote; `behavior` says which of the
-        engine's two log-probs is μ, `untruncated` or `sampled`, which includes the completion's `sampling_mask`;
-        `routes` includes its `routed_experts`. No column is copied."""
+        """The trajectory of a completion, or of one path of an episode; the loss mask has the tokens that the model
+        wrote. `behavior` selects which of the engine's two log-probs is μ: `untruncated`, or `sampled`, which also
+        takes the `sampling_mask`. `routes` takes the `routed_experts`. No column is copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,
@@ -146,8 +149,8 @@ class PreferencePair:
 
     Args:
         row: the row number in the data, for messages; also the `group` of both sides, so that they share their prompt.
-        chosen, rejected: each ends with the end-of-turn token; `sample` 0 and 1.
-        margin: how much better `chosen` is, reward units; None if the data does not say.
+        chosen, rejected: each ends with the end-of-turn token; `sample` is 0 and 1.
+        margin: how much better `chosen` is, reward units; None if the data has no margin.
     """
 
     row: int
@@ -157,7 +160,7 @@ class PreferencePair:
 
     @property
     def sides(self) -> tuple[Trajectory, ...]:
-        """The completions that a reference scores."""
+        """The completions for which a reference computes log-probs."""
         return self.chosen, self.rejected
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "PreferencePair":
@@ -168,10 +171,10 @@ class PreferencePair:
 
 @dataclass(frozen=True, kw_only=True)
 class LabeledCompletion:
-    """A completion that is labeled good or bad, without a pair.
+    """A completion that is labeled good or bad, without a counterpart.
 
     Args:
-        row, completion: as in `PreferencePair`.
+        row: as in `PreferencePair`. completion: ends with the end-of-turn token. good: the label.
         mismatched: the same prompt with the completion of another row, from which KTO estimates its z; None until it is
             assigned.
     """
@@ -183,7 +186,7 @@ class LabeledCompletion:
 
     @property
     def sides(self) -> tuple[Trajectory, ...]:
-        """The completions that a reference scores."""
+        """The completions for which a reference computes log-probs."""
         return (self.completion,) if self.mismatched is None else (self.completion, self.mismatched)
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":

@@ -1,15 +1,15 @@
-"""Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
+"""Engines: prompts in, completions with log-probs and versions out. One protocol, one file per engine.
 
-`protocol.py` defines an engine, and `engine_selection.py` is one before it is built. `local/` is the one in this
+`protocol.py` defines an engine; `engine_selection.py` describes one before it is built. `local/` is the engine in this
 process, `process/` the same engine in a separate process, `http/` has the engines that are servers, and `serve/` starts
 the servers. `event_loop_thread.py` has the event loop of an engine outside this process. `executor.py` calls hooks
-around the pauses of any engine.
+when any engine pauses or resumes.
 Imports: torch, `proxima.data`, `proxima.kernels`, `proxima.model`, `proxima.process`. Imported by `rollout` and the
 rooms above.
 To add an engine: (1) a file with a frozen spec that derives from `EngineSpec` and has `build(setup)`; (2) a line in
 `ENGINES`; (3) the conformance tests in `tests/engine` find it in the dict: log-probs equal to the trainer's forward,
 versions, pause, abort.
-Stable: `protocol.py` and the specs. Private: `local/` but for its engine.
+Stable: `protocol.py` and the specs. Private: `local/`, except its engine.
 """
 
 from proxima.data.kinds import Kinds

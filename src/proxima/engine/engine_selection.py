@@ -1,4 +1,4 @@
-"""An engine of a recipe: the settings at a place of the config, and what the run asks of it."""
+"""An engine of a recipe: its settings in the config, and the requirements of the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ class EngineSelection:
     Args:
         spec: an `EngineSpec`, or an object that only has its `build`.
         needs: the requirements of the run.
-        path: of the spec in the config, which begins the names of fields in messages.
+        path: that of the spec in the config, which prefixes the names of fields in messages.
     """
 
     spec: Any
@@ -75,11 +75,11 @@ class EngineSelection:
 
 
 def within_servers(model: UnloadedModel, specs: Mapping[str, Any]) -> tuple[UnloadedModel, list[str]]:
-    """The model with a context that the running servers take, and a line for each engine whose servers take less than
-    the model.
+    """The model with a context that the running servers accept, and a note for each engine whose servers accept less
+    than the model does.
 
     Args:
-        specs: of engines, by their paths in the config. Of several, the shortest bounds the context.
+        specs: those of the engines, by their paths in the config. The shortest limit bounds the context.
     """
     notes, context = list[str](), model.context
     for path, spec in specs.items():
@@ -97,6 +97,6 @@ def within_servers(model: UnloadedModel, specs: Mapping[str, Any]) -> tuple[Unlo
 
 
 def computes_here(spec: Any) -> bool:
-    """Whether an engine of this spec holds a copy of the weights in this process (`EngineSpec.needs_weights`). A spec
-    that does not derive from `EngineSpec` says nothing of it, which is no."""
+    """Return True if an engine of this spec has a copy of the weights in this process (`EngineSpec.needs_weights`);
+    False for a spec that does not derive from `EngineSpec`."""
     return bool(getattr(spec, "needs_weights", False))

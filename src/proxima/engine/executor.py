@@ -44,9 +44,9 @@ class Executor:
 
     Hooks take no argument, may be synchronous or asynchronous, and run one after the other in the order of
     registration. When one raises, the others of the stage still run; then `HookError` names all that failed, and the
-    transition stops where it is: after `pre_pause` the engine still runs, after `post_pause` and `pre_resume` it is
-    paused, after `post_resume` it runs. From each of these states `pause` and `resume` work as usual. Pausing a paused
-    engine and resuming a running one call no hook.
+    transition stops there: after `pre_pause` the engine still runs, after `post_pause` and `pre_resume` it is paused,
+    after `post_resume` it runs. From each of these states `pause` and `resume` work as usual. Pausing a paused engine
+    or resuming a running one calls no hook.
 
     A hook may call anything that terminates: `score`, `publish`, `abort`, `health`, and, while the engine runs,
     `generate`. If it waits for a pause or resume of the executor, or for completions of the paused engine, it fails
@@ -56,8 +56,8 @@ class Executor:
         engine: does the work.
         hook_seconds: time limit of an asynchronous hook.
 
-    `newest` is the version of the last weights that it was given, None before the first: the engine may have some of
-    them even if it could not take them all.
+    `newest` is the version of the last weights passed to `publish`, None before the first. The engine may have some of
+    these weights even if it could not take all of them.
     """
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:

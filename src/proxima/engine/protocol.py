@@ -61,12 +61,12 @@ class Sampling:
 class Request:
     """One completion to generate. Requests of the same prompt share its KV.
 
-    `seed` and (prompt.uid, sample, turn) determine every random draw, by counter: a completion depends on nothing else
-    in the queue.
+    `seed` and (prompt.uid, sample, turn) determine every random draw, by counter, so a completion does not depend on
+    other requests.
 
     Args:
-        turn: turn of a conversation. Requests of the first turn (0) of a prompt have the same tokens; later ones have
-            their own, which begin with those of the previous turn, unless a template has rewritten them.
+        turn: turn of a conversation. Requests for the first turn (0) of a prompt have the same prompt tokens; later
+            ones have their own, which begin with those of the previous turn unless a template has rewritten them.
         shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its
             `shared_prefix`: contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
         stop_tokens: ids that end the completion; None: those of the model. Only the local engine reads it.
@@ -86,7 +86,7 @@ class Request:
         return self.prompt.uid, self.sample, self.turn
 
     def in_flight(self, tokens: Ints, policy_version: Ints) -> "InFlight":
-        """Its completion so far."""
+        """The completion of this request so far."""
         return InFlight(
             key=self.key,
             prompt_tokens=self.prompt.tokens,
@@ -97,7 +97,7 @@ class Request:
 
 
 def check_prompt(prompt: Prompt, limit: int) -> None:
-    """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit in it."""
+    """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit."""
     if not 0 < (count := len(prompt.tokens)) < limit:
         figures = f"{count} tokens; the limit, one new token included, is {limit}."
         raise UserError(f"prompt {prompt.uid} has {figures if count else 'no tokens; nothing predicts the first one.'}")
@@ -108,9 +108,11 @@ class ScoreRequest(Columns):
     """Tokens to be scored.
 
     Args:
-        prompt_tokens: [P] int32, the tokens that they are conditioned on; at least one.
+        prompt_tokens: [P] int32, the tokens on which they are conditioned; at least one.
         tokens: [T] int32.
         temperature: the logits are divided by it; 0 counts as 1, as for a greedy completion.
+
+    Raises: ValueError without prompt tokens.
     """
 
     prompt_tokens: Ints
@@ -129,10 +131,10 @@ class InFlight(Columns):
 
     Args:
         key: prompt uid, sample and turn; the `key` that the completion will have.
-        prompt_tokens: [P] int32, of its request.
+        prompt_tokens: [P] int32, those of its request.
         tokens: [T] int32, sampled so far.
         policy_version: [T] int32, the version of the weights that sampled each token.
-        temperature: of its request.
+        temperature: that of its request.
     """
 
     key: Key
@@ -154,7 +156,7 @@ class InFlight(Columns):
 
     @classmethod
     def not_taken(cls, requests: Iterable[Request], replies: Iterable[Any]) -> "list[InFlight]":
-        """The finished completions among the replies to requests that their caller has not taken yet."""
+        """The finished completions among `replies`, which the caller of `requests` has not taken yet."""
         prompts = {request.key: request.prompt.tokens for request in requests}
         completions = [reply for reply in replies if isinstance(reply, Completion)]
         return [cls.of(completion, prompts[completion.key]) for completion in completions]
@@ -162,8 +164,8 @@ class InFlight(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdate:
-    """New weights for an engine: those of a module in this process, which `publish` reads within `lent(module)` if the
-    engine's capabilities say so."""
+    """New weights for an engine: those of a module in this process. If `Capabilities.reads_lent` is set, `publish`
+    reads them only within `lent(module)`."""
 
     version: int
     module: nn.Module
@@ -177,17 +179,16 @@ class Capabilities:
         takes_weights: `publish` loads new weights.
         pause_modes: the modes that `pause` accepts.
         score: `score` is available.
-        scores_any_temperature: `score` works at every temperature; else only at 1.
+        scores_any_temperature: `score` works at every temperature; otherwise only at 1.
         in_flight: `in_flight` is available.
-        sampling_mask: the tokens that could have been sampled are reported with each token of a truncated completion.
-        deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other queued
-            requests.
-        log_probs: the distribution that the log-prob of a sampled token refers to: `both` columns of a completion are
-            always present; `processed`, the distribution actually sampled from; `untruncated`, that before truncation;
-            `raw`, softmax(logits), without temperature and truncation.
+        sampling_mask: with truncated sampling, each token is reported with the tokens that could have been sampled.
+        deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other requests.
+        log_probs: the distribution to which a reported log-prob refers: `both`, each completion has both columns;
+            `processed`, the distribution actually sampled from; `untruncated`, that before truncation; `raw`,
+            softmax(logits), without temperature and truncation.
         sleeps: it is a `SleepingEngine`.
-        reads_lent: `publish` reads the module's weights within `lent(module)` alone. On several ranks there is then no
-            whole copy of them.
+        reads_lent: `publish` reads the module's weights only within `lent(module)`, so that several ranks need no whole
+            copy of them.
         stages: it is a `StagingEngine`.
         max_length: most tokens of prompt and completion together; None: as in its setup.
     """
@@ -206,7 +207,7 @@ class Capabilities:
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
-        """The log-probs that completions of this sampling have. A column that the engine can't provide is NaN."""
+        """The log-probs that completions with these settings have. A column that the engine can't provide is NaN."""
         plain = sampling.temperature in (0, 1)  # greedy log-probs are reported at temperature 1
         if self.log_probs == "raw" and not plain:
             return frozenset()
@@ -222,10 +223,10 @@ class Health:
     """The result of a health check.
 
     Args:
-        ok: calls are answered.
-        version: of the weights.
-        running, waiting: completions being sampled, and those waiting for a slot.
-        tokens: sampled so far; None: the engine does not count them.
+        ok: the engine answers calls.
+        version: that of the weights.
+        running, waiting: numbers of completions being sampled, and of those waiting for a slot.
+        tokens: number of tokens sampled so far; None: the engine does not count them.
         detail: further information from the engine.
     """
 
@@ -243,14 +244,14 @@ class EngineSetup:
 
     Args:
         model_path: hub name, folder or GGUF file; a server loads it by itself.
-        tokenizer: of the model.
+        tokenizer: that of the model.
         load_weights: returns model and tokenizer in this process; only specs with `needs_weights` may call it.
-        max_length: tokens of prompt and completion together; None is the model's own limit.
-        compute: the thread of the tensor work of this process; None: that of the event loop.
-        log: file for the output of a process that the engine starts; None: only its stderr, which goes to that of this
+        max_length: most tokens of prompt and completion together; None: the model's own limit.
+        compute: the thread of this process's tensor work; None: that of the event loop.
+        log: file for the output of a process that the engine starts; None: only its stderr is kept, in that of this
             process.
-        seed: of the run, for draws that an engine makes once.
-        adapter_rank: of the adapters that are trained; 0: the weights are.
+        seed: that of the run, for draws that an engine makes once.
+        adapter_rank: rank of the trained adapters; 0: the weights themselves are trained.
     """
 
     model_path: str
@@ -274,20 +275,20 @@ class EngineRequirements:
     """The requirements of a run on its engine.
 
     Args:
-        model: whose weights the engine will run; prompt and completion together have at most its `context`.
+        model: the model that the engine will run; prompt and completion together have at most its `context`.
         role: the role of the model in the run, for messages: `policy`, `reference` or `teacher`.
         training: sampling of the completions that are trained on; None: there are none.
-        samplings: of all completions that will be requested, including evaluations.
+        samplings: those of all completions that will be requested, including evaluations.
         log_probs: those of a training completion that the loss reads.
         measured: those that only metrics read; a run works without them.
         publishes: new weights are published after each step, as a module.
         overlaps: they are published while completions are running.
-        sleeps: it must take turns with the trainer on its devices.
-        score_temperatures: of the tokens that will be scored; empty: none.
+        sleeps: the engine must take turns with the trainer on its devices.
+        score_temperatures: temperatures of the tokens that will be scored; empty: none will be.
         sampling_mask: each training completion must include the tokens that could have been sampled (`SamplingMask`).
-        compute_dtype: of the trainer's forward pass.
-        corrected: the algorithm weighs or rejects tokens by their mismatch.
-        adapter_rank: of the adapters that are trained; 0: the weights are.
+        compute_dtype: that of the trainer's forward pass.
+        corrected: the algorithm weights or rejects tokens by their mismatch.
+        adapter_rank: rank of the trained adapters; 0: the weights themselves are trained.
     """
 
     model: UnloadedModel
@@ -307,9 +308,9 @@ class EngineRequirements:
 
 
 class EngineSpec(Protocol):
-    """The settings of an engine: a frozen dataclass that derives from this and defines `build`.
+    """The settings of an engine: a frozen dataclass that derives from this class and defines `build`.
 
-    `needs_weights`: the engine holds a copy of the weights in this process.
+    `needs_weights`: the engine has a copy of the weights in this process.
     """
 
     needs_weights: ClassVar[bool] = False
@@ -330,13 +331,13 @@ class EngineSpec(Protocol):
         Raises:
             FieldError: it does not; `field` is one of this spec's own fields, to which the caller adds the path of the
                 spec.
-            UserError: it does not, and no field is to blame.
+            UserError: it does not, and no field is at fault.
         """
         return []
 
     def longest_sequence(self) -> int | None:
-        """The most tokens, prompt and completion together, that the servers already running accept; None: unknown, or
-        there is no such server. It bounds the context of a run without `model.max_length`."""
+        """The most tokens of prompt and completion together that the running servers accept; None: unknown, or no
+        server is running. It bounds the context of a run without `model.max_length`."""
         return None
 
     def build(self, setup: EngineSetup) -> "Engine":
@@ -362,7 +363,7 @@ class Engine(Protocol):
         ...
 
     async def in_flight(self) -> list[InFlight]:
-        """Return every completion with a token that had not been yielded at the time of the call; changes nothing. A
+        """Return every completion that has a token and had not been yielded at the time of the call; changes nothing. A
         token sampled before the call is in the result, in a completion that was yielded before the result arrived, or
         in both."""
         ...
@@ -377,7 +378,7 @@ class Engine(Protocol):
 
         Args:
             mode: `keep` holds the running completions at a token boundary until `resume`; `wait` finishes them first
-                and starts no other; `abort` ends them and the waiting ones with finish_reason `abort`.
+                and starts no others; `abort` ends them and the waiting ones with finish_reason `abort`.
         """
         ...
 
@@ -395,8 +396,8 @@ class Engine(Protocol):
 
 
 def close_engine(engine: Engine) -> None:
-    """Stop everything that an engine has started outside this process. An engine that starts nothing needs no `close`
-    method."""
+    """Call the engine's `close`, which stops everything that it has started outside this process; an engine that starts
+    nothing needs no such method."""
     if (close := getattr(engine, "close", None)) is not None:
         close()
 
@@ -409,7 +410,7 @@ class SleepingEngine(Engine, Protocol):
         ...
 
     async def wake(self) -> None:
-        """Take the memory again, with the same weights."""
+        """Take back the memory, with the same weights."""
         ...
 
 
@@ -417,7 +418,7 @@ class StagingEngine(Engine, Protocol):
     """An engine that copies new weights before it sends them, and samples meanwhile."""
 
     async def stage(self, update: WeightUpdate) -> None:
-        """Copy the weights that the next `publish` is given, whose pause is then shorter."""
+        """Copy the weights that the next `publish` will send, so that its pause is shorter."""
         ...
 
 
@@ -434,10 +435,10 @@ def stop_at(text: str, stop: Sequence[str]) -> int | None:
 
 
 class ServerError(OSError):
-    """A call of an engine's server failed that may succeed later, or at another server.
+    """A call of an engine's server failed, but may succeed later or at another server.
 
     Args:
-        url: of the server.
+        url: that of the server.
         call: the path.
         reason: one line.
         status: HTTP status of the response; None: no response.

@@ -1,12 +1,12 @@
-"""Environments: worlds and tools that a model acts in over several turns.
+"""Environments: worlds and tools in which a model acts over several turns.
 
     protocol     the classes for users: `Environment`, `Reply`
     interface    the interface of a class and functions: tool schemas, answers, a reward; validated before the run
-                 (schemas of tools that come from outside too)
+                 (external tools' schemas too)
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     agents       external agents, which play against the run's endpoint; `agent_process` runs functions
     boxed_agents runs the programs of agents in containers and sandboxes; `harbor_agents` plays Harbor's tasks
-    tool_calls   the format of calls that a chat template shows; tools described to a model whose template has none
+    tool_calls   the call format of a chat template; descriptions of tools for models whose template has none
     call_readers  parse the tool calls in a model's text, one format each
     adapters     environments from other libraries, and tools of MCP servers
     builtin      the built-in environments: calculator, guess, python, search, sqlite

@@ -92,13 +92,13 @@ class AgentSpec:
             its parameters, may be `async`, and returns a reward, a mapping from roles to rewards, or None.
         command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
             passed as JSON on standard input. The last line of output may be the reward, a number, or a JSON object with
-            that of each role; of longer output, the last 64 KiB are kept.
+            the reward of each role; the last 64 KiB of the output are kept.
         workers: number of processes that run the function, or of programs that run at once.
-        container: an image, or the fields of `process.containers.Container`: each program runs in a container of it.
-        sandbox: `bubblewrap`: each program runs in a sandbox of its own; `none`: beside the run, with its rights;
-            `harbor`: in the container of its row's task, whose tests give the reward. There, without a command, the
-            model acts by a tool `bash`.
-        readable: files and folders that the sandbox shows besides the system's and those of the command.
+        container: an image, or the fields of `process.containers.Container`: each program runs in its own container.
+        sandbox: `bubblewrap`: each program runs in its own sandbox; `none`: beside the run, with its rights; `harbor`:
+            in the container of its row's task, whose tests give the reward. There, without a command, the model acts by
+            a tool `bash`.
+        readable: files and folders that are visible in the sandbox besides the system's and those of the command.
         roles: names of the roles that the policy plays; the agent requests `policy/<role>` as its model, or
             `policy/<role>/<number>` for one of several attempts. Empty: no roles, and a model's name is ignored.
     """
@@ -152,8 +152,8 @@ class AgentFailed(EnvironmentFailure):
 
     Args:
         reason: one line.
-        reward: for what it did until then; None: unknown.
-        unscored: its reward can't be computed, whatever it did.
+        reward: the reward until then; None: unknown.
+        unscored: the reward can't be computed, whatever the agent did.
     """
 
     def __init__(self, reason: str, reward: AgentReward, unscored: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Runs the programs of agents in containers or sandboxes, from which they reach the run's endpoint and nothing else."""
+"""Runs the programs of agents in containers or sandboxes, from which they can reach only the run's endpoint."""
 
 import asyncio
 import os

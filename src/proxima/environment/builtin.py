@@ -118,7 +118,7 @@ class PythonCode(Environment):
 
 
 class Search(Environment):
-    """A tool `search`, which finds passages by the words that they share with a query (BM25).
+    """A tool `search`, which finds passages that share words with a query (BM25).
 
     Args:
         corpus: a JSONL file; each line has a `text` and optionally a `title`. All episodes of a worker share it.
@@ -252,7 +252,7 @@ def _authorize(action: int, first: str | None, second: str | None, *_: str | Non
 
 
 class Guess(Environment):
-    """Find a whole number; the answer to a guess is "higher" or "lower".
+    """A game: find a whole number; the answer to a guess is "higher" or "lower".
 
     The reward is 1 for a correct first guess and falls by 1 / guesses with each further one; it is 0 if the number is
     not found. A message without a number counts as a guess. For a task of `seeds`: `reset` writes the prompt.

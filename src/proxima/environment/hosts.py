@@ -1,6 +1,6 @@
 """The worker processes that run the environments, from the side of the run.
 
-Each worker has many environments and runs one call at a time; its calls wait in the worker's own queue, and the waiting
+Each worker has many environments and runs one call at a time. Calls wait in the worker's own queue, and the waiting
 time counts towards no limit. A call that raises fails only its own episode. If a worker dies, misses a deadline or
 sends an invalid reply, the episode whose call it ran fails; its other episodes fail as `collateral`.
 """
@@ -109,8 +109,8 @@ class Hosts:
         self._hosts = [_Host(self) for _ in range(workers)]
 
     def log_to(self, file: Path | None) -> None:
-        """Append the output of environments to a file from now on; None: discard it, the default, and what is left to
-        workers in a sandbox, which can't open the file."""
+        """Append the output of environments to a file from now on; None, the default, discards it. Workers in a sandbox
+        can't open the file, so their output is always discarded."""
         self.log = None if file is None or self._sandbox else str(file.absolute())
 
     def start_worker(self) -> Worker:

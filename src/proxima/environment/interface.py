@@ -78,10 +78,10 @@ class EnvironmentInterface:
 
     Args:
         schemas: schemas of the tools, as chat templates take them (`transformers.utils.get_json_schema`).
-        responds: it answers a message that calls no tool.
+        responds: it answers messages that call no tool.
         reward: the member read at the end; empty: none, though turns may have rewards (`Reply.reward`).
         columns: the columns that `reset` requires.
-        settled: arguments of a built-in class, by name, whose values the inspection has decided for all workers.
+        settled: arguments of a built-in class, by name, that the inspection has determined for all workers.
         notes: lines for the user at the start of a run.
     """
 
@@ -105,8 +105,9 @@ class EnvironmentInterface:
             require(name in columns, "environment", name, bound, remedy=f"give it a default, or use a column: {has}")
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
-        """Convert the arguments of a call to the tool's types. A ValueError tells the model what is wrong. A text is
-        accepted for a number, a list or an object if it is the JSON of one, since in XML all arguments are texts."""
+        """Convert the arguments of a call to the tool's types. ValueError, with a message for the model, if that is
+        impossible. A text is accepted for a number, a list or an object if it is the JSON of one, because in XML all
+        arguments are texts."""
         if call.name not in self.tools:
             raise ValueError(f"there is no tool {call.name[:60]!r}, only {', '.join(self.tools) or 'none'}")
         properties = self.tools[call.name].get("properties", {})
@@ -156,7 +157,7 @@ def _is(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _converted(value: Any, kinds: Sequence[str]) -> Any:
-    """Convert a value to one of the wanted kinds if possible, else return it: "5" or 5.0 to 5, 5 to "5"."""
+    """Convert a value to one of the kinds if possible, otherwise return it unchanged: "5" or 5.0 to 5, 5 to "5"."""
     if "string" in kinds and type(value) in (int, float):
         return str(value)
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
@@ -236,7 +237,7 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
 
 @contextmanager
 def _as_field_error(kind: str, what: str) -> Iterator[None]:
-    """Raise FieldError for what the user's class raises."""
+    """Convert exceptions of the user's class to FieldError."""
     try:
         yield
     except FieldError as error:
@@ -251,7 +252,7 @@ BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that a
 
 
 def member(owner: Any, name: str) -> Any:
-    """An attribute that a user's object, class or module may lack; None if it does."""
+    """An attribute of a user's object, class or module; None if it is missing."""
     return getattr(owner, name, None)
 
 
@@ -261,7 +262,8 @@ def brings_tools(environment: Any) -> bool:
 
 
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
-    """The public methods that are tools, by name. Names come from the class: on an object, properties would be run."""
+    """The public methods that are tools, by name. Names are read from the class, because reading them from an object
+    would run properties."""
     names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
     names -= BRINGS if brings_tools(environment) else set()
     return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
@@ -343,9 +345,8 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
 
 
 def tool_problem(tool: Any, where: str) -> str:
-    """Describe the problem of a tool, as `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
-    below `where`; empty if nothing is. A chat template and the readers of calls may then use what it has without
-    further checks."""
+    """Describe the problem with a tool, `{"type": "function", "function": {"name": …, "parameters": …}}`, at a field
+    below `where`; empty if it is valid, so that chat templates and readers of calls need no further checks."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict):
         return f'{where}: must be {{"type": "function", "function": {{"name": …, "parameters": …}}}}'
@@ -365,7 +366,8 @@ def tool_problem(tool: Any, where: str) -> str:
 
 
 def _schema_problem(schema: Any, where: str) -> str:
-    """Describe the problem of the schema of a value, in the parts that a template or a reader of calls uses."""
+    """Describe the problem with the schema of a value, in the parts that a template or a reader of calls uses; empty if
+    there is none."""
     if not isinstance(schema, dict):
         return f"{where:.150}: must be an object, a JSON schema"
     kind = schema.get("type", "object")

@@ -13,8 +13,8 @@ class Reply:
 
     Args:
         content: a text, or complete messages; empty: none.
-        images: those that the text shows, of PIL or the bytes of files: each where the text has `<image>`, or before it
-            if it has none. Messages have their own: `{"role", "content", "images"}`.
+        images: PIL images or bytes of image files that the text shows, each where the text has `<image>`, or before the
+            text if it has none. Messages have their own: `{"role", "content", "images"}`.
         reward: reward of the turn that it answers, in reward units.
         done: the episode ends; the content is not shown to the model.
         state: the environment's name for its state from now on, see `Span.state`.
@@ -28,15 +28,15 @@ class Reply:
 
 
 class Environment:
-    """A world that the model acts in. Subclassing is optional: every class with some of these methods qualifies. An
+    """A world in which the model acts. Subclassing is optional: any class with some of these methods qualifies. An
     object is created for each episode, `Class(**arguments of the recipe)`, in a worker process; methods may be `async`.
 
     Public methods with type hints and a docstring are tools, whose schemas the chat template shows to the model
-    (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`, and may be images
-    where the recipe has `episode.images`. A model message that calls no tool is passed to the method `respond`, whose
-    answer is a message of role `user`; without `respond`, the episode ends with the first such message.
+    (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`, and may be images if
+    the recipe sets `episode.images`. A model message that calls no tool is passed to the method `respond`, whose answer
+    is a message of role `user`; without `respond`, the episode ends with the first such message.
 
-    A class whose tools are only known once it is instantiated has `tools()`, which returns their schemas in that form,
+    A class whose tools are known only after instantiation has `tools()`, which returns their schemas in the same form,
     and `call_tool(name, arguments)`. All environments of a recipe must have the same tools.
 
     An attribute `done` ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
@@ -44,7 +44,8 @@ class Environment:
     """
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | Reply | None:
-        """Begin an episode. Anything random must depend only on `row` and `seed`: a group's episodes begin alike.
+        """Begin an episode. Anything random must depend only on `row` and `seed`, so that a group's episodes begin
+        alike.
 
         Args:
             row: the columns of the row, including `messages` and `answer`. A method that names columns as parameters,

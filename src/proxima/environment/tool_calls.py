@@ -10,10 +10,10 @@
     xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
     code     a fenced block, with the tool's name after the fence              templates without tools
 
-`format_of` chooses the format of a chat template: the one whose reader (`call_readers`) reads a call back from what the
-template makes of it. A tag does not tell: `<tool_call>` holds JSON in Hermes' format, XML in Qwen3-Coder's and keys and
-values in GLM's. A template that does not render calls is recognised by the form that its source or its instructions
-show.
+`format_of` chooses the format of a chat template: the one whose reader (`call_readers`) recovers a call that the
+template has rendered. A tag is not enough: `<tool_call>` contains JSON in Hermes' format, XML in Qwen3-Coder's and keys
+and values in GLM's. A template that does not render calls is recognised by the format in its source or its
+instructions.
 """
 
 import json
@@ -214,7 +214,7 @@ def _reads_back(turn: str, tool_format: ToolFormat) -> bool:
 
 
 def _may_be(tool_format: str, turns: list[str]) -> bool:
-    """False if the template writes the name of a call otherwise than the format does."""
+    """False if the template writes the name of a call differently from the format."""
     before = {
         "deepseek": r"(?:[｜|]>|function)\s*",
         "glm": r"<tool_call>\s*",

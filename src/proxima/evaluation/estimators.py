@@ -35,8 +35,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Returns: a probability; 1 where fewer than k samples are wrong, c / n at k = 1.
     Raises: ValueError naming the value and its bound.
     Source: Chen et al., arXiv 2107.03374, Eq. 1 and the product form of their Figure 3.
-    Differs: 1 - (1 - c/n)^k, which many scripts compute, is too low on average (their Appendix A): by .15 at k = n = 4
-        and one right answer in four.
+    Differs: 1 - (1 - c/n)^k, which many scripts compute, is too low on average (their Appendix A): by .15 for k = n = 4
+        if a sample is right with probability 1/4.
     """
     require(n >= 1, "n", n, "must be >= 1")
     require(0 <= c <= n, "c", c, f"must be in 0 … n={n}")
@@ -53,10 +53,10 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
     """The probability that the answer with the most votes among k samples is right: the expectation over the C(n, k)
     subsets, and over ties.
 
-    Samples vote for their answer; None does not vote. The answers of right samples are one class, however they are
-    written (the reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a fair
-    draw, taken in expectation: t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right
-    samples, which is 0 or 1 unless the reward judges more than the answer. No vote at all: 0.
+    Samples vote for their answer; None does not vote. The answers of right samples form one class, however they are
+    written (the reward decides that 1/2 equals 0.5); other answers form classes by equality. Ties are broken by a fair
+    draw, in expectation: each of t + 1 tied classes wins with probability 1 / (t + 1). A winning class counts with its
+    share of right samples, which is 0 or 1 unless the reward judges more than the answer. Without any vote: 0.
 
         sum over classes j, votes v of   value_j C(n_j, v) sum_t W_j(v, t) / (t + 1)  /  C(n, k)
 
@@ -65,9 +65,9 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
     Args:
         answers: the canonical answer of each of the n samples (see `votes`), None without an answer.
-        correct: whether each is right; a right sample without an answer votes for the right class.
+        correct: whether each sample is right; a right sample without an answer votes for the right class.
         k: samples that vote, 1 <= k <= n.
-    Returns: a probability. k = 1 gives the share of right samples, if every right one has a vote.
+    Returns: a probability. k = 1 gives the share of right samples.
     Raises: ValueError for k out of bounds, lengths that differ, or k < n > 1,000, where float64 can't count the ways.
     Source: Wang et al., arXiv 2203.11171 (self-consistency), where k samples are drawn once; here the expectation is
         computed by counting.
@@ -141,6 +141,6 @@ def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.nd
 
 
 def powers_of_two(samples: int) -> tuple[int, ...]:
-    """Return 1, 2, 4 … and `samples` itself."""
+    """Return 1, 2, 4 … up to `samples`, and `samples` itself."""
 
     return tuple(sorted({1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}))

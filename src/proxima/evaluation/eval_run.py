@@ -1,7 +1,7 @@
-"""An evaluation from the command line: one model answers sets of questions, and the result is written to a folder.
+"""An evaluation: one model answers sets of questions, and the result is written to a folder.
 
-The model is loaded once for all sets. Metrics and formats are those of `proxima.evaluate`: result.json and the
-completions are the same bytes for the same command; facts that may differ (time, machine) are in environment.json.
+The model is loaded once for all sets. The same command writes the same bytes to result.json and the completions; facts
+that may differ (time, machine) are in environment.json.
 """
 
 import time
@@ -69,19 +69,19 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
 
 
 class EvalObserver:
-    """What `run_eval` reports while it runs. Ignores everything; override what is of interest."""
+    """Receives the events of `run_eval`. The methods do nothing; override those that you need."""
 
     def progress(self, stage: Literal["load", "evaluate"], done: int, total: int, unit: str) -> None:
-        """Within the loading, or a suite: `done` of `total` `unit`. Called often: be fast."""
+        """Progress of the loading or of a suite: `done` of `total` `unit`. Called often, so it must be fast."""
 
     def warning(self, text: str) -> None:
-        """Something that affects the result: what it means and what to do, in one line."""
+        """A problem that affects the result: what it means and what to do, in one line."""
 
     def suite_started(self, name: str, questions: int, answers: int) -> None:
-        """The model answers a suite next: `answers` completions to `questions` questions."""
+        """A suite begins: `answers` completions to `questions` questions."""
 
     def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
-        """A suite is finished; `facts` is its part of result.json."""
+        """A suite has ended; `facts` is its part of result.json."""
 
 
 def run_eval(
@@ -92,12 +92,14 @@ def run_eval(
     ks: Sequence[int] = (),
     observer: EvalObserver | None = None,
 ) -> EvalOutcome:
-    """Generate and score answers to all questions, and write them.
+    """Generate and score answers to all questions, and write them to a folder.
 
     Args:
-        config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
+        config: an `EvaluateConfig`; tasks and rewards are those of the suites.
+        suites: from `load_suites`, at least one.
         folder: one that `check_folder` accepts; an earlier evaluation in it is replaced.
-        ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples.
+        ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples, and that number.
+        observer: None: events are ignored.
 
     Raises:
         UserError: the model can't be loaded.
@@ -151,7 +153,8 @@ def run_eval(
 
 
 def _prepare_folder(config: Any, folder: Path) -> None:
-    """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
+    """Delete an earlier evaluation from the folder, and mark it so that another attempt may replace an unfinished
+    one."""
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
         if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, *LOGS):

@@ -1,7 +1,7 @@
 """Metrics of an evaluation from scored groups, each with its interval.
 
-A sample without a valid score is excluded from all metrics and counted under `invalid`. A question with fewer than k
-judged samples has no pass@k and no maj@k; `questions` of a metric counts the questions that have it.
+Samples without a valid score count as `invalid` and are in no metric of rewards or correctness. A question with fewer
+than k judged samples has no pass@k and no maj@k; `questions` of a metric counts the questions that have it.
 """
 
 import statistics
@@ -53,7 +53,7 @@ class QuestionScores:
 
 
 def question_scores(group: Group, extract: Callable[[str], str | None] | None) -> QuestionScores:
-    """The scores of a group; `extract` finds the answer in a text (`votes.answer_extractor`); None: no votes."""
+    """The scores of a group; `extract` finds the answer in a text (see `votes.answer_extractor`); None: no votes."""
     correct = tuple(score.correct if score.valid else None for score in group.scores)
     votes = tuple(None if extract is None else canonical(extract(completion.text)) for completion in group.completions)
     return QuestionScores(correct=correct, votes=votes)
@@ -73,7 +73,8 @@ def estimates(
     """Accuracy, or with several samples mean@n, pass@k and maj@k, each with its 95 % interval.
 
     One sample per question: `accuracy`, the share of right answers among the judged ones, with the Wilson interval.
-    Several: means over questions, bootstrapped. A metric that no question has is left out.
+    Several: means over questions, with bootstrap intervals. A metric that no question has is left out; so is maj@k
+    unless `vote` is set.
     """
     judged = [right for question in questions for right in question.judged]
     if not judged:
@@ -100,13 +101,14 @@ def eval_metrics(
 
     Args:
         samples: completions per question.
-        ks: of pass@k and maj@k, each 1 … samples; empty: powers of two and `samples`.
-        extract: finds the answer in a text; None: no vote, and `unanswered` is null.
+        ks: the k of pass@k and maj@k, each in 1 … samples; empty: powers of two and `samples`.
+        extract: finds the answer in a text; None: no vote, and `unanswered` is None.
         seed: of the bootstrap.
-    Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
-        questions} including those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
-        `unanswered` (shares of the answers), `tokens`; `episodes` (`episode_metrics` and `role_metrics`) if the answers
-        are episodes.
+    Returns: `questions`, `samples`, `answers`, `correct`, `known` (answers that a reward judged), `invalid`,
+        `estimates` {name: value, low, high, method, questions} including those of `mean_estimates`, `reward`, `length`
+        (tokens: mean, median, max), `truncated` and `unanswered` (shares of the answers), `tokens`; `episodes`
+        (`episode_metrics` and `role_metrics`) if the answers are episodes.
+    Raises: FieldError for a k outside 1 … samples.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
@@ -138,8 +140,8 @@ def eval_metrics(
 
 
 def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:
-    """Average figures that every answer has, however correctness is decided, over samples, then over questions, with
-    95 % intervals.
+    """Average the figures that need no verdict on correctness, over samples and then over questions, with 95 %
+    intervals.
 
     Returns: `reward/mean`; each reward before its weight and each part of it, `reward/part/<name>`; `length/mean`,
         tokens; `truncated_fraction`. A sample without a valid score has no reward; figures that no sample has are left

@@ -1,5 +1,5 @@
-"""The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint; by default, or
-by `eval.metric`."""
+"""The metric that represents an evaluation in reports and comparisons and selects the best checkpoint: a default, or
+`eval.metric`."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,10 +22,10 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True)
 class Headline:
-    """A metric of evaluations.
+    """The metric that represents an evaluation.
 
     Args:
-        key: in the records of metrics.jsonl; `reward/part/<name>` for one reward of several.
+        key: its key in the records of metrics.jsonl; `reward/part/<name>` for one reward of several.
     """
 
     key: str = ACCURACY
@@ -37,8 +37,8 @@ class Headline:
         Args:
             records: evaluations of one run or of several, in order.
             metric: `accuracy`, `reward`, `length`, `truncated`, `mean@n`, `pass@k`, a reward or a part of one by its
-                name, or a key of the records; None: that of `eval.metric`, which the records name. A reward that has
-                one of the first four names goes by its key, `reward/part/reward`: `reward` is always the mean reward.
+                name, or a key of the records; None: `eval.metric` as recorded. A reward that has one of the first four
+                names needs its key, such as `reward/part/reward`: `reward` is always the mean reward.
         """
         evaluations = list(records)
         named = metric or next((str(record["metric"]) for record in reversed(evaluations) if record.get("metric")), "")
@@ -52,14 +52,15 @@ class Headline:
 
     @property
     def name(self) -> str:
-        """`accuracy`, `reward`, `length`, or a reward's name; `reward/part/reward` for one of such a name."""
+        """`accuracy`, `reward`, `length`, `truncated`, a reward's name or another key; `reward/part/reward` for a
+        reward with one of these names."""
         short = {key: name for name, key in SHORT_NAMES.items() if name not in ("acc", "score")}
         part = self.key.removeprefix(PART)
         return short.get(self.key, self.key if part in SHORT_NAMES else part)
 
     @property
     def title(self) -> str:
-        """`accuracy`, `mean reward`, `mean length`."""
+        """The name, with `mean` in front of a mean: `accuracy`, `mean reward`, `mean length`."""
         return f"mean {self.name}" if self.key.endswith("/mean") else self.name
 
     @property
@@ -82,17 +83,17 @@ class Headline:
         return float(value) if isinstance(value, int | float) else None
 
     def bounds(self, record: Record) -> tuple[float, float] | None:
-        """Return the 95 % interval; None if the record has none."""
+        """Return the 95 % interval; None if it is not recorded."""
         low, high = bound_keys(self.key)
         return None if record.get(low) is None else (float(record[low]), float(record[high]))
 
 
 def named_metric(record: Mapping[str, Any], metric: str, *, optional: Collection[str] = ()) -> tuple[str, str]:
-    """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name, empty if it has
-    none.
+    """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name; empty: no problem.
 
-    The parts that a reward reports besides its value are known only after it has run. Metrics in `optional` are known
-    before, and an evaluation may lack them: the solver of a task has no reward where no proposal was valid.
+    The parts that a reward reports besides its value are known only after it has run. An evaluation without any valid
+    score may lack every metric, and any evaluation those in `optional`: a task's solver has no reward if no proposal
+    was valid.
     """
     headline = Headline.of([record], metric)
     if headline.value(record) is not None or record["invalid"] == record["answers"] or metric in optional:

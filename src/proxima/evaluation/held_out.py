@@ -24,8 +24,8 @@ Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), a
 
 
 class Evaluation(RolloutListener):
-    """Held-out questions, and the engine, rewards and sampling with which they are answered and scored. Their uids are
-    never those of training, so that the draws differ. `progress` is told the answers so far."""
+    """Held-out questions, with the engine, rewards and sampling by which they are answered and scored. Their uids
+    differ from all uids of training, and so do the random draws. `progress` receives the number of answers so far."""
 
     def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Progress) -> None:
         self.prompts, self.generator, self.progress = prompts, generator, progress
@@ -45,11 +45,11 @@ class HeldOutSet:
 
     Args:
         rewards: the specs that score its answers.
-        rows: its data, of which the first `count` are asked.
-        prompts: of these rows, without those that are too long.
+        rows: its data, of which the first `count` rows are asked.
+        prompts: those of these rows, without prompts that are too long.
         groups: how the answers are generated.
         name: empty for the main set of a run.
-        world: of a task with an environment or tools, which the caller closes; None: a question has one answer.
+        world: that of a task with an environment or tools, which the caller closes; None: answers are single turns.
     """
 
     rewards: Sequence[Any]
@@ -62,7 +62,7 @@ class HeldOutSet:
 
     @classmethod
     def of(cls, source: PromptSource, limit: int, rewards: Sequence[Any], groups: GroupSpec, name: str) -> "HeldOutSet":
-        """The set of the first `limit` rows of a source; 0: of all."""
+        """The set of the first `limit` rows of a source; 0: all rows."""
         count = min(limit or len(source.rows), len(source.rows))
         prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
         fitting = [prompt for prompt in prompts if prompt is not None]
@@ -83,7 +83,7 @@ class HeldOutSet:
 
 
 def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The records of the further sets in the record of an evaluation, by name."""
+    """The records of the sets of `eval.sets` within the record of an evaluation, by name."""
     names = [key.removesuffix("/questions") for key in record if key.endswith("/questions")]
     return {
         name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
@@ -92,13 +92,13 @@ def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """The metrics of a run's evaluation, flat.
+    """The metrics of a run's evaluation, as a flat mapping.
 
-    Accuracy is the share of correct answers among the valid ones; a failed reward is counted separately, never as
+    Accuracy is the share of correct answers among the judged ones; a failed reward counts under `invalid`, never as
     wrong. `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question,
-    bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These
-    and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics` and
-    `role_metrics`.
+    bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two and n.
+    These and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have
+    `episode_metrics` and `role_metrics`.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judged = [bool(score.correct) for _, score in pairs if score.valid and score.correct is not None]

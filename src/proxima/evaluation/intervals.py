@@ -1,6 +1,6 @@
-"""Confidence intervals of metrics over the questions, 95 %.
+"""95 % confidence intervals of metrics, over the questions.
 
-A test set is a sample of all questions that could be in it, so questions are resampled, never single answers: the
+A test set is a sample of all questions that could be in it. Questions are resampled, never single answers, because the
 samples of one question are not independent.
 """
 
@@ -23,8 +23,9 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with its interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over questions),
-    `score` (`paired_score`), `ratio` (`ratio_of_sums`) or `constant` (every value is the same)."""
+    """A value with its 95 % interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over
+    questions), `score` (`paired_score`), `ratio` (`ratio_of_sums`), `delong` (`preference_metrics` of labeled
+    completions, whose number is `questions`) or `constant` (width 0: the values show no spread)."""
 
     value: float
     low: float
@@ -48,11 +49,12 @@ def bound_keys(key: str) -> tuple[str, str]:
 
 
 def wilson(correct: float, questions: int) -> tuple[float, float]:
-    """The Wilson score interval of a share, 95 %.
+    """The 95 % Wilson score interval of a share.
 
         centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
 
-    Unlike p ± z sqrt(p(1-p)/n) it stays inside [0, 1] and is informative at 0 and n right. No questions: (0, 1).
+    Unlike p ± z sqrt(p(1-p)/n), it stays inside [0, 1] and is informative for 0 and for n right answers. Without
+    questions: (0, 1).
     Source: Wilson, JASA 22 (1927) 209.
     """
     if questions == 0:
@@ -65,7 +67,7 @@ def wilson(correct: float, questions: int) -> tuple[float, float]:
 
 
 def wilson_interval(correct: float, questions: int) -> Interval:
-    """A share with its Wilson interval; `questions` >= 1."""
+    """The share `correct` / `questions` with its Wilson interval; `questions` >= 1."""
     low, high = wilson(correct, questions)
     return Interval(value=correct / questions, low=low, high=high, method="wilson", questions=questions)
 
@@ -82,14 +84,14 @@ def bootstrap_mean(
         a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
         level → Φ(z0 + (z0 + z) / (1 - a (z0 + z))),  z = Φ⁻¹(level)
 
-    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values and the seed.
+    Draws are counter-based (Philox keyed by the seed), so the interval depends only on the values and the seed.
 
     Args:
-        values: a share, a difference of shares, or a reward, of each question; n >= 1.
+        values: a share, a difference of shares, or a reward for each question; n >= 1.
         span: range of the values: (0, 1), (-1, 1) for differences of shares, None for rewards, whose range is unknown.
-    Returns: `Interval` of method `bootstrap`, or `wilson` if all values are equal: resampling then shows no spread,
-        although the true mean may differ. In that case Wilson's interval with the questions as trials, whose variance
-        is the largest of all values in [0, 1] with that mean; for differences, all 0 in practice, ± the Wilson bound on
+    Returns: `Interval` of method `bootstrap`. If all values are equal, resampling shows no spread, although the true
+        mean may differ; the method is then `wilson`: Wilson's interval with the questions as trials, whose variance is
+        the largest of all values in [0, 1] with that mean, or for differences, all 0 in practice, ± the Wilson bound on
         the share of questions that differ. Without a span no such bound exists: method `constant`, of width 0.
     Raises: ValueError without values.
     Source: Efron, JASA 82 (1987) 171; the jackknife's acceleration as in Efron and Tibshirani (1993), Eq. 14.15.
@@ -118,8 +120,8 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
 
 
 def resampled_indices(seed: int, start: int, stop: int, n: int) -> np.ndarray:
-    """[stop - start, n] indices below n, drawn with replacement for the replicates `start` to `stop`. A share of
-    n / 2³² of them is drawn once too often, which is negligible."""
+    """[stop - start, n] indices below n, drawn with replacement for the replicates `start` to `stop`. The probabilities
+    of two indices differ by at most 2⁻³², which is negligible."""
     scaled: np.ndarray = (random_bits(seed, start, stop, n).astype(np.uint64) * np.uint64(n)) >> np.uint64(32)
     return scaled.astype(np.int64)
 
@@ -140,8 +142,7 @@ def _level(p: float, z0: float, skew: float) -> float:
 
 
 def _quantile(ordered: np.ndarray, level: float) -> float:
-    """Interpolate linearly between the order statistics: the same on every machine, whichever of the nine definitions a
-    library uses."""
+    """Interpolate linearly between the order statistics, independent of a library's definition of a quantile."""
     place = min(max(level, 0.0), 1.0) * (len(ordered) - 1)
     left = math.floor(place)
     right = min(left + 1, len(ordered) - 1)
@@ -149,13 +150,14 @@ def _quantile(ordered: np.ndarray, level: float) -> float:
 
 
 def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float]) -> Interval:
-    """A mean over the parts of examples, such as the loss over all tokens, with its interval over the examples.
+    """A mean over all parts of the examples, such as the loss over all tokens, with its interval over the examples.
 
         R = Σ x_i / Σ y_i      R ± z sqrt(n / (n - 1) Σ (x_i - R y_i)²) / Σ y_i
 
     Args:
         numerators, denominators: x_i and y_i of each example, Σ y_i > 0.
-    Returns: the interval; for a single example the value alone, with method `constant`.
+    Returns: the interval, of method `ratio`; for a single example of width 0, with method `constant`.
+    Raises: ValueError if the lengths differ, or Σ y_i is not > 0.
     Source: Cochran, Sampling Techniques (3rd ed., 1977), eq. 6.13, without the correction for a finite population.
     """
     x, y = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)

@@ -1,7 +1,7 @@
-"""Metrics of how well scores, or a policy's implicit rewards, identify the better of two completions: accuracy,
-calibration, and trivial baselines; or good completions among bad ones.
+"""Metrics of how well scores, or a policy's implicit rewards, identify the better of two completions, or good
+completions among bad ones: accuracy, calibration, and trivial baselines.
 
-Pairs of one question are not independent, so every interval is over the questions.
+Pairs of one question are not independent, so intervals of pairs are over the questions.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ REPLICATES = 2_000  # of the bootstrap of the calibration error
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredPair:
-    """A pair whose sides have a score.
+    """A pair with the scores of both sides.
 
     Args:
         question: the same number for pairs with the same prompt.
@@ -42,18 +42,20 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
         accuracy             share of pairs whose chosen side scores strictly higher; a tie is wrong
         loss                 mean of -log sigmoid(lead)
         margin               mean of the lead
-        length_only/…        accuracy of a rule that reads no text: the longer side, or the shorter one, whichever is
-                             right more often on these very pairs, which favours the rule; equal lengths count half
-        random/…             accuracy of a coin: 0.5, and the range of 95 % of coins on as many questions
+        length_only/…        accuracy of a rule that reads no text: it picks the longer side, or always the shorter one,
+                             whichever is right more often on these pairs, which favours the rule; equal lengths count
+                             half
+        random/…             accuracy of a coin: 0.5, with the Wilson interval for as many questions
         over_length/…        accuracy minus that of the length rule, on the same pairs
         calibration/error    expected calibration error of the confidence p = sigmoid(|lead|) that the higher score is
                              the better side, Σ_b n_b / n |share right - mean p| over the bins of `BINS`; its interval
                              is a bootstrap over the questions; few pairs make error and interval too large
         calibration/BIN/…    pairs, mean confidence and share right of a bin named in %; bins without pairs are left out
         score/mean, score/std   of all completions
+        correct, answers, questions   numbers of pairs ranked correctly, of pairs, and of questions
 
     Args:
-        pairs: at least one. seed: of the bootstrap.
+        pairs: at least one; otherwise ValueError. seed: of the bootstrap.
     Source: Guo et al., arXiv 1706.04599, for the calibration error.
     """
     require(len(pairs) >= 1, "pairs", len(pairs), "must be at least 1")
@@ -103,8 +105,8 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
 
 
 def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
-    """A share of the pairs, with Wilson's interval if each question has one pair, or if all pairs are equal, so that
-    the sums of the questions show no spread; otherwise with the interval over these sums."""
+    """A share of the pairs, with Wilson's interval if each question has one pair or all pairs have the same result;
+    otherwise with the interval of `ratio_of_sums` over the questions."""
     count = int(question.max()) + 1
     if count < len(right) and np.ptp(right) > 0:
         return _sums(right, question)
@@ -121,7 +123,7 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedItem:
-    """Figures of a pair, by side; for a completion with a label, only those of its own side."""
+    """Figures of a pair, by side (`chosen`, `rejected`); a labeled completion has only its own side."""
 
     question: bytes  # the tokens of the prompt, which pairs of one question share
     reward: dict[str, float]  # implicit, reward units
@@ -130,13 +132,14 @@ class ComparedItem:
 
 
 def preference_metrics(measured: Sequence[ComparedItem]) -> dict[str, float]:
-    """The metrics of held-out pairs, or of held-out completions with a label; at least one.
+    """The metrics of held-out pairs, or of held-out labeled completions; at least one.
 
     accuracy             of pairs: the share whose chosen side has the larger reward; of labeled completions: the
-                         share of couples of a good and a bad one in which the good one has the larger reward
-    log_prob_accuracy    of pairs, by the log-probs
+                         share of combinations of a good and a bad one in which the good one has the larger reward (the
+                         area under the ROC curve); a tie counts half
+    log_prob_accuracy    of pairs: the same with the log-probs
     rewards/…, logps/…   means of the sides, and the mean margin of pairs
-    loss                 mean of the pairs' own
+    loss                 mean of the pairs' losses
     """
     out: dict[str, float] = {}
     if all(len(item.reward) == 2 for item in measured):
@@ -160,8 +163,8 @@ def preference_metrics(measured: Sequence[ComparedItem]) -> dict[str, float]:
 
 
 def _share(measured: Sequence[ComparedItem], name: str) -> Interval:
-    """The share of pairs whose chosen side has the larger figure, a tie counting half, with its interval over the
-    questions: pairs of one question are not independent."""
+    """The share of pairs whose chosen side has the larger figure (a tie counts half), with its interval over the
+    questions."""
     leads = [getattr(item, name)["chosen"] - getattr(item, name)["rejected"] for item in measured]
     names = {question: number for number, question in enumerate(dict.fromkeys(item.question for item in measured))}
     question = np.array([names[item.question] for item in measured])
@@ -169,8 +172,8 @@ def _share(measured: Sequence[ComparedItem], name: str) -> Interval:
 
 
 def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
-    """The share of (good, bad) couples in which the good one is larger, a tie counting half: the area under the ROC
-    curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
+    """The share of combinations (good, bad) in which the good one is larger, a tie counting half: the area under the
+    ROC curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
     wins = (np.sign(np.subtract.outer(good, bad)) + 1) / 2
     value, spread = float(wins.mean()), 0.0
     for shares in (wins.mean(axis=1), wins.mean(axis=0)):

@@ -1,4 +1,4 @@
-"""Ends a run whose held-out figure no longer improves."""
+"""Ends a run whose held-out metric no longer improves."""
 
 import math
 from collections.abc import Sequence

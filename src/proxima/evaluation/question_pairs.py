@@ -1,7 +1,7 @@
-"""Two results compared question by question, by paired tests: is the difference due to chance?
+"""Compares two results question by question with paired tests: is the difference due to chance?
 
-Both tests have the same null hypothesis: for each question a fair coin decides which side gets which result. Both are
-exact and need no seed; Monte Carlo is used only where the exact sums are too many, or values are no simple fractions.
+Both tests have the same null hypothesis: for each question, a fair coin decides which side gets which result. Both are
+exact and need no seed, except that Monte Carlo replaces sign flips with too many sums or without simple fractions.
 """
 
 import math
@@ -30,10 +30,11 @@ class PairedComparison:
 
     Args:
         name: suite, or `all` for the questions of all suites together.
-        metric: the compared metric: `accuracy`, `reward`, `length`, `truncated` or a reward by its name.
+        metric: the compared metric: `accuracy`, `reward`, `length`, `truncated`, a reward by its name, or for episodes
+            `turns` or `calls`.
         questions: number compared; `left_out` more have an unknown result on one side.
         samples: per question, of first and second.
-        first, second: mean of each, with its own interval.
+        first, second: mean of each side, with its own interval.
         difference: second minus first, from the pairs.
         p: two-sided, by the test that `test` names.
         won, lost, tied: questions for which the second is higher, lower, equal.
@@ -57,16 +58,18 @@ class PairedComparison:
 def compare_results(
     first: EvalResult, second: EvalResult, *, metric: str | None = None, seed: int = 0
 ) -> list[PairedComparison]:
-    """Compare two results: one `PairedComparison` for each common suite, and `all` if there are several.
+    """Compare two results: one `PairedComparison` for each common suite, and `all` if several have the same metric.
 
-    Accuracies with one sample per question on both sides: McNemar's exact test; anything else: sign flips of the
-    questions' mean differences. The intervals of the sides are Wilson's for such accuracies, otherwise bootstrap; that
-    of the difference is Tango's score interval for one sample on both sides, otherwise the paired bootstrap's.
+    Accuracies with one sample per question on both sides are compared by McNemar's exact test, anything else by sign
+    flips of the questions' mean differences. A side's interval is Wilson's for an accuracy with one sample per
+    question, otherwise a bootstrap interval. That of the difference is Tango's score interval if both sides have such
+    accuracies, otherwise a paired bootstrap interval.
 
     Args:
         metric: one of `metrics_of`; None: the accuracy if any question of a suite has one on both sides, otherwise the
             reward.
-    Raises: UserError without a suite in common or a value on both sides, or if the questions of a suite differ.
+    Raises: UserError if the results have no suite in common, no question has a value on both sides, or the questions of
+        a suite differ.
     """
     comparisons = []
     together: list[tuple[QuestionResult, QuestionResult]] = []
@@ -83,8 +86,8 @@ def compare_results(
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedQuestions:
-    """The questions of a suite on which the second result differs from the first: `lost` ones, the largest loss first,
-    and `gained` ones, the largest gain first; each the two results."""
+    """The questions of a suite on which two results differ: `lost`, largest loss first, and `gained`, largest gain
+    first. Each entry is the pair of results."""
 
     name: str
     metric: str
@@ -92,7 +95,7 @@ class ChangedQuestions:
     gained: Pairs
 
     def as_json(self, pairs: Pairs) -> list[dict[str, Any]]:
-        """Questions with the values and the answers of both results."""
+        """Each question with the values and the answers of both results, as JSON values."""
         return [
             {
                 "question": a.question,
@@ -105,7 +108,7 @@ class ChangedQuestions:
 
 
 def changed_questions(first: EvalResult, second: EvalResult, comparison: PairedComparison) -> ChangedQuestions:
-    """The questions that won or lost in the comparison of a suite."""
+    """The questions on which the second result of a comparison is lower or higher."""
     metric = comparison.metric
     (sides,) = ((a, b) for name, a, b in shared_suites(first, second) if name == comparison.name)
     pairs = [(question, sides[1][uid]) for uid, question in sides[0].items()]
@@ -124,8 +127,8 @@ def _both(pair: tuple[QuestionResult, QuestionResult], metric: str) -> tuple[lis
 
 
 def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Questions, Questions]]:
-    """Return the common suites; two results with one suite each are compared whatever the suites' names. UserError
-    without any."""
+    """Return the common suites; two results with one suite each are compared whatever the suites' names. UserError if
+    there are none."""
     names = [name for name in first.suites if name in second.suites]
     if names:
         return [(name, first.suites[name], second.suites[name]) for name in names]
@@ -205,12 +208,13 @@ def mcnemar(won: int, lost: int) -> float:
         p = min(1, 2 P(X <= min(won, lost))),  X ~ Binomial(won + lost, 1/2)
 
     Args:
-        won, lost: questions that only the second, and only the first, has right. Questions that both have right, or
-            wrong, carry no information.
+        won, lost: questions that only the second side, or only the first, has right. Questions that both have right, or
+            both wrong, carry no information.
     Returns: the p-value; 1 if the sides do not differ.
     Raises: ValueError for a negative count.
     Source: McNemar, Psychometrika 12 (1947) 153, in its exact binomial form.
-    Edge cases: the smallest p with d differing questions is 2^(1-d): five all one way are not yet significant at .05.
+    Edge cases: the smallest p with d differing questions is 2^(1-d), so five that all favour one side are not yet
+        significant at .05.
     """
     require(won >= 0, "won", won, "must be >= 0")
     require(lost >= 0, "lost", lost, "must be >= 0")
@@ -225,15 +229,15 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
         p = P(|Σ s_i d_i| >= |Σ d_i|),  s_i = ±1 with probability 1/2 each
 
     Args:
-        differences: d_i of each question, second minus first; shares of few samples, so fractions with small
-            denominators.
+        differences: d_i of each question, second minus first; differences of shares of few samples are fractions with
+            small denominators.
         seed: of the flips if the exact test is too large (see Differs).
     Returns: the p-value; 1 if no question differs. For d_i in {-1, 0, 1} it is McNemar's exact p.
     Source: Fisher, The Design of Experiments (1935), section 21.
-    Differs: the usual test is by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of
-        the sum is built question by question, exactly up to float64. If that takes over a million sums, or the values
-        are no such fractions (means of rewards), 100,000 seeded flips are used: p = (1 + flips with a sum at least as
-        far from 0) / (1 + flips).
+    Differs: the usual test uses Monte Carlo. Here the d_i get a common denominator and the distribution of the sum is
+        built question by question, exact up to float64. If that takes over a million sums, or the values are not such
+        fractions (means of rewards), 100,000 seeded flips are used: p = (1 + flips with a sum at least as far from 0) /
+        (1 + flips).
     """
     differing = [d for d in differences if abs(d) > 1e-12]
     if not differing:
@@ -253,7 +257,8 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
 
 
 def difference(differences: Sequence[float], *, single: bool = False, shares: bool = True, seed: int = 0) -> Interval:
-    """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with both its results.
+    """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with the results of both
+    sides.
 
     Args:
         differences: second minus first, per question.
@@ -272,7 +277,7 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
 
 
 def _as_integers(values: Sequence[float]) -> list[int] | None:
-    """Return the numerators over a common denominator; None unless they are fractions with one up to a million."""
+    """Return the numerators over a common denominator of at most a million; None if there is none."""
     fractions = [Fraction(value).limit_denominator(10_000) for value in values]
     if any(abs(float(fraction) - value) > 1e-12 for fraction, value in zip(fractions, values, strict=True)):
         return None
@@ -290,9 +295,9 @@ def _by_flips(values: np.ndarray, seed: int) -> float:
 
 
 def paired_score(won: int, lost: int, questions: int) -> tuple[float, float]:
-    """Tango's score interval of the difference of two accuracies on the same questions, one answer each, 95 %.
+    """Tango's 95 % score interval of the difference of two accuracies on the same questions, one answer each.
 
-    The bounds are the extreme differences D that a score test just does not reject:
+    The bounds are the most extreme differences D that a score test does not reject:
 
         (won - lost - n D)² = z² n (2 q + D (1 - D))
         q = (sqrt(B² + 8 n c D (1 - D)) - B) / 4n,  B = (2n - won + lost) D - won - lost,  c = lost
@@ -307,7 +312,7 @@ def paired_score(won: int, lost: int, questions: int) -> tuple[float, float]:
         which can only repeat the handful of questions that differ
 
     Args:
-        won, lost: questions that only the second, and only the first, has right.
+        won, lost: questions that only the second side, or only the first, has right.
         questions: n, including those with the same outcome on both sides.
     Returns: the bounds, in [-1, 1]; won = lost = 0: plus and minus z² / (n + z²), the Wilson bound on a share of 0.
     Raises: ValueError for impossible counts.

@@ -48,8 +48,8 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSuite:
-    """A suite with its questions, and the engine of the evaluation; `notes` are warnings about the data. The caller
-    closes the world of the questions."""
+    """A suite with its questions, and the engine of the evaluation; `notes` are warnings about data and settings. The
+    caller closes the world of the questions."""
 
     suite: EvalSuite
     questions: HeldOutSet
@@ -71,11 +71,11 @@ def named_suite(
     sampling: Mapping[str, Any],
     json_columns: Sequence[str] = (),
 ) -> EvalSuite:
-    """Build a named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling`
-    overrides.
+    """Build a named suite: greedy for one sample, temperature 1 for several, with the suite's `max_tokens`; `sampling`
+    overrides these.
 
     Raises:
-        UserError: the data or a package of a reward is missing, or several samples at temperature 0.
+        UserError: the data or a package of a reward is missing, or several samples are drawn at temperature 0.
     """
     settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
     if samples > 1 and settings["temperature"] == 0:
@@ -96,7 +96,7 @@ def named_suite(
 
 
 def recipe_suites(eval: Any, reward: Sequence[Any]) -> list[EvalSuite]:
-    """The suites of a recipe's `eval` section, scored by the recipe's rewards or their own.
+    """The suites of a recipe's `eval` section, scored by their own rewards or else the recipe's.
 
     Raises:
         FieldError: the section has no task.
@@ -130,11 +130,12 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     """Load the data and prompts of all suites; needs the tokenizer, but no weights.
 
     Args:
-        config: an `EvaluateConfig`, a class of a room above.
+        config: an `EvaluateConfig` (importing it here would be circular).
+        ks: the k of pass@k and maj@k.
 
     Raises:
-        UserError: a k above the number of samples, missing data, more unreadable answers than `data.max_unreadable`, or
-            no prompt fits the context.
+        UserError: a k exceeds the number of samples, data is missing, more answers than `data.max_unreadable` are
+            unreadable, no prompt fits the context, or the engine can't be used.
     """
     for suite in suites:
         check_ks(ks, suite.samples)
@@ -180,7 +181,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
 
 
 def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
-    """The rows, and the warnings of the rewards about their answers."""
+    """The rows of a suite, and the rewards' warnings about the reference answers."""
     try:
         rows: Rows = suite.task.rows(config.seed)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The folder of an evaluation, and reading it back.
+"""The content of an evaluation's folder, and reading it back.
 
 result.json        metrics with intervals, sampling, prompt, rewards, seed, versions, hashes of model and data; the
                    same command gives the same bytes
@@ -107,10 +107,11 @@ class QuestionResult:
     """One question of a result, with the scores of its samples, in order.
 
     Args:
+        question: the last user message. answer: the reference answer, as JSON.
         correct: None if no reward decides, or the score is invalid.
-        texts: the answers.
-        metrics: name → value of each sample, None if it is unknown: `reward`, `length`, `truncated`, each reward
-            by its name, and for episodes `turns` and `calls`.
+        texts: the model's answers.
+        metrics: name → value for each sample, None if unknown: `reward`, `length`, `truncated`, each reward by its
+            name, and for episodes `turns` and `calls`.
     """
 
     question: str
@@ -138,8 +139,8 @@ class EvalResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def sampled_unlike(self, other: "EvalResult", name: str) -> tuple[str, ...]:
-        """What the two did not have in common of sampling settings, system prompt, template arguments and template
-        date, by the keys of result.json; empty if they had all, or if one of them is unknown."""
+        """The settings in which two evaluations of a suite differ, by their keys in result.json: sampling, system
+        prompt, template arguments, template date. Empty if none differs, or if those of one result are unknown."""
         first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
         if "sampling" not in first or "sampling" not in second:
             return ()
@@ -150,7 +151,7 @@ class EvalResult:
 def read_result(path: str | Path) -> EvalResult:
     """Read an evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
 
-    Raises: UserError if the path is not an evaluation, or an unfinished one, or a file can't be read.
+    Raises: UserError if the path contains no evaluation or an unfinished one, or a file can't be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -171,7 +172,8 @@ def read_result(path: str | Path) -> EvalResult:
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
-    """Read uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
+    """Read a Parquet file of completions: uid → the question with its samples' scores, in order. UserError if it can't
+    be read."""
     columns = ["prompt_uid", "sample", "question", "answer", "text", "correct", "reward", "tokens", "finish_reason"]
     remedy = "give a file that proxima eval or a run's evaluation wrote, or write it again"
     if not file.exists():

@@ -1,8 +1,8 @@
 r"""Evaluation sets by name: data, prompt template, rewards, length limit.
 
-The prompt of a suite is part of the measurement: it is fixed here, recorded in every result, and results with different
-prompts are never compared silently. Data come from the first of: the path given for the suite, `--data FOLDER`,
-`data/<suite>` (written by `proxima data prepare`), the hub or its cache.
+The prompt of a suite is part of the measurement: it is fixed here and recorded in every result, and results with
+different prompts are never compared silently. Data come from the first of these that applies: the path given for the
+suite, `--data FOLDER`, `data/<suite>` (written by `proxima data prepare`), the hub or its cache.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class Suite:
     Args:
         name: key of `SUITES`, and the folder below `data/`.
         hub: hub name; `subset` and `split` in the hub's own names.
-        question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
-        template: the text after the question in the prompt; braces doubled.
+        question, answer: columns of the hub's data. Prepared data have the columns `question` and `answer`.
+        template: the text after the question in the prompt, with braces doubled.
         reward: kind of the reward that scores the answers.
         max_tokens: default length limit of an answer.
     """
@@ -44,7 +44,8 @@ class Suite:
     max_tokens: int = 4096
 
     def at(self, place: Path) -> Any | None:
-        """The task spec for a file, or for a folder with a `test` file; None without one."""
+        """The task spec for a file, or for a folder with a `test` file, there or in `main` or `data`; None if there is
+        no such file."""
         if place.is_file():
             return self._table(place)
         for folder in (place, place / "main", place / "data"):
@@ -56,7 +57,7 @@ class Suite:
         return None
 
     def on_the_hub(self) -> Any:
-        """The task spec for the hub, or its cache."""
+        """The task spec that reads the data from the hub or its cache."""
         question = f"{{{self.question}}}{self.template}"
         return TASKS["dataset"](
             path=self.hub, subset=self.subset, split=self.split, question=question, answer=self.answer, metadata=()
@@ -68,8 +69,8 @@ class Suite:
         return self._mapped(TASKS["files"](path=str(file)))
 
     def _mapped(self, task: Any) -> Any:
-        """The task with `question` and `answer` as named in prepared data, or by the hub's names in a raw copy of its
-        data. If a file can't be read, with those of prepared data; opening the task reports the error."""
+        """The task with the columns of prepared data, or with the hub's names for a raw copy of its data. If a file
+        can't be read, the columns are those of prepared data; opening the task reports the error."""
         try:
             present = task.columns() or ()
         except (OSError, UserError):
@@ -83,12 +84,12 @@ class Suite:
         )
 
     def find(self, given: Path | None, data: Path | None, json_columns: Sequence[str] = ()) -> tuple[Any, str]:
-        """Find the task, which reads the texts of `json_columns` as JSON; return it with the place of its data.
+        """Find the suite's data; return the task spec, which parses the texts of `json_columns`, and the location.
 
         Args:
             given: the path of this suite's data; if not None, the only place that is searched.
             data: a folder of prepared sets, or the prepared set itself.
-        Raises: UserError if the given place has no data.
+        Raises: UserError if there is no data in `given` or `data`.
         """
         task, place = self._find(given, data)
         return replace(task, json_columns=tuple(json_columns)), place
@@ -132,7 +133,7 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 
 
 def suite(name: str) -> Suite:
-    """Return the suite of a name; UserError with the nearest name, or all names, if it is unknown."""
+    """Return the suite with this name; if it is unknown, raise UserError with the nearest name or all names."""
     if name not in SUITES:
         remedy = suggestion(name, SUITES, "a recipe with eval.task for your own questions")
         raise UserError(f"task={name!r} is not an evaluation set", remedy=remedy)

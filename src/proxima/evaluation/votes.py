@@ -1,8 +1,8 @@
-r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
+r"""The answer for which a text votes, in a canonical form; maj@k counts these votes.
 
 A reward that extracts answers has a method `extract(text) -> str | None`; for built-in rewards without one,
-`ANSWER_EXTRACTORS` has a function. The reward remains the judge: all answers that it accepts are one class, however
-they are written (`estimators.maj_at_k`).
+`ANSWER_EXTRACTORS` has a function. The reward still decides: all answers that it accepts are one class, however they
+are written (`estimators.maj_at_k`).
 """
 
 import re
@@ -79,7 +79,7 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 
 
 def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
-    """Return the extraction function of the first reward that has one; None without any, so that there is no vote."""
+    """Return the extraction function of the first reward that has one; None if none has, and then there is no vote."""
     for reward in rewards:
         if isinstance(reward, AnswerExtractor):
             return reward.extract
@@ -97,12 +97,11 @@ _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 
 def canonical(answer: str | None) -> Hashable | None:
-    r"""One value for answers that are obviously equal: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
+    r"""Map obviously equal answers to the same value: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
 
-    A number is exact (no float); otherwise the text without dollar signs, spacing commands, `\left`, `\right`,
-    `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Takes linear time; texts
-    longer than 200 characters are returned unchanged.
-
+    A number becomes an exact fraction. Any other text loses dollar signs, spacing commands, `\left`, `\right`,
+    `\text{…}` around words, degree signs, outer braces, a final period and a leading `x =`. Takes linear time; texts
+    longer than 200 characters are only stripped. None for None or blank text.
     """
     if answer is None or not answer.strip():
         return None

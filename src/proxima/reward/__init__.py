@@ -1,16 +1,16 @@
 """Rewards: completions go in, named scores come out, in the same order. One file per family.
 
-    base        the base classes, and the checks of each score       runner   a list of them over a group
+    base        the base classes, and the checks of each score       runner   runs a list of rewards over a group
     calls       how a reward is called: at once, in threads, by the jobs of `workers`
-    text, length, repetition, math/     of a text              function, unit_tests    code, in workers
-    model_reward, http, server/         of a model, here or behind HTTP
+    text, length, repetition, math/     read a text            function, unit_tests    run code, in workers
+    model_reward, http, server/         run a model, here or behind HTTP
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
-0.0. `where` says how a reward runs: `inline` (bounded linear time), `thread` (trusted Python, or waiting for a server),
-`compute` (a model, in the thread of the tensor work), `text` (a worker process with time and memory limits, for text
-that a model wrote), `function` (a worker process that loads a user's function). A reward that compares all groups sets
-`whole_batch` and defines `score_batch(groups)`.
+0.0. `where` determines how a reward runs: `inline` (bounded linear time), `thread` (trusted Python, or waiting for a
+server), `compute` (a model, in the thread of the tensor work), `text` (a worker process with time and memory limits,
+for text that a model wrote), `function` (a worker process that loads a user's function). A reward that compares all
+groups sets `whole_batch` and defines `score_batch(groups)`.
 Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym only in the workers. Imported by
 `evaluation`, `prepare` and the rooms above; `core` and `training` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,

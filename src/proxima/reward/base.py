@@ -1,4 +1,4 @@
-"""Base classes of the rewards, in this process and in workers, and the checks that every score passes."""
+"""Base classes of rewards that run in this process or in workers, and the checks of every score."""
 
 import math
 import re
@@ -23,18 +23,18 @@ NOT_APPLICABLE = Score.failed("it does not apply to this row")  # compared by id
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedReward:
-    """Base of the rewards, and everything that `RewardRunner` reads from one: defaults, and `score` in terms of
+    """Base of all rewards: everything that `RewardRunner` reads from one, with defaults, and `score` in terms of
     `score_one`.
 
-    A subclass defines `score_one`; a reward that compares the completions of a prompt sets `whole_group` and defines
-    `score`; one that compares all groups sets `whole_batch` and defines `score_batch`, which is called once per
-    generated batch, while `score` never is. Rewards that run in a worker process inherit from `PooledReward`.
+    A subclass defines `score_one`. A reward that compares the completions of a prompt sets `whole_group` and defines
+    `score`. One that compares all groups sets `whole_batch` and defines `score_batch`, which is called once per
+    generated batch in place of `score`. Rewards that run in a worker process inherit from `PooledReward`.
 
     `score` may raise, hang or be slow: the runner isolates each call, abandons it after the timeout and records the
     failure as `Score.failed`. Values are in reward units, before the weight.
 
-    An answer that is a list holds several right answers: the row is scored with each, and the best score counts. A
-    reward gets the list itself if it sets `reads_lists`, or compares with no answer.
+    A list as the answer means several right answers: the row is scored with each, and the best score counts. A reward
+    gets the list itself if it sets `reads_lists` or does not set `needs_answer`.
 
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and a failure
@@ -42,8 +42,8 @@ class WeightedReward:
         name: key of this reward among the parts of a score; null: the kind.
 
     A class also sets `where`: `inline` for bounded linear time, `thread` for trusted Python that may wait, `compute`
-    for tensor work, else the kind of worker. It sets `needs_answer` if it compares with the row's answer:
-    `unreadable_one` then checks each answer before the run. `example_fields` are values for the fields that have no
+    for tensor work, otherwise the kind of worker. It sets `needs_answer` if it compares with the row's answer;
+    `unreadable_one` then checks each answer before the run. `example_fields` are values for the fields without a
     default; the tests of all rewards construct it with these.
     """
 
@@ -69,7 +69,7 @@ class WeightedReward:
 
     @property
     def completions_per_call(self) -> int:
-        """Completions of a prompt in one `score` call, which are all invalid if it fails; 0: all of the prompt's."""
+        """Completions of a prompt in one `score` call, which are all invalid if it fails; 0: all completions."""
         return 0 if self.whole_group else 1
 
     @property
@@ -84,22 +84,22 @@ class WeightedReward:
 
     @property
     def pool(self) -> str:
-        """The name of the workers that run it: rewards of one name share them."""
+        """The name of the workers that run it; rewards with the same name share them."""
         return self.where
 
     def check(self) -> None:
-        """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
+        """Check before the run; raise UserError if something outside this process that the reward needs is missing."""
 
     def notes(self) -> list[str]:
         """Lines for the user at the start of a run, after `check`."""
         return []
 
     def load(self) -> None:
-        """Load the weights of a model before the first `score`; called where `where` is `compute`."""
+        """Load the weights of a model before the first `score`; called if `where` is `compute`."""
 
     def unreadable(self, answer: Any) -> str | None:
-        """The reason why this reward can't score a row with this answer; None if it can. A list is unreadable if one
-        of its elements is: a completion that is right by that one would count as wrong."""
+        """The reason why this reward can't score a row with this answer; None if it can. A list is unreadable if any
+        element is, because a completion that equals that element would count as wrong."""
         try:
             return first_reason([self.unreadable_one(each) for each in self.right_answers(answer)])
         except ValueError as error:
@@ -110,11 +110,11 @@ class WeightedReward:
         return missing_answer(answer) if self.needs_answer else None
 
     def right_answers(self, answer: Any) -> list[Any]:
-        """The answers with which a row is scored, one at a time; ValueError, with the reason, if it has none."""
+        """The answers with which a row is scored, one at a time; ValueError, with the reason, if there is none."""
         return right_answers(answer) if self.needs_answer and not self.reads_lists else [answer]
 
     def rows(self, prompt: Prompt) -> list[Prompt]:
-        """The prompt once with each of its right answers; ValueError like `right_answers`."""
+        """Copies of the prompt, one with each of its right answers; ValueError like `right_answers`."""
         try:
             answers = self.right_answers(prompt.answer)
         except ValueError as error:
@@ -138,7 +138,7 @@ class WeightedReward:
         raise NotImplementedError(f"{type(self).__name__} must define score_one or score")
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """For each group, one score per completion. The groups carry the scores of rewards without `whole_batch`."""
+        """For each group, one score per completion. The groups have the scores of the rewards without `whole_batch`."""
         raise NotImplementedError(f"{type(self).__name__} must define score_batch")
 
 
@@ -149,8 +149,8 @@ class Job:
     Args:
         grader: key of `graders.JOBS`.
         arguments: keyword arguments, JSON values.
-        cpu_seconds: CPU time after which the kernel kills the worker; none: only the wall-clock limit applies.
-        seconds: wall-clock limit; none: the pool's.
+        cpu_seconds: CPU time after which the kernel kills the worker; None: only the wall-clock limit applies.
+        seconds: wall-clock limit; None: the pool's.
     """
 
     grader: str
@@ -165,14 +165,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledReward(WeightedReward):
-    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
+    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, without
+    limits."""
 
     where: ClassVar[Where] = "text"
     warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
 
     @property
     def code_memory_mb(self) -> int:
-        """MiB that code may need which its workers run in containers; 0: they run none there."""
+        """MiB of memory for code that its workers run in containers; 0: they run none there."""
         return 0
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
@@ -180,7 +181,7 @@ class PooledReward(WeightedReward):
         raise NotImplementedError
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
+        """The score in a grader's result: `value`, `correct` if it is known, and other keys as parts."""
         parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
         return validated(Score(value=result["value"], correct=result.get("correct"), parts=parts))
 
@@ -190,8 +191,8 @@ class PooledReward(WeightedReward):
         raise NotImplementedError
 
     def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        """The scores in a grader's result: for each completion what `parse_result` takes, its `error`, or None where
-        the reward does not apply."""
+        """The scores in a grader's result, which has for each completion the input of `parse_result`, its `error`, or
+        None if the reward does not apply."""
         pairs = zip(groups, result["scores"], strict=True)
         return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
 
@@ -204,7 +205,7 @@ class PooledReward(WeightedReward):
 
     @property
     def workers_sandbox(self) -> "Sandbox | None":
-        """The sandbox of the workers, which those of one `pool` share; None: they run in none."""
+        """The sandbox of the workers, which the rewards of a `pool` share; None: no sandbox."""
         return None
 
     def setup_job(self) -> Job | None:
@@ -233,7 +234,7 @@ class PooledReward(WeightedReward):
 
 
 def as_reward(spec: Any) -> WeightedReward:
-    """The spec itself; UserError if it is not a reward."""
+    """Return the spec; UserError if it is not a reward."""
     if not isinstance(spec, WeightedReward):
         raise UserError(f"reward {type(spec).__name__} is not a subclass of proxima.reward.base.WeightedReward")
     return spec
@@ -245,7 +246,7 @@ def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
 
 
 def attempted(call: Callable[[], T]) -> T | Score:
-    """The result of the call, or a failed score with the exception."""
+    """The result of the call, or a failed score that quotes its exception."""
     try:
         return call()
     except KeyboardInterrupt:
@@ -255,8 +256,8 @@ def attempted(call: Callable[[], T]) -> T | Score:
 
 
 def validated(score: object) -> Score:
-    """The score with its numbers as Python's own, even if a careless scorer returned `correct=1` or a numpy float.
-    ValueError if it is not a valid score or a number in it is not finite; a part without a value must be omitted."""
+    """The score with Python's own numbers and bools, even if a scorer returned `correct=1` or a numpy float. ValueError
+    if it is not a valid score or a number in it is not finite; a part without a value must be omitted."""
     if not isinstance(score, Score):
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
@@ -276,7 +277,7 @@ def validated(score: object) -> Score:
 
 
 def as_float(value: object, key: str) -> float:
-    """A number that a scorer returned; ValueError naming its `key` if it is none."""
+    """Convert a number that a scorer returned; ValueError naming its `key` if it is not a number."""
     if isinstance(value, float):
         return float(value)
 
@@ -289,8 +290,8 @@ def binary_score(correct: bool) -> Score:
 
 
 def missing_answer(answer: Any) -> str | None:
-    """The reason why a row without an answer can't be scored; None if it has an answer. NaN and infinities, which
-    Python's JSON and tables have for missing numbers, are no answers."""
+    """The reason why a row without an answer can't be scored; None if it has an answer. NaN and infinities, by which
+    Python's JSON and tables mark missing numbers, are not answers."""
     if isinstance(answer, float) and not math.isfinite(answer):
         return f"the row's answer is {answer}, which no completion can equal; give it a number or a text"
     return "the row has no answer; map the task's answer column" if answer is None else None
@@ -313,12 +314,12 @@ _LIST_AS_TEXT = re.compile(r"""\s*\[\s*(["']).*\1\s*,?\s*\]\s*""", re.DOTALL)
 
 
 def right_answers(answer: Any) -> list[Any]:
-    """The right answers in a row's answer: the elements of a list, else the answer alone.
+    """The right answers in a row's answer: the elements of a list, otherwise the answer itself.
 
-    A text is one answer, because `[0, 5]` is an interval. A text that is a list of texts, as in a CSV file, is refused:
-    nobody can tell whether the list or one of its elements is right.
+    A text is one answer, because `[0, 5]` is an interval. A text with a list of texts, as in a CSV file, is refused,
+    because either the list or one of its elements may be meant.
 
-    Raises: ValueError, with the reason, for an empty list, a list, object or null in one, an object, and such a text.
+    Raises: ValueError, with the reason, for an object, such a text, an empty list, or a list, object or null in a list.
     """
     if isinstance(answer, Mapping):
         keys = ", ".join(map(str, answer)) or "none"
@@ -337,7 +338,8 @@ def right_answers(answer: Any) -> list[Any]:
 
 
 def first_reason(reasons: Sequence[str | None]) -> str | None:
-    """The first reason why one of several answers can't be read, with its number; None without any."""
+    """The first of the reasons why answers can't be read, with its number if there are several answers; None if there
+    is no reason."""
     numbered = [(number, why) for number, why in enumerate(reasons) if why is not None]
     if not numbered or len(reasons) == 1:
         return numbered[0][1] if numbered else None
@@ -345,9 +347,9 @@ def first_reason(reasons: Sequence[str | None]) -> str | None:
 
 
 def best_score(scores: Sequence[Score]) -> Score:
-    """The score of a completion, from its scores with each of the right answers: the greatest value among those that
-    are correct. Without any: the first failed score, because that comparison might have been the right one, else the
-    greatest value."""
+    """The score of a completion from its scores with each right answer: the greatest value among the correct ones. If
+    none is correct: the first failed score, because that comparison might have been correct, or else the greatest
+    value."""
     correct = [score for score in scores if score.valid and score.correct]
     failed = [score for score in scores if not score.valid]
     return max(correct or failed[:1] or scores, key=lambda score: score.value)

@@ -1,4 +1,4 @@
-"""How a reward is called: at once, in threads, or in worker processes. Its own failures become failed scores."""
+"""Calls rewards at once, in threads, or in worker processes. Failures of a reward become failed scores."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class RewardCalls:
     """Calls a reward in the event loop or the compute thread; `ThreadCalls` and `WorkerCalls` are the other ways.
 
     Args:
-        compute: the thread that makes the calls; None: they are made at once, one for each completion.
+        compute: the thread that makes the calls; None: they are made at once, one per completion.
     """
 
     def __init__(self, reward: WeightedReward, compute: ComputeThread | None = None) -> None:
@@ -52,12 +52,12 @@ class RewardCalls:
         return [score for completion in completions for score in own_scores(self.reward, prompt, [completion])]
 
     async def batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """The scores of a whole batch; a failure of the call is a failure of every completion."""
+        """The scores of a whole batch; a failed call fails every completion."""
         raise NotImplementedError
 
 
 def own_scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-    """The reward's own scores, with failures as failed scores."""
+    """The scores that the reward returns, with failures as failed scores."""
     scores = attempted(lambda: list(reward.score(prompt, completions)))
     if not isinstance(scores, Score) and len(scores) != len(completions):
         scores = Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")
@@ -65,7 +65,7 @@ def own_scores(reward: WeightedReward, prompt: Prompt, completions: Sequence[Com
 
 
 def of_each(scores: list[Score] | Score, completions: Sequence[object]) -> list[Score]:
-    """A failed call as a failed score for each of its completions."""
+    """Convert a failed call to a failed score for each completion."""
     return [scores] * len(completions) if isinstance(scores, Score) else scores
 
 
@@ -77,18 +77,18 @@ def checked_score(score: object) -> Score:
 
 
 def of_groups(scores: list[list[Score]] | Score, groups: Sequence[Group]) -> list[list[Score]]:
-    """A failed call as a failed score for each completion of its groups."""
+    """Convert a failed call to a failed score for each completion of its groups."""
     return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
 
 
 class ThreadCalls(RewardCalls):
-    """Makes each call of a reward in its own daemon thread, in order of arrival; a hung call keeps its thread, not its
-    slot.
+    """Makes each call of a reward in its own daemon thread, in order of arrival; a hung call keeps its thread, but not
+    its slot.
 
     Args:
-        threads: simultaneous calls, of the callers in one event loop.
-        timeout: seconds of a call for one completion, not counting its time in the queue, unless the reward has its
-            own.
+        threads: simultaneous calls from one event loop.
+        timeout: seconds of a call, without its time in the queue, times the number of groups for a whole batch; the
+            reward's `call_timeout` takes precedence.
     """
 
     def __init__(self, reward: WeightedReward, threads: int, timeout: float) -> None:
@@ -156,7 +156,7 @@ def _batch_scores(reward: WeightedReward, groups: Sequence[Group]) -> list[list[
 
 
 class WorkerCalls(RewardCalls):
-    """Calls a reward in the workers of a pool; `timeout` is in seconds for one completion."""
+    """Calls a reward in the workers of a pool; `timeout` is in seconds per group of a batch."""
 
     reward: PooledReward
 
@@ -229,8 +229,11 @@ def make_pools(
 
 
 def shared_sandbox(rewards: Sequence[PooledReward], memory_mb: int) -> Any:
-    """The sandbox of workers that run these rewards of one pool and may need so much memory, 0: any; it shows what each
-    of the rewards needs. None: none."""
+    """The sandbox of the workers of a pool, in which the files of all its rewards are readable; None: no sandbox.
+
+    Args:
+        memory_mb: MiB that the workers may need in addition to the sandbox's own; 0: unlimited.
+    """
     boxes = [box for reward in rewards if (box := reward.workers_sandbox) is not None]
     readable = tuple(dict.fromkeys(path for box in boxes for path in box.readable))
     if not boxes:

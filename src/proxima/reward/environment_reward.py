@@ -10,13 +10,13 @@ from proxima.reward.base import WeightedReward
 class EnvironmentReward(WeightedReward):
     """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end.
 
-    An agent may give each role its own.
+    An agent may give each role its own reward.
 
     Args:
         correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
-    Returns: Score of any value; sets `correct` with `correct_from`. `parts` are the named values from which the
-        environment computed the reward, if it has any.
-    Raises: ValueError for an episode without a reward, and for an answer that is no episode.
+    Returns: Score of any value; sets `correct` if `correct_from` is set. `parts` are the named values from which the
+        environment computed the reward, if it reports any.
+    Raises: ValueError for an episode without a reward, or a completion that is not an episode.
     """
 
     correct_from: float | None = None

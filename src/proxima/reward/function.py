@@ -1,4 +1,4 @@
-"""Rewards that call a user's Python function, and how its signature says to call it."""
+"""Rewards that call a user's Python function, and the calling convention that its signature implies."""
 
 import difflib
 import inspect
@@ -32,7 +32,7 @@ class UserFunction(PooledReward):
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         name: key among the parts; null: the function's own name.
         sandbox: `bubblewrap`, `container`, `auto` or `none`: where its workers run. In a sandbox a function has no
-            network, none of the run's variables and folders, and reads no files but Python's own, the packages and the
+            network and none of the run's variables and folders; it can read only Python's files, the packages and the
             Python files beside its own.
     """
 
@@ -49,11 +49,11 @@ class UserFunction(PooledReward):
         require(bool(module and name), "path", self.path, "must be 'package.module:function' or './file.py:function'")
 
     def check_code(self) -> None:
-        """Import the function, and check that it can be called. A constructor imports nothing, because a recipe is also
-        read by commands that must not run the code that it names.
+        """Import the function and check that it can be called. The constructor imports nothing, because some commands
+        read a recipe but must not run the code that it names.
 
-        Raises: FieldError when the module, the file or the function does not exist (names the nearest), or when the
-            function can't be called with the arguments of this kind.
+        Raises: FieldError if the module, file or function does not exist (names the nearest), or the function can't be
+            called with the arguments of this kind.
         """
         load_function.cache_clear()  # a notebook may have changed the file since another run
         self.check()
@@ -113,7 +113,7 @@ class UserFunction(PooledReward):
 
     @cached_property
     def source(self) -> str | None:
-        """The file's text when the function was checked: an edit during a run must not change the reward."""
+        """The file's text when the function was checked, so that an edit during the run does not change the reward."""
         _ = self.function  # the file of a module is known once it is imported
         return read_source(self.file)
 
@@ -130,21 +130,21 @@ class Function(UserFunction):
         fn(data_source, solution_str, ground_truth, extra_info)     once per completion, as verl calls it
 
     `prompt` and `completion` are a `proxima.data.flow.Prompt` and a `Completion`, or their texts if annotated `str`; if
-    neither name occurs, the first two parameters are these. `episode` gets the messages after the prompt, of model,
+    neither name occurs, the first two parameters get them. `episode` gets the messages after the prompt, of model,
     tools and environment, each with role and content. Any other parameter is a column of the row, and `**columns` gets
-    all of them; `answer` is the column that the task maps as such. A parameter that has no default and is not a column
-    is refused before the run.
+    all of them; `answer` is the column that the task maps as the answer. A parameter without a default that is not a
+    column is refused before the run.
 
     The function returns a number; a bool, which sets `correct`; a `Score`; or a dict with `value`, optionally
     `correct`, and any other numbers, which are logged as parts `<name>/<key>`. A function that gets lists returns a
-    list of these, with None where it does not apply: only the other rewards count there, and without any the completion
+    list of these, with None where it does not apply; only the other rewards count there, and without any the completion
     has no score. It may be `async def`. If it raises, hangs or crashes, only that completion is invalid, or that group
     for a function of lists. Module-level state lives as long as the worker; standard output is discarded.
 
     Args:
         chat: true passes prompts and completions to a function of lists as lists of messages, false as texts; null: as
-            in the data, messages where the task maps a column of them (`task.messages`).
-    Returns: Score as returned; NaN and infinities are failures, as value and as part: omit a part without a value.
+            in the data, as messages if the task maps a column of them (`task.messages`).
+    Returns: Score as returned; NaN and infinities are failures, as value and as part. Omit a part without a value.
     Edge cases: a process that the function forks must exit with `os._exit`; one that returns is killed. A function that
         writes to the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps `acc`;
         texts in it are dropped.
@@ -185,11 +185,11 @@ class Function(UserFunction):
 class FunctionBatch(UserFunction):
     """The values that your function `fn(groups)` returns, called once per generated batch in a separate worker process.
 
-    It gets a tuple of `Group` (`proxima.data.flow`), each a prompt with its completions and other scores. It
-    returns one list for each group, in the same order, with a value for each completion as for `function`. So it can
-    rank, normalise or compare over all prompts. It may be `async def`. If it raises, hangs or crashes, all completions
-    of the batch are invalid. With dynamic sampling a step may generate several batches; the function is called for
-    each.
+    It gets a tuple of `Group` (`proxima.data.flow`), each a prompt with its completions and their scores by the other
+    rewards, and returns one list for each group, in the same order, with a value for each completion as for `function`.
+    It can thus rank, normalise or compare over all prompts. It may be `async def`. If it raises, hangs or crashes, all
+    completions of the batch are invalid. With dynamic sampling a step may generate several batches; the function is
+    called for each.
 
     Returns: Score as returned; NaN, infinities and numbers too large for a float, as value or as part, invalidate only
         their completion.
@@ -222,7 +222,7 @@ class CallShape:
 
     Args:
         style: `each`: per completion; `lists`: per group, in TRL's names; `verl`: per completion, in verl's names.
-        leading: parameters that get prompt and completion by position: the first two if none has one of these names.
+        leading: parameters that get prompt and completion by position: the first two if none has either name.
         named: parameters that are passed by name.
         required: those in `named` without a default that only a column can supply.
         everything: the function has `**columns` and gets all values.
@@ -279,7 +279,7 @@ class CallShape:
         return self.style == "lists" and "completion_ids" in self.named
 
     def problem(self, columns: Collection[str]) -> tuple[str, str] | None:
-        """The problem with rows of these columns, and its remedy; None if the function can be called with them."""
+        """The problem of calling the function with rows of these columns, and the remedy; None if there is none."""
         for name in self.leading:
             if name in columns:
                 where = f"has the parameter {name!r} in the place of prompt or completion, and it is a column"
@@ -297,8 +297,8 @@ class CallShape:
         return row_columns(row) | (_ground_truth(row) if self.style == "verl" else {})
 
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
-        """The arguments with which a worker calls the function for a completion. A prompt or completion that is passed
-        as an object is sent as JSON, with the name of its parameter."""
+        """The arguments with which a worker calls the function for a completion. A prompt or completion passed as an
+        object is sent as JSON, with the name of its parameter."""
         columns = self.columns(prompt)
         if EPISODE in self.named:
             columns = {EPISODE: messages_of(completion)} | columns
@@ -345,8 +345,8 @@ def _is_text(annotation: Any) -> bool:
 
 
 def messages_of(completion: Completion) -> list[dict[str, str]]:
-    """The messages after the prompt: for an episode all of them, with the model's messages as it wrote them, even if a
-    template changed them later; otherwise only the completion's text."""
+    """The messages after the prompt: all those of an episode, with the model's messages as it wrote them, even if a
+    template changed them later; without an episode, the completion's text."""
     spans: dict[tuple[int, bool], Span] = {}
     for path in completion.paths:
         for span in path.episode.spans if path.episode is not None else ():
@@ -367,13 +367,13 @@ class HasColumns(Protocol):
 
 
 def row_columns(row: HasColumns) -> dict[str, Any]:
-    """The row's columns; `answer` is the column that the task maps as such, if any."""
+    """The row's columns; `answer` is the column that the task maps as the answer, if any."""
     return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
 
 
 def _ground_truth(row: HasColumns) -> dict[str, Any]:
-    """The row's answer, else that in its `reward_model`, as verl's `ground_truth`. Empty if the row has neither, or has
-    no answer but a column `ground_truth`."""
+    """verl's `ground_truth`: the row's answer, or else that in its column `reward_model`. Empty if the row has neither,
+    or has no answer but its own column `ground_truth`."""
     if row.answer is not None:
         return {"ground_truth": row.answer}
     nested = row.metadata.get("reward_model")

@@ -44,7 +44,7 @@ class PostFailed(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Http(WeightedReward):
-    """The scores that a server returns for a POST with the completions; a failure is invalid, never 0.
+    """The scores that a server returns for a POST with the completions; a failure gives an invalid score, never 0.
 
     The request is `{"prompt": {"uid", "messages", "answer", "metadata"}, "completions": [{"sample", "text", "tokens",
     "finish_reason"}, …]}`, the response `{"scores": [s, …]}`, one per completion in the same order. Each s is a
@@ -60,17 +60,18 @@ class Http(WeightedReward):
         url: `http://` or `https://` address; the proxies of the environment are used.
         seconds: time for one attempt, from connecting to the last byte; > 0.
         retries: attempts after the first; >= 0.
-        backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` is honoured;
-            at most 30 at a time.
+        backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` takes
+            precedence; at most 30 at a time.
         max_concurrent: simultaneous requests, over all prompts; >= 1.
         per_request: completions of a prompt in one request; 0: all of them.
         token_env: name of the environment variable with a bearer token; null: no `Authorization`. The token itself is
             never written anywhere.
-    Returns: Score as answered; `correct` where the server sends it.
-    Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.
+    Returns: Score as sent; `correct` if the server sends it.
+    Raises: FieldError at construction for an invalid address, or a variable that isn't set; `score` raises PostFailed,
+        or ValueError for an invalid response.
     Edge cases: a response that is not JSON, has no `scores` or a wrong number of them invalidates the whole request,
-        which is not retried; NaN, an infinity, a number too large for a float, a bool or a text, as value or as part,
-        invalidates only its completion; so do more than 64 parts. A response of more than 1 MiB plus 64 KiB per
+        which is not retried. NaN, an infinity, a number too large for a float, a bool or a text, as value or as part,
+        or more than 64 parts, invalidate only their completion. A response of more than 1 MiB plus 64 KiB per
         completion, a compressed one, and JSON nested more than 64 levels deep are refused.
     """
 
@@ -106,7 +107,7 @@ class Http(WeightedReward):
 
     @property
     def call_timeout(self) -> float:
-        """Seconds until all attempts are over, so that the runner interrupts none of them."""
+        """Seconds that all attempts may take together, so that the runner interrupts none of them."""
         return self.seconds * (self.retries + 1) + MAX_WAIT * self.retries + 5.0
 
     def check(self) -> None:
@@ -153,8 +154,8 @@ class Http(WeightedReward):
         return self._retried(body, headers, RESPONSE_BYTES + COMPLETION_BYTES * len(sent))
 
     def _retried(self, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-        """The body of the response; PostFailed if the last attempt failed. A status that is not in `RETRIED` is not
-        retried. A redirect is such a status, because following it would send the token to another server."""
+        """The body of the response; PostFailed if the last attempt failed. Only statuses in `RETRIED` are retried; a
+        redirect is not, because following it would send the token to another server."""
         url, retries = self.url, self.retries
         for attempt in range(retries + 1):
             try:
@@ -175,8 +176,8 @@ class Http(WeightedReward):
 
 
 async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """Send one request, whose response may have up to `limit` bytes. httpx's own timeouts restart with each byte, so
-    the caller limits the whole exchange."""
+    """Send one request and return the response's body of at most `limit` bytes. httpx's own timeouts restart with each
+    byte, so the caller limits the whole exchange."""
     async with (
         httpx.AsyncClient(timeout=None, verify=_tls()) as client,
         client.stream("POST", url, content=body, headers=dict(headers)) as response,

@@ -1,4 +1,4 @@
-"""Penalties on the length of a completion, and on a completion that the length limit cut off."""
+"""Penalties for the length of a completion, and for one that the length limit cut off."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from proxima.reward.base import WeightedReward
 
 @dataclass(frozen=True, kw_only=True)
 class Length(WeightedReward):
-    """A penalty in [-1, 0] for a completion longer than `tokens` (or, as a target, of any other length).
+    """A penalty in [-1, 0] for a completion longer than `tokens` (with `mode: target`, of any other length).
 
         penalty: -min(1, max(0, n - tokens) / tokens)      target: -min(1, |n - tokens| / tokens)
         n: tokens that the model wrote
@@ -83,8 +83,8 @@ class MissingEos(WeightedReward):
 
     Returns: Score of value -1 or 0; does not set `correct`.
     Edge cases: a completion that a stop string ended counts as ended by itself.
-    Source: TRL `missing_eos_penalty` of its PPO, RLOO and online DPO trainers. Differs: TRL looks for the end token, so
-        it also penalizes completions that a stop string ended.
+    Source: TRL `missing_eos_penalty` of its PPO, RLOO and online DPO trainers.
+    Differs: TRL looks for the end token, so it also penalizes completions that a stop string ended.
     """
 
     kind = "missing_eos"

@@ -1,4 +1,4 @@
-"""A reward model in this process: a decoder with a scalar head scores prompt and completion."""
+"""A reward model in this process: a decoder with a scalar head that scores prompt and completion."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from proxima.reward.base import WeightedReward
 class ModelReward(WeightedReward):
     """The score of a reward model: its scalar head after the last token of prompt and completion.
 
-    The weights are frozen and stay in memory alongside the policy. The completions of a prompt are scored together, the
-    prompt once, in the thread of the tensor work; the values are those of Hugging Face's own forward
+    The weights are frozen and stay in memory alongside the policy. The completions of a prompt are scored together in
+    the thread of the tensor work, and the prompt is fed once. Values equal those of Hugging Face's own forward pass
     (`AutoModelForSequenceClassification`), so a folder from another trainer works too.
 
     Args:
@@ -35,24 +35,25 @@ class ModelReward(WeightedReward):
         encode: `tokens`: the token ids that the policy sampled; refused if the policy's vocabulary differs.
             `text`: messages and text through the reward model's own chat template and tokenizer; for models with
             another vocabulary.
-        normalize: subtract the mean and divide by the standard deviation that the training measured on its held-out
-            completions and wrote to config.json; refused if they are missing there.
+        normalize: subtract the mean and divide by the standard deviation that training measured on held-out completions
+            and wrote to config.json; refused if they are missing there.
         end_truncated: append the end-of-turn token, with which all training completions of a reward model end, to a
-            completion that the length limit cut off; false: score it after its last token, a position without scores in
-            training, where a policy may discover high ones.
-        max_tokens: maximum tokens of prompt and completion; a longer one has no score. null: the model's own limit. A
-            model with longrope positions needs it: it chooses their factors, as `model.max_length` does for a policy.
-        tokens_per_forward: tokens of one forward pass; a completion that is longer gets its own pass.
+            completion that was cut off; false: score it after its last token, a position that had no score in training
+            and where a policy may find high ones.
+        max_tokens: maximum tokens of prompt and completion; longer ones get no score. null: the model's own limit.
+            Required for a model with longrope positions: it selects their factors, as `model.max_length` does for a
+            policy.
+        tokens_per_forward: tokens of one forward pass; a longer completion gets its own pass.
         dtype: of the weights, `float32` or `bfloat16`.
         compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
         device: auto, cpu, cuda, cuda:1.
     Returns: Score in units of the reward model; no `correct`.
-    Raises: FieldError before the run for a folder that is not a reward model or one that is not supported, a device
-        that is missing, or `max_tokens` above the model's own limit; nothing during a run.
-    Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
-        long, and in `text` one that the chat template refuses have no score. A truncated completion that leaves no room
-        for the end-of-turn token is scored without it. In `text`, if the tokenizer joins the first token of a
-        completion with the prompt's last (both are line ends), the chat is scored with the joined token.
+    Raises: FieldError before the run if the folder is not a supported reward model, the device is missing, or
+        `max_tokens` exceeds the model's own limit; nothing during a run.
+    Edge cases: an empty completion gets the score of its prompt. No score: a value that is not finite, a completion
+        that is too long, and with `text` one that the chat template refuses. A truncated completion without room for
+        the end-of-turn token is scored without it. With `text`, if the tokenizer joins the first token of a completion
+        with the prompt's last (both are line ends), the chat is scored with the joined token.
     """
 
     path: str
@@ -111,7 +112,7 @@ class ModelReward(WeightedReward):
             require(differing == 0, "encode", "tokens", reason, remedy="set encode=text")
 
     def load(self) -> None:
-        """Load the weights, unless they are loaded."""
+        """Load the weights, unless already loaded."""
         _ = self._scorer
 
     @cached_property
@@ -147,7 +148,8 @@ class ModelReward(WeightedReward):
 
     @cached_property
     def _end(self) -> int | None:
-        """The token that ends a turn in the reward model's chat template, or a text if it has no template."""
+        """The token that ends a turn in the reward model's chat template, or its end-of-text token without a
+        template."""
         tokenizer: Any = self._scorer.loaded.tokenizer
         if tokenizer.chat_template is None:
             return tokenizer.eos_token_id  # type: ignore[no-any-return]

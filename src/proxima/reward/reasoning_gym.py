@@ -15,18 +15,18 @@ from proxima.system.user_modules import require_package
 class ReasoningGymReward(PooledReward):
     """The score in [0, 1] that the row's own reasoning_gym task gives the answer; correct from `correct_at` up.
 
-    The answer is the contents of the last `<tag>…</tag>`, else the whole text without outer whitespace. Only rows of
-    the task `reasoning_gym` can be scored: they carry the entry that the scorer reads.
+    The answer is the contents of the last `<tag>…</tag>`, else the whole text, without outer whitespace. Only rows of
+    the task `reasoning_gym` can be scored: they contain the entry that the scorer reads.
 
     Args:
-        tag: name of the tag that holds the answer; null: always the whole text.
+        tag: name of the tag around the answer; null: always the whole text.
         strict: count a text without the tag as wrong.
-        correct_at: the score from which the answer counts as correct, in (0, 1].
+        correct_at: the least score that counts as correct, in (0, 1].
         cpu_seconds: CPU time for one completion, in seconds, > 0.
     Returns: Score of the task's value, `correct` set.
     Raises: ValueError if the row comes from another task.
     Edge cases: if a scorer raises on the answer but not on the reference answer, the answer is wrong: 0. Some scorers
-        pass the answer to `eval`; in the worker, that reads only literals, and scorers can't write files or open
+        pass the answer to `eval`, which in the worker reads only literals; scorers can't write files or open
         connections. The scorer of `game_of_life_halting` (0.1.25) accepts any answer.
     """
 

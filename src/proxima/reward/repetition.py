@@ -1,4 +1,4 @@
-"""n-grams that a completion repeats, or that no other completion has."""
+"""Rewards that count n-grams: those that a completion repeats, or that no other completion has."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -28,8 +28,8 @@ class NgramReward(WeightedReward):
         require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
 
     def ngrams(self, completion: Completion) -> list[tuple[Hashable, ...]]:
-        """All n-grams, in order; for an episode, of the words of the last message or the tokens that the model
-        wrote."""
+        """All n-grams, in order; for an episode, of the words of the model's last message, or of the tokens that the
+        model wrote in the last path."""
         of: Sequence[Hashable] = completion.text.lower().split()
         if self.unit == "tokens":
             of = completion.tokens[... if completion.sampled is None else completion.sampled].tolist()
@@ -43,12 +43,12 @@ class Repetition(NgramReward):
         value = -max_penalty * (1 - different n-grams / n-grams)
 
     Args:
-        max_penalty: the penalty, in reward units, if all n-grams were the same; >= 0.
+        max_penalty: upper bound of the penalty, in reward units, which is approached if all n-grams are the same; >= 0.
     Returns: Score of value in (-max_penalty, 0]; does not set `correct`.
     Edge cases: a completion with fewer than n units has no n-gram and no penalty.
     Source: Yeo et al., Demystifying Long Chain-of-Thought Reasoning (arXiv 2502.03373), appendix C.2.
-    Differs: they penalize each token of a repeated n-gram; here, as in open-r1, the completion is penalized by their
-        share. open-r1 takes the penalty as a negative number.
+    Differs: they penalize each token of a repeated n-gram; here, as in open-r1, the completion is penalized by the
+        share of repeated n-grams. open-r1 takes the penalty as a negative number.
     """
 
     max_penalty: float = 1.0
@@ -72,15 +72,14 @@ class Diversity(NgramReward):
 
         value = (number of different n-grams in this completion alone) / (number of different n-grams in it)
 
-    A bonus against a policy that gives similar answers to all prompts. It compares all prompts of the batch, so it is
-    computed when the batch is complete; with dynamic sampling a step may generate several batches, each compared
-    separately.
+    A bonus that counteracts similar answers to all prompts. It compares all prompts of the batch, so it is computed
+    when the batch is complete; with dynamic sampling a step may generate several batches, each compared separately.
 
     Returns: Score of value in [0, 1]; does not set `correct`. A batch of one completion: 1.
     Edge cases: a completion with fewer than n units has no n-gram and gets 0.
     Source: the novelty reward of curiosity-driven red-teaming (Hong et al., arXiv 2402.19464), one minus a self-BLEU.
-    Differs: theirs averages BLEU over n = 2 to 5 against all earlier texts; here one n and one batch, so that a resumed
-        run gives the same rewards, and every n-gram counts once, so that repetition earns nothing.
+    Differs: theirs averages BLEU over n = 2 to 5 against all earlier texts. Here it is one n and one batch, so a
+        resumed run gives the same rewards, and every n-gram counts once, so repetition earns nothing.
     """
 
     kind = "diversity"

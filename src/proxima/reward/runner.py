@@ -1,4 +1,4 @@
-"""Runs a list of rewards over a prompt's completions and adds up their values."""
+"""Runs a list of rewards over a prompt's completions and sums their values."""
 
 import asyncio
 import json
@@ -19,31 +19,32 @@ LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
 
 
 class RewardRunner:
-    """Scores completions by a weighted list of rewards; a failure invalidates only the completion that it concerns.
+    """Scores completions by a weighted list of rewards; a failure invalidates only the completions of the failed call.
 
         value = sum over rewards of weight * part      correct: from the first reward, in the order given, that sets it
 
-    `score` takes a group as soon as it is complete and skips the rewards of the whole batch. `score_batch`, called once
-    per generated batch, adds those to the groups that `score` has scored.
+    `score` scores a group as soon as it is complete, without the rewards of the whole batch. `score_batch`, called once
+    per generated batch, adds these to the groups that `score` has scored.
 
     Args:
         rewards: the specs, at least one.
-        timeout: seconds that a reward may take for one completion; > 0.
+        timeout: seconds that a call of a reward may take, times the number of groups for a whole batch; > 0. A
+            reward's `call_timeout` or a job's own limit takes precedence.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
         compute: the thread of the tensor work, for rewards that run a model; None: separate threads.
         pool: class of the worker pools; None: processes on this machine.
 
     Raises:
-        UserError: no rewards, one that is not a `WeightedReward`, or two of the same name.
+        UserError: there are no rewards, one is not a `WeightedReward`, or two have the same name.
 
-    A failure is an exception, a timeout, a value that is not finite, a sum beyond ±1e12, or a worker that died: then
-    `valid=False` with `error="<name>: <why>"`, and `parts` holds the values of the other rewards. The failure of a
-    reward of weight 0 has no effect. A completion to which no reward of nonzero weight applies (`NOT_APPLICABLE`) has
-    no score either: `valid=False`.
+    A failure is an exception, a timeout, a value that is not finite, a sum beyond ±1e12, or a worker that died. It
+    gives `valid=False` with `error="<name>: <why>"`, and `parts` contains the values of the other rewards. The failure
+    of a reward of weight 0 has no effect. A completion to which no reward of nonzero weight applies (`NOT_APPLICABLE`)
+    also gets `valid=False`.
 
-    At most `workers` calls of a reward run at once (or its own `concurrency`), however many completions wait. A reward
-    with 100 hung calls is not called again until one of them returns: its scores are invalid at once.
+    At most `workers` calls of a reward (or its own `concurrency`) run at once, however many completions wait. While 100
+    calls of a reward hang, it is not called, and its scores are invalid at once.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class RewardRunner:
 
     @property
     def _batch_counts(self) -> bool:
-        """True if `score_batch` adds to the values, and not only parts that are logged."""
+        """True if `score_batch` changes values, and does not only add parts that are logged."""
         return any(reward.whole_batch and reward.weight != 0 for reward in self.rewards)
 
     @property
@@ -96,7 +97,8 @@ class RewardRunner:
         return [reward.label for reward in self.rewards if reward.weight != 0 and reward.needs_answer]
 
     def check(self) -> None:
-        """Run `check` of every reward of nonzero weight, and start what their workers need; errors name the reward."""
+        """Run `check` of every reward of nonzero weight, and start the containers of their workers; errors name the
+        reward."""
         for reward in self.rewards:
             if reward.weight != 0:
                 with _named(reward.label):
@@ -111,7 +113,7 @@ class RewardRunner:
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
         """For each row's answer, the reason why a reward of nonzero weight can't score that row, or None; blocks.
 
-        Each distinct answer is checked once, by all workers in parallel where a worker is needed.
+        Each distinct answer is checked once, in parallel by the workers if one is needed.
         """
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         distinct = dict(zip(keys, answers, strict=True))
@@ -124,7 +126,7 @@ class RewardRunner:
         return [reasons.get(key) for key in keys]
 
     def start(self) -> None:
-        """Start the worker processes and load the models before the first `score`, which would do both otherwise.
+        """Start the worker processes and load the models; otherwise the first `score` does both.
 
         Raises:
             UserError: a model can't be loaded.
@@ -137,7 +139,7 @@ class RewardRunner:
             pool.start()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score per completion, in the same order. An episode that failed is not passed to any reward."""
+        """One score per completion, in the same order. A failed episode is invalid and passed to no reward."""
         failed = [Score.failed(c.episode.failure) if c.episode and c.episode.failure else None for c in completions]
         if any(failed):
             playable = [c for c, score in zip(completions, failed, strict=True) if score is None]
@@ -173,7 +175,7 @@ class RewardRunner:
             pool.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
-        """The results, by index, of all rewards that compare the whole batch, or of all others."""
+        """The results, by index, of all rewards that compare the whole batch, or of all other rewards."""
         members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
 
         async def awaited(i: int) -> Any:
@@ -188,8 +190,8 @@ class RewardRunner:
         return dict(zip(members, await asyncio.gather(*map(awaited, members)), strict=True))
 
     def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
-        """Add the scores of more rewards, by index, to a score, and to that of each player that one of them names;
-        `last` if no reward of nonzero weight follows."""
+        """Add the scores of more rewards, by index, to a score and to those of its players; `last` if no reward of
+        nonzero weight follows."""
         names = dict.fromkeys(name for score in (before, *added.values()) for name in score.players)
         players = {
             name: self._sum(

@@ -1,4 +1,4 @@
-"""The sandbox of rewards that run code, as their field `sandbox` asks for it."""
+"""The sandbox of rewards that run code, by their field `sandbox`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ PROCESSES = 1024  # and threads, of all workers of a pool
 
 
 def function_sandbox(choice: str, file: Path | None) -> Sandbox | None:
-    """The sandbox of workers that load a function from this file, for a choice; None: they run in none."""
+    """The sandbox of workers that load a function from this file; None: no sandbox. FieldError if it can't be used."""
     if choice == "none":
         return None
     kind, readable = sandbox_kind(choice), python_sources(file) if file is not None else ()
@@ -19,6 +19,6 @@ def function_sandbox(choice: str, file: Path | None) -> Sandbox | None:
 
 
 def sandbox_kind(choice: str) -> str:
-    """The kind of sandbox that runs code, for a choice; FieldError if it can't be used."""
+    """The kind of sandbox for a choice such as `auto`; FieldError if it can't be used."""
     with as_field_errors(SandboxMissing):
         return usable_kind(choice)

@@ -1,4 +1,4 @@
-"""Rewards that read the text itself: equal to the answer, of a shape, or with a capture that equals the answer."""
+"""Rewards that read the text itself: it equals the answer, matches a pattern, or has a match that equals the answer."""
 
 import re
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ class Exact(WeightedReward):
         ignore_case: ignore upper and lower case.
     Returns: Score of value 0 or 1, `correct` set.
     Raises: ValueError if the row has no answer.
-    Edge cases: an answer that is a whole solution, with `####` or text around a `\boxed{…}`, counts as unreadable: no
-        completion equals it.
+    Edge cases: an answer that is a whole solution, with `####` or text around a `\boxed{…}`, counts as unreadable,
+        because no completion would equal it.
     """
 
     ignore_case: bool = False
@@ -39,11 +39,11 @@ class Exact(WeightedReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Format(PooledReward):
-    r"""1 if the text has the shape of `pattern`, else 0; does not set `correct`.
+    r"""1 if the text matches `pattern`, else 0; does not set `correct`.
 
     Args:
         pattern: regular expression searched in the text; `.` matches newlines too, `^` and `$` match the ends of the
-            text. The default is the think-then-answer shape.
+            text. The default is the think-then-answer format.
     Returns: Score of value 0 or 1.
     Raises: FieldError at construction for a pattern that doesn't compile.
     Edge cases: catastrophic backtracking invalidates only the completion that causes it, after the timeout.
@@ -72,10 +72,10 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Regex(PooledReward):
-    r"""1 if the last capture of `pattern` equals the answer, as a number or as text, else 0; sets `correct`.
+    r"""1 if the last match of `pattern` gives the answer, as a number or as text, else 0; sets `correct`.
 
     Args:
-        pattern: regular expression, `.` matches newlines too; its group `answer`, else its first group, else the whole
+        pattern: regular expression; `.` matches newlines too. Its group `answer`, else its first group, else the whole
             match is compared.
     Returns: Score of value 0 or 1, `correct` set. No match: 0.
     Raises: FieldError at construction for a pattern that doesn't compile; ValueError if the row has no answer.

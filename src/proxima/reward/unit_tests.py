@@ -26,10 +26,10 @@ class UnitTests(PooledReward):
         {"inputs": ["1 2\\n", …], "outputs": ["3\\n", …]}             standard input and output, as APPS and TACO
         {"fn_name": "add", "inputs": [[1, 2], …], "outputs": [3, …]}  calls of a function, as APPS and TACO
 
-    A list or an object may be JSON text. The code is the last block fenced as `python` or `py`, else the last fenced
-    block, else the whole text. It runs in a separate Python process that does not contain the tests: they call its
-    functions from another process and get plain data back. So overriding `assert`, builtins or `__eq__`, exiting the
-    process, or printing anything passes no test.
+    A list or an object may be JSON text. The code is the last block fenced as `python`, `python3` or `py`, else the
+    last fenced block, else the whole text. It runs in a separate Python process that does not contain the tests: they
+    call its functions from another process and get plain data back. Overriding `assert`, builtins or `__eq__`, exiting
+    the process, or printing anything thus passes no test.
 
     Args:
         partial: the value is the share of the tests that pass.
@@ -38,13 +38,13 @@ class UnitTests(PooledReward):
         entry_point: column with the name of the function passed to `check`; null: the tests call it by its name.
         seconds: wall-clock time for all tests of a completion, > 0; `runtime.reward_timeout` does not apply.
         memory_mb: MiB of address space for the code, >= 64.
-        sandbox: where the code runs: `bubblewrap`, in namespaces without network, other processes and files but those
-            of the interpreter; `none`, under limits that contain only accidents; `auto`: bubblewrap where it works,
-            else none, and a line at the start of the run says so; `container`, in a container of podman or docker.
+        sandbox: where the code runs: `bubblewrap`, in namespaces with no network, other processes or files except the
+            interpreter's; `none`, under limits that contain only accidents; `auto`: bubblewrap if it works, else none,
+            with a note at the start of the run; `container`, in a container of podman or docker.
     Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
         could be loaded; `timed_out`.
     Raises: ValueError if the tests can't be run with any code: they are not Python, need a package that is missing, or
-        pass an object that is not plain data to the code. FieldError before the run: the sandbox can't be used.
+        pass an object that is not plain data to the code. FieldError before the run if the sandbox can't be used.
     Edge cases: code that raises, exits, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by
         lines without trailing white space. Lists, dicts and sets that the code changes in place are changed for the
         tests too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other

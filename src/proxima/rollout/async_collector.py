@@ -81,10 +81,10 @@ class AsyncCollector(Collector):
       biased towards short ones.
     - `train`: as `drop`, but groups that are too old are used.
 
-    An engine call that raises ends the run with its error: an engine retries what it can. Whole-batch rewards compare
-    the groups that a batch still lacks.
-    Under dynamic sampling a group is judged as soon as the trainer's thread is free; a rejected one makes room for
-    another, and after `max_num_gen_batches` batches of judged groups a step is exhausted.
+    An engine call that raises ends the run, because an engine itself retries what it can. Whole-batch rewards compare
+    the groups that a batch still lacks. Under dynamic sampling a group is judged as soon as the trainer's thread is
+    free; a rejected one makes room for another, and after `max_num_gen_batches` batches of judged groups a step is
+    exhausted.
 
     Args:
         generator: turns prompts into scored groups.
@@ -92,7 +92,7 @@ class AsyncCollector(Collector):
         limit: the bounds; its `prompts` are the groups of a full batch.
         refill: None takes all groups.
         listener: notified of the progress of each prompt.
-        pending: restored from a checkpoint. Its prompts are generated first; the listener knows them already.
+        pending: restored from a checkpoint. Its prompts are generated first; the listener already knows them.
         finished: number of steps so far.
     """
 

@@ -60,7 +60,7 @@ class BatchNotFilled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedBatch:
-    """The groups of a step, which balance: carried in + generated = used + dropped + carried out.
+    """The groups of a step; carried in + generated = used + dropped + carried out.
 
     Args:
         groups: groups that the step trains on, before the selection within groups; by uid.
@@ -87,7 +87,7 @@ class CollectedBatch:
 
     @property
     def uids(self) -> list[int]:
-        """Those of the groups that leave the collector: the step uses them, or drops them."""
+        """The uids of the groups that leave the collector because the step uses or drops them."""
         return [group.prompt.uid for group in (*self.groups, *(group for group, _ in self.dropped))]
 
     def metrics(self) -> dict[str, float]:
@@ -107,8 +107,8 @@ class CollectedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """The groups and prompts that a collector holds for later steps at one instant, by uid. A resume needs nothing else
-    but the data cursor of the same instant.
+    """The groups and prompts that a collector holds for later steps at one moment, by uid. A resume needs only these
+    and the data cursor of the same moment.
 
     Args:
         groups: generated, but not yet used or dropped by a step.
@@ -196,7 +196,7 @@ class BatchCollector(Collector):
         source: gives prompts in order.
         prompts: groups of a full batch.
         refill: None: generate one batch of `prompts` groups and take all of them.
-        max_lag: policy versions that a group may be behind when it is used; 0 discards surplus groups.
+        max_lag: number of policy versions by which a group may be behind when it is used; 0 discards surplus groups.
         listener: notified of the progress of each prompt.
         carried: surplus of the previous step; a resume passes the groups in the checkpoint.
     """

@@ -75,8 +75,8 @@ class GroupGenerator:
         now: a clock in seconds, for `scoring_seconds`.
         episodes: plays the prompts in their environment; None: the engine answers them.
 
-    No token may have a newer version than the weights that an `Executor` was given.
-    `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
+    With an `Executor`, a token of a newer version than the last published weights raises UserError. `scoring_seconds`
+    is the time that the last batch waited for its rewards after its last completion.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class GroupGenerator:
             raise RuntimeError(f"the engine ended without all completions of prompts {uids}")
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
-        """Score the group of a prompt, or of the one that its environment put in its place, by all rewards but those of
-        whole batches, which follow."""
+        """Score the group of a prompt, or of the prompt with which its environment replaced it, by all rewards except
+        whole-batch rewards, which follow."""
         if self.episodes is not None:
             prompt, completions = with_group_prompt(prompt, completions)
         scores = await self.rewards.score(prompt, completions)

@@ -1,4 +1,4 @@
-"""How many prompts are drawn: by a step under dynamic sampling, and at once during asynchronous training.
+"""Limits on the prompts drawn: by a step under dynamic sampling, and at once during asynchronous training.
 
 DynamicSampling      settings: generate until the batch is full of groups that survive the selection
 running_acceptance   the share of generated groups that could be used lately, which sizes the next generation batch
@@ -47,8 +47,9 @@ def running_acceptance(history: Iterable[Mapping[str, Any]], judged: int = 0, ac
     It is 1 without any data, and never 0. Groups without a score don't count as judged.
 
     Args:
-        history: metrics of the finished steps, newest first; counting stops at a step without these counts.
-        judged, accepted: number of groups of the unfinished step.
+        history: metrics of the finished steps, newest first. Only the last `REMEMBERED_STEPS` that generated groups
+            count, and none before a step without these counts.
+        judged, accepted: numbers of groups of the unfinished step.
     """
     steps = 0
     for record in history:
@@ -65,13 +66,13 @@ OverAge = Literal["wait", "drop", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class InFlightLimit:
-    """The number of prompts that may be in flight.
+    """A limit on the prompts in flight.
 
         capacity = min(C - generating, (max_lag + s + 1) B - (accepted + running), steps B - (accepted + running))
 
     and never below 0. The first term bounds the engine's load. The second bounds the lag: if groups are used in the
     order of the data, one that is enqueued after s steps is used by step s + 1 + max_lag at the latest, and a step
-    produces at most one policy version. The third stops them at the end of the run.
+    produces at most one policy version. The third stops drawing at the end of the run.
 
     Source: AReaL's staleness control, arXiv 2505.24298, 5.1. Differs: s counts finished steps, not versions, because a
     step that trains nothing must not stall generation; prompts that wait for their rewards or their batch are
@@ -79,8 +80,8 @@ class InFlightLimit:
 
     Args:
         prompts: B, groups of a full batch; >= 1.
-        concurrent: C, prompts that the engine generates at once; >= 1.
-        max_lag: policy versions that a group may be behind when it is used; >= 1.
+        concurrent: C, prompts for which the engine generates at once; >= 1.
+        max_lag: number of policy versions by which a group may be behind when it is used; >= 1.
         steps: number of steps of the whole run.
         over_age: see `AsyncCollector`.
     """

@@ -1,8 +1,10 @@
 """Checks of the rewards before the weights are loaded.
 
-validate_answers   the rewards are ready, the rows have the columns that they ask for, and they can read the reference
-                   answers: generation for a row whose answer no reward can read is wasted
-try_rewards        the rewards score anything at all: one that raises on every completion would end the run only after
+validate_answers   checks that the rewards are ready, that the rows have the columns they need, and that they can read
+the
+                   reference answers: generation for a row whose answer no reward can read is wasted
+try_rewards        checks that the rewards score at all: one that raises on every completion would end the run only
+after
                    loading the weights, an evaluation and some steps
 """
 
@@ -50,7 +52,7 @@ def validate_answers(
         most_unreadable: the share of unreadable ones above which a set is refused.
 
     Raises:
-        UserError: a reward is not ready, a reward function asks for a column that a row does not have, or more than
+        UserError: a reward is not ready, a reward function needs a column that a row does not have, or more than
             `most_unreadable` of the answers of a set can't be read.
     """
     for answers in sets:
@@ -159,8 +161,8 @@ def try_rewards(
 
 
 def _in_thread(work: Coroutine[Any, Any, list[Group]]) -> list[Group]:
-    """The result of `work` in a thread of its own, because this one may have a running event loop. A daemon thread: a
-    Ctrl-C waits for no reward that hangs."""
+    """The result of `work`, run in its own thread because this one may have a running event loop. It is a daemon
+    thread, so that Ctrl-C does not wait for a reward that hangs."""
     ended: Future[list[Group]] = Future()
 
     def run() -> None:

@@ -5,11 +5,11 @@
     local_files        Parquet, JSON Lines, JSON and CSV, and folders of `proxima data prepare`; read by `file_formats`
     harbor             tasks in Harbor's format, played in containers
     hub                Hugging Face data sets, and GSM8K          reasoning_gym, mix    its puzzles; several tasks
-    environment_rows   the rows that an environment has itself
+    environment_rows   the rows of an environment with its own data
     column_mapping     columns → a row; with `published_chats` (chats), `template` (texts) and `image_files`
     prompts            rows → prompts: the order, the chat template, the limit of tokens
-    example_rows       rows → examples of SFT, preference pairs, labelled completions
-    template_traps     what a chat template does to rows without an error
+    example_rows       rows → examples of SFT, preference pairs, labeled completions
+    template_traps     warnings about chat templates that change rows silently
 
 A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access list of `Row`s, the same in every
 process. `Cursor` orders the rows over epochs and gives each prompt its uid; `PromptSource` applies the chat template

@@ -33,24 +33,25 @@ class ColumnMapping(PlayedTask):
     """Base of the tasks that read a table. Dots in a name lead into a column of objects (`reward_model.truth`).
 
     Args:
-        question: column with the question, which must be text, or a template over several, as "{question}\\n{hint}",
-            in which a number or a list is written as JSON. A row in which all of these are empty has no question.
-        messages: column with a whole chat, a list of {role, content}, possibly with tool calls and thoughts, or
-            ShareGPT's {from, value}, in place of `question`; null: off.
+        question: column with the question, which must be text, or a template over several columns, as
+            "{question}\\n{hint}", in which a number or a list is written as JSON. A row in which all of these are empty
+            has no question.
+        messages: column with a whole chat in place of `question`: a list of {role, content}, possibly with tool calls
+            and thoughts, or ShareGPT's {from, value}; null: off.
         prompt: column with prompts as TRL reads them, in place of `question`: a list of {role, content} is a chat, a
-            text is what the model reads, without a chat template; null: off.
-        tool_schemas: column with the JSON schemas of the tools that the chat template shows; null: none, which is also
-            the case if the data lacks the default column `tools`, or the task has an environment or tools of its own.
+            text is read by the model without a chat template; null: off.
+        tool_schemas: column with the JSON schemas of the tools that the chat template shows; null: none, as when the
+            data lacks the default column `tools`, or the task has its own environment or tools.
         template_arguments: column with an object of variables for the chat template, over `data.template_arguments`;
-            null: none, which is also the case if the data lacks the default column `chat_template_kwargs`.
-        answer: column with the answer, or a template; null: the rows have no answer, which is also the case if the data
-            lacks the default column `answer`.
+            null: none, as when the data lacks the default column `chat_template_kwargs`.
+        answer: column with the answer, or a template; null: the rows have no answer, as when the data lacks the default
+            column `answer`.
         metadata: columns that are passed to rewards and reports; null: all.
         json_columns: columns whose texts are JSON, such as a list of right answers in a CSV file; `messages`, tools and
-            variables of the template are read as JSON anyway.
+            variables of the template are always read as JSON.
         images: column with an image, or a list of them: paths, bytes, or images of `datasets`. Each is shown where the
-            messages have `<image>`, or before the question if none has it. The column of `messages` itself: they have
-            parts, `{type: image, path}` among them. null: text alone.
+            messages have `<image>`, or before the question if none has it. Name the column of `messages` itself if
+            they have parts such as `{type: image, path}`. null: text alone.
     """
 
     question: str = "question"
@@ -92,8 +93,8 @@ class ColumnMapping(PlayedTask):
         return columns
 
     def require_columns(self, present: Iterable[str], source: str, remedy: str = "") -> None:
-        """Raise FieldError for a mapped column that does not exist, with the nearest name, those present and another
-        `remedy`, if there is one; FieldErrors for several."""
+        """Raise FieldError for a mapped column that does not exist, with the nearest name, the columns present and
+        `remedy` if given; FieldErrors for several."""
         columns, errors = list(present), list[FieldError]()
         for name, field in self.fields_by_column().items():
             if name in columns or name.partition(".")[0] in columns:
@@ -116,18 +117,19 @@ class ColumnMapping(PlayedTask):
         return self.answer == ANSWER and ANSWER not in columns
 
     def columns_of(self, present: Iterable[str]) -> list[str]:
-        """Return the columns, of those present, that the mapping reads, sorted."""
+        """Return the columns among those present that the mapping reads, sorted."""
         present, defaults = list(present), [self.tool_schemas, self.template_arguments]
         wanted = [name for name in self.fields_by_column() if name != ANSWER or not self.lacks_answer(present)]
         wanted += [name for name in defaults if name in present]
         return sorted({name if name in present else name.partition(".")[0] for name in wanted})
 
     def columns(self) -> tuple[str, ...] | None:
-        """Return the columns of the data if a local file gives them without much reading; None: unknown."""
+        """Return the columns of the data if a local file gives them cheaply; None: unknown."""
         return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
-        """Raise UserError for a column of images, video or sound, unless `metadata` or `images` names it."""
+        """Raise UserError for a column of images, video or sound, unless `metadata` or `images` names it, and for a
+        column of a chat's prompt, such as `documents`, that is not mapped."""
         if media := sorted(MEDIA.intersection(columns) - {*(self.metadata or ()), self.images}):
             show = f"show it with images={media[0]}, " if media[0].startswith("image") and not self.images else ""
             what = f"{source} has a column {media[0]!r}, which the model would not see"
@@ -139,12 +141,13 @@ class ColumnMapping(PlayedTask):
             raise UserError(what, remedy=f"{BESIDE_CHATS[name]}or keep it for rewards with metadata=[{name}]")
 
     def row(self, values: Mapping[str, Any], source: str, folder: Path = Path(), *, fills_nulls: bool = False) -> Row:
-        """Build the row from these values; paths of images are relative to `folder`. With `fills_nulls` the source
-        gives an object the keys of other rows, as null.
+        """Build the row from these values; paths of images are relative to `folder`. `fills_nulls`: the source gives
+        each object the keys of other rows, as null.
 
         Raises:
             EmptyPromptError: its question or its chat is empty.
-            UserError: a column is missing or not a chat; names source and column.
+            UserError: a column is missing, or its value is not a text, chat, image list or object as required; names
+                source and column.
         """
         texts = [name for name in self.json_columns if isinstance(values.get(name), str)]
         read = {name: json_value(values[name], f"{source}: column {name!r}") for name in texts}
@@ -226,7 +229,7 @@ class ColumnMapping(PlayedTask):
 
 
 def _is_nested(value: Any) -> bool:
-    """Return True for an object, a list of objects, or a chat as JSON text, which are no text for a template."""
+    """Return True for an object, a list that contains one, or a chat as JSON text: a template can't show these."""
     inside = value if isinstance(value, (list, tuple)) else ()
     return isinstance(value, Mapping) or is_chat(value) or any(map(_is_nested, inside))
 
@@ -244,8 +247,8 @@ def is_chat(value: Any) -> bool:
 
 
 def require_text(value: Any, where: str, column: str) -> None:
-    """Raise UserError, with the remedy, unless the value of a question is text: anything else would be shown to the
-    model as JSON, a whole chat as one turn of the user."""
+    """Raise UserError, with the remedy, unless the value of a question is text: the model would see anything else as
+    JSON, even a whole chat as one turn of the user."""
     kind, remedy = type(value).__name__, f"write it as text, or question='{{{column}}}' to ask it as JSON"
     if is_chat(value):
         kind, remedy = "a list of messages", f"map it with messages={column}"
@@ -257,7 +260,7 @@ def require_text(value: Any, where: str, column: str) -> None:
 
 
 def _layout(columns: Iterable[str]) -> str | None:
-    """Explain how to map columns of a known layout that have no question; None for others."""
+    """Explain how to map the columns of a known layout without a column `question`; None for other layouts."""
     present = list(columns)
     if {"instruction", "output"} <= set(present):  # Alpaca's
         more = "\\n{input}" if "input" in present else ""

@@ -1,4 +1,4 @@
-"""The rows of environments that have data of their own."""
+"""The rows of environments that have their own data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRows(PlayedTask):
-    """The rows that the task's environment has itself: a kind that has data, such as `verifiers`.
+    """The rows of the task's environment, of a kind with its own data, such as `verifiers`.
 
     Args:
         split: `train`, or `eval`: the environment's evaluation data.
-        skip: rows at the beginning that are left out.
+        skip: number of rows to leave out at the beginning.
         size: number of rows; null: all.
-    Returns: rows with the environment's first messages and its answer; the metadata has its own row.
+    Returns: rows with the environment's first messages and its answer; the metadata contains the environment's own row.
     Raises: FieldError if the environment has no data, or can't be loaded.
     """
 

@@ -1,12 +1,12 @@
 """Converts rows to training examples: chats for SFT, preference pairs, and completions with a label.
 
-A side of a pair is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row;
-the messages of a side before its last equal it, or begin with it and continue with further turns: of these, those of
-the assistant are trained. Where the row's messages are one of the sides, the prompt is what both sides begin with. Text
-of the assistant at the prompt's end begins each side.
+A side of a pair is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row. A
+side's messages before the last equal the prompt, or begin with it and continue with further turns, of which those of
+the assistant are trained. If the row's messages are one of the sides, the prompt is the common beginning of both sides.
+If the prompt ends with text of the assistant, that text begins each side.
 
-A bad row raises `FieldError`, which names the part or the column of the row; the caller adds the number of the row, and
-skips or refuses it.
+A bad row raises `FieldError`, which names the part or the column of the row; the caller adds the row's number, and
+skips or refuses the row.
 """
 
 import re
@@ -37,19 +37,19 @@ _LABELS = {"true": True, "false": False, "1": 1, "0": 0}  # as texts
 class ChatReader:
     """Converts rows to tokens with a loss mask, through the chat template like `PromptSource`.
 
-    A row whose messages end with one of the assistant is the whole chat. Otherwise a completion is appended to its
-    messages: the template `completion` filled with the row's columns, or the row's answer. A turn is all that the
-    assistant wrote: thought, text and tool calls. A turn whose message has `weight: 0` is context.
+    If a row's messages end with one of the assistant, they are the whole chat. Otherwise a completion is appended: the
+    template `completion` filled with the row's columns, or the row's answer. A turn is everything that the assistant
+    wrote: thought, text and tool calls. A turn whose message has `weight: 0` is context.
 
-    Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, the
-    end-of-turn token included, after those of `prompt_tokens`. Everything else is context without loss.
+    Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, including
+    the end-of-turn token, after those of `prompt_tokens`. Everything else is context without loss.
 
     Args:
         tokenizer: the model's.
         context: most tokens of an example.
         loss_on: `completion`: the last turn of the assistant; `all_turns`: all of its turns.
         completion: template over the row's metadata and `answer`; None: the answer.
-        truncate: cut off tokens beyond the context, instead of refusing the row.
+        truncate: cut off tokens beyond the context instead of refusing the row.
         system, arguments: system prompt and template arguments, see `PromptSource`.
     """
 
@@ -62,12 +62,13 @@ class ChatReader:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def example(self, number: int, row: Row) -> Trajectory:
-        """Return the tokens of a row, with the trained ones in `loss_mask`; `number`, the row's, becomes the group.
+        """Return the tokens of a row, with the trained ones in `loss_mask`; `number`, that of the row, becomes the
+        group.
 
         Raises:
-            FieldError: `completion` or `messages`: absent, empty, no turn of the assistant, or a chat template with
-                which a turn's tokens differ from those that an engine would generate.
-            OverLengthError: more tokens than the context, and `truncate` is off or leaves nothing to train.
+            FieldError: names `completion` or `messages`: it is absent or empty, has no turn of the assistant, or the
+                chat template gives a turn other tokens than an engine would generate.
+            OverLengthError: the example exceeds the context, and `truncate` is off or leaves nothing to train.
         """
         chat, arguments = self.chat(row), row_arguments(row, self.arguments, self.tokenizer)
         written = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
@@ -148,15 +149,15 @@ def turn_tokens(
     field: str,
     remedy: str,
 ) -> tuple[list[int], list[int], list[bool]]:
-    """Return the tokens before the first of these turns of the assistant, those from there to the end of the last, and
-    the mask of the tokens of the turns.
+    """Return the tokens before the first of these turns of the assistant, the tokens from there to the end of the last,
+    and the mask of the turns' tokens among the latter.
 
     Args:
-        field: of the turns, for errors; remedy: if the template renders earlier turns differently.
+        field: names the turns in errors. remedy: for a template that renders earlier turns differently.
 
     Raises:
         FieldError: nothing precedes the first turn, a turn's tokens differ from those that an engine would generate, or
-            those of a turn do not begin with those of the turns before it.
+            the chat up to a turn does not begin with the tokens of the turns before it.
     """
     before, tokens, mask = list[int](), list[int](), list[bool]()
     for turn in turns:
@@ -192,7 +193,7 @@ class PairColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelColumns:
-    """The columns of completions without a partner; see `PairColumns` for names.
+    """The columns of labeled completions; see `PairColumns` for names.
 
     Args:
         completion: text, or a list of {role, content}. label: true or 1 for a good one, false or 0 for a bad one.
@@ -208,7 +209,7 @@ class PreferenceReader:
 
     Args:
         tokenizer: the policy's. system, arguments: system prompt and template arguments, see `PromptSource`.
-        context: most tokens of prompt and completion together; a longer one is a bad row, and is never cut.
+        context: most tokens of prompt and completion together; longer rows are refused, never cut.
     """
 
     tokenizer: Tokenizer
@@ -217,11 +218,12 @@ class PreferenceReader:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def pair(self, number: int, row: Row, columns: PairColumns) -> PreferencePair:
-        """Return the pair of a row; `number` is the row's.
+        """Return the pair of a row; `number` is that of the row.
 
         Raises:
-            FieldError: `chosen` or `rejected`: no such column, empty, not a chat, without end-of-turn token, too long
-                (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
+            FieldError: names `chosen` or `rejected`: the column is missing or empty, is not a chat, lacks the
+                end-of-turn token, is too long (`OverLengthError`), has another prompt than the row, or equals the other
+                side; or `margin`: it is not a finite number.
         """
         sides = {"chosen": _side(row, "chosen", columns.chosen), "rejected": _side(row, "rejected", columns.rejected)}
         prompt, (better, worse) = _split(row, sides)
@@ -234,8 +236,8 @@ class PreferenceReader:
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
-        """Return the completion of a row, with its label; raises like `pair`, and for a label that is not true, false,
-        1 or 0."""
+        """Return the labeled completion of a row; raises like `pair`, and for a label that is not true, false, 1 or
+        0."""
         side = _side(row, "completion", columns.completion)
         label = _column(row, "label", columns.label)
         if isinstance(label, str):  # of a CSV file
@@ -278,7 +280,7 @@ Side = tuple[Message, ...]  # the messages of a side, the last of them the assis
 
 
 def _side(row: Row, field: str, column: str) -> Side:
-    """Return the messages in a column; a text is one of the assistant."""
+    """Return the messages in a column; a text is a message of the assistant."""
     value = _column(row, field, column)
     if isinstance(value, str):
         is_text = _CHAT_AS_TEXT.match(value) is None
@@ -313,7 +315,7 @@ def _split(row: Row, sides: Mapping[str, Side]) -> tuple[tuple[Message, ...], li
 
 def _prompt(row: Row, sides: Sequence[Side]) -> tuple[Message, ...]:
     """Return the messages before the completions. The task's `messages` may be one of the sides, or another answer to
-    the same prompt, rather than a prompt."""
+    the same prompt, instead of a prompt."""
     *before, last = row.messages
     if not is_begun(row.messages):
         return row.messages

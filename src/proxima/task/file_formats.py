@@ -1,7 +1,7 @@
-"""The formats of local files. Each reads a file as rows of columns, so that one mapping of columns serves all.
+"""The formats of local files. Each reads a file as rows of columns, so that the same column mapping serves all.
 
-`open_data_file` chooses the format by the suffix of a file, without `.gz`, and by its first bytes. To add one: a class
-with the methods of `DataFile`, and a case in `open_data_file`.
+`open_data_file` chooses the format by a file's suffix, without `.gz`, and its first bytes. To add one: a class with the
+methods of `DataFile`, and a case in `open_data_file`.
 """
 
 import codecs
@@ -47,17 +47,17 @@ Values = dict[str, Any]
 
 
 class DataFile(Protocol):
-    """The rows of a file. A position is an integer that says where a row is."""
+    """The rows of a file. A position is an integer that identifies a row."""
 
     file: Path
     fills_nulls: ClassVar[bool]  # an object gets the keys of other rows, as null
 
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of the first row; None without any."""
+        """The columns of the first row; None for an empty file."""
         ...
 
     def scan(self) -> Iterator[tuple[int, str, Values]]:
-        """Yield position, place and values of each row, in order; UserError, with the place, for a broken one."""
+        """Yield position, place and values of each row, in order; UserError, with the place, for a broken row."""
         ...
 
     def read(self, position: int) -> Values:
@@ -65,20 +65,20 @@ class DataFile(Protocol):
         ...
 
     def place(self, position: int) -> str:
-        """Where a row is, for people: `FILE:LINE` where rows have lines."""
+        """The place of a row, for messages: `FILE:LINE` if rows have lines."""
         ...
 
 
 def data_suffix(file: Path) -> str:
-    """The suffix that tells the format of a file: that below `.gz`, in lower case."""
+    """The suffix that determines the format of a file: the one before `.gz`, in lower case."""
     return Path(file.name.lower().removesuffix(".gz")).suffix
 
 
 def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | ParquetTable":
-    """Open a file in its format; `otherwise` is the suffix by which one without a known suffix is read.
+    """Open a file in its format; a file without a known suffix is read as `otherwise`.
 
     Raises:
-        UserError: its format is none of these, with the command that converts it; or it is damaged.
+        UserError: the format is not supported (with a command that converts it), or the file is damaged.
     """
     suffix = data_suffix(file)
     if suffix in UNPACKED or suffix in OTHERS:
@@ -125,7 +125,7 @@ def _as_utf8(file: Path, data: bytes) -> bytes:
 
 
 class LineTable:
-    """JSON Lines: an object a line. Lines are read on demand, of a gzipped file from memory.
+    """JSON Lines: one object per line. Lines are read on demand, those of a gzipped file from memory.
 
     Args:
         data: the unpacked file; None: the file itself.
@@ -181,16 +181,18 @@ class EntryTable:
 
 
 class CsvTable:
-    """CSV with a header line, as RFC 4180 has it: quoted cells may hold delimiters, line ends and doubled quotes.
+    """CSV with a header line, by RFC 4180: quoted cells may contain delimiters, line ends and doubled quotes.
 
-    Every cell is a text, so that 07 stays 07; an empty one is null. The encoding is UTF-8, with or without a mark.
+    Every cell is a text, so 07 stays 07; an empty cell is null. The encoding is UTF-8, with or without a byte order
+    mark.
 
     Args:
-        delimiter: None: that of Excel's first line `sep=;` if there is one, else of `DELIMITERS` the one that the
-            header has most often outside quotes.
+        delimiter: None: that of Excel's first line `sep=;` if there is one, otherwise the one of `DELIMITERS` that is
+            most frequent in the header outside quotes.
 
     Raises:
-        UserError: another encoding, a row with more or fewer cells than the header, an unclosed quote; names the line.
+        UserError: the encoding is another, a row has more or fewer cells than the header, or a quote is unclosed; names
+            the line.
     """
 
     fills_nulls: ClassVar[bool] = False
@@ -252,8 +254,8 @@ class CsvTable:
 
 
 def _delimiter(text: str) -> str:
-    """The delimiter that the first line which is not blank has most often outside quotes; a comma without any, or if
-    the next line has another number of them: then they are in a name of the header."""
+    """The most frequent delimiter in the first non-blank line outside quotes. A comma if there is none, or if the next
+    line has another number of them, because they are then part of a column's name."""
     header, *rest = re.split(r"[\r\n]+", re.sub(r'"[^"]*"', "", text[:MOST_HEADER].lstrip("\r\n")), maxsplit=2)
     most = max(DELIMITERS, key=header.count)
     agrees = not rest or not rest[0] or rest[0].count(most) == header.count(most)
@@ -261,11 +263,11 @@ def _delimiter(text: str) -> str:
 
 
 class ParquetTable:
-    """Parquet. Its columns are known without a row, and those that are read stay in memory, as Arrow.
+    """Parquet. Its columns are known without reading a row; columns that are read stay in memory, as Arrow.
 
     Raises:
-        UserError: the file is damaged, a text in it is not UTF-8, or two columns have one name; with the row, if one is
-            to blame.
+        UserError: the file is damaged, a text in it is not UTF-8, or two columns have the same name; names the row if
+            one is at fault.
     """
 
     fills_nulls: ClassVar[bool] = True
@@ -297,7 +299,7 @@ class ParquetTable:
         return len(table)
 
     def stream(self, columns: Sequence[str]) -> Iterator[Values]:
-        """Yield the rows with these columns, of which a batch is in memory."""
+        """Yield the rows with these columns; only a batch of them is in memory."""
         from pyarrow import parquet
 
         row = 0
@@ -334,10 +336,10 @@ class ParquetTable:
 
 @contextmanager
 def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> Iterator[None]:
-    """Convert the errors of Arrow, which are of many types, to `UserError` with the place.
+    """Convert Arrow's errors, which have many types, to `UserError` with the place.
 
     Args:
-        locate: is called after an error, to raise another with a more exact place.
+        locate: called after an error; may raise one with a more exact place.
     """
     import pyarrow
 
@@ -353,7 +355,7 @@ def _damage_named(place: str, locate: Callable[[], object] = lambda: None) -> It
 
 
 def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, offset and content of each line that is not blank; `data` is the content if it is packed."""
+    """Yield number, offset and content of each non-blank line; `data` is the unpacked content of a packed file."""
     offset = 0
     try:
         with file.open("rb") if data is None else io.BytesIO(data) as stream:
@@ -367,7 +369,7 @@ def content_lines(file: Path, data: bytes | None = None) -> Iterator[tuple[int, 
 
 
 def json_object(line: bytes, place: str) -> Values:
-    """Parse the columns of a line; UserError if it contains anything else."""
+    """Parse the JSON object in a line; UserError if it contains anything else."""
     try:
         values = load_json(line)
     except TooDeepError:
@@ -385,14 +387,14 @@ def json_object(line: bytes, place: str) -> Values:
 
 
 def _parsed(line: bytes, place: str) -> Values:
-    """Parse the columns of a line."""
+    """Parse the JSON object in a line."""
     values = json_object(line, place)
     surrogates = b"\\u" in line or b"\xed" in line  # escaped, or as the three bytes that UTF-8 forbids
     return _encodable(values) if surrogates else values
 
 
 def _encodable(values: Values) -> Values:
-    """The values with lone surrogates as `?`: scraped text contains them, but no tokenizer or file accepts them."""
+    """Replace lone surrogates by `?`: scraped text contains them, but no tokenizer or file accepts them."""
     encodable: Values = json.loads(utf8(json.dumps(values, ensure_ascii=False)))
     return encodable
 
@@ -402,8 +404,9 @@ def _too_deep(place: str) -> UserError:
 
 
 def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | None:
-    """The objects of a JSON list, also if it is the only one of an object, under a key of `LISTS`; or the one object of
-    a file. None if the file has an object a line, or if it need not be a `whole` document and is none of objects."""
+    """The objects of a JSON list, which may be the only list in an object, under a key of `LISTS`; or the only object
+    of a file. None if the file has one object per line, or if it need not be a `whole` document and contains no
+    objects."""
     try:
         document = load_json(data.removeprefix(b"\xef\xbb\xbf"))
     except TooDeepError:

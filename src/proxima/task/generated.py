@@ -20,10 +20,10 @@ SLIPS = (-10, -2, -1, 1, 2, 10)  # errors of a rejected answer: a forgotten carr
 class Arithmetic(PlayedTask):
     """Distinct questions such as "What is 17 + 4?", generated from ranges of operands.
 
-    A hash of the question decides its split, whatever the seed, the size and the template: a test question never occurs
-    in training, not even with its operands exchanged (`+` and `*`). Use the same `held_out` for both splits. Operators
-    take turns; when one runs out of questions, the others continue. Division is exact: a / b has the second operand b
-    as divisor and a number of the first range as quotient.
+    A hash of the operands and the operator decides the split of a question, whatever the seed, the size and the
+    template: a test question never occurs in training, not even with its operands exchanged (`+` and `*`). Use the same
+    `held_out` for both splits. Operators alternate; when one runs out of questions, the others continue. Division is
+    exact: the divisor is from the second range, the quotient from the first.
 
     Args:
         operators: any of `+`, `-`, `*`, `/`.
@@ -31,13 +31,12 @@ class Arithmetic(PlayedTask):
         high: largest first operand.
         second_low: smallest second operand; null: that of the first.
         second_high: largest second operand; null: that of the first.
-        digits: operands have at most this many digits: sets `high`, and `second_high` if it is null, to 10^digits
-            - 1; null: off.
+        digits: sets `high`, and `second_high` if it is null, to 10^digits - 1; null: off.
         size: number of questions; >= 1.
         split: `train` or `test`.
         held_out: share of all questions in the test split, in [0, 1).
         template: the question, with `{a}`, `{op}` and `{b}`.
-        pairs: the metadata also has `chosen`, the result, and `rejected`, a number near it: for reward models and DPO.
+        pairs: add to the metadata `chosen`, the result, and `rejected`, a number near it, for reward models and DPO.
     Returns: rows whose answer is the result as text; metadata `operator` and `operands`.
     Raises: FieldError if the ranges give fewer questions than `size`; it names both counts.
     """
@@ -120,8 +119,8 @@ class Arithmetic(PlayedTask):
 
 
 def _pairs(space: int, wanted: int, seed: int, salt: int) -> Iterator[int]:
-    """Yield distinct numbers of 0 … space-1 in random order: all of a small space, from a large one many more than
-    wanted."""
+    """Yield distinct numbers of 0 … space-1 in random order: all of a small space, far more than `wanted` of a large
+    one."""
     if space <= max(_ENUMERATED, 4 * wanted):
         yield from (int(pair) for pair in permutation(space, seed, salt))
         return
@@ -139,7 +138,7 @@ class Seeds(PlayedTask):
 
     Args:
         count: number of rows; >= 1.
-    Returns: rows whose message is empty, and whose metadata has `number`, from 0.
+    Returns: rows with an empty message; metadata `number`, from 0.
     """
 
     count: int = 1000
@@ -161,15 +160,15 @@ CELL = 8  # pixels of a cell, which a square does not fill
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes(PlayedTask):
-    """Distinct images of `side` x `side` cells of 8 pixels, 1 to `most` of which hold a square of any colour.
+    """Random images of `side` x `side` cells of 8 pixels, 1 to `most` of which contain a coloured square.
 
     Args:
         most: most squares; 1 to 9.
-        side: cells of a row.
+        side: cells of a row; 2 to 16.
         size: number of images.
-        split: `train` or `test`, which draw unlike images.
-        shuffled: each question is shown the image of another one: a control, in which nothing can be learned but how
-            often each number is right.
+        split: `train` or `test`, which draw different images.
+        shuffled: each question shows the image of another one: a control, in which only the frequencies of the answers
+            can be learned.
         template: the question.
     Returns: rows whose answer is the number of squares as text.
     """
@@ -206,7 +205,7 @@ class Shapes(PlayedTask):
         return count, cells[:count]
 
     def _image(self, key: int, number: int) -> Any:
-        """The image, of PIL."""
+        """The image, as PIL has it."""
         from PIL import Image, ImageDraw
 
         image = Image.new("RGB", (self.side * CELL, self.side * CELL), "black")

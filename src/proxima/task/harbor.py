@@ -15,16 +15,16 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_messag
 class Harbor(PlayedTask):
     """Tasks in Harbor's format (Terminal-Bench), played in containers.
 
-    The instruction of each is a prompt, which an agent carries out in the task's container; the task's tests, run in
-    that container afterwards, give the reward `environment`. Without another environment, the model itself carries it
-    out, by calls of a tool `bash`.
+    The instruction of a task is the prompt. An agent carries it out in the task's container; the task's tests, run in
+    that container afterwards, give the reward `environment`. Without another environment, the model itself acts by
+    calls of a tool `bash`.
 
     Args:
         path: a folder of tasks, or a task.
         engine: `podman`, `docker`, or `auto`: the first of them that is installed.
-        network: true: the containers have the engine's usual network, as harbor gives it by default; false: none.
+        network: true: containers have the engine's default network, as in harbor; false: none.
     Returns: rows without an answer; metadata `harbor`, which names the task's folder.
-    Raises: FieldError: a task is broken, uses what is not supported, or can't be built.
+    Raises: FieldError: a task is broken, uses an unsupported feature, or can't be built.
     """
 
     path: str

@@ -26,8 +26,8 @@ class Dataset(ColumnMapping):
         subset: the configuration of the data set (`main`); null: its only one.
         split: the part, in the data set's own names; slices such as `train[:100]` work.
         revision: branch, tag or commit on the hub; null: the newest.
-    Raises: UserError if the data can't be opened (offline and not cached, unknown name, subset or split), for an absent
-        column or no rows.
+    Raises: UserError if the data can't be opened (offline and not cached, unknown name, subset or split), a column is
+        missing, or there are no rows.
     """
 
     path: str
@@ -52,8 +52,8 @@ class Dataset(ColumnMapping):
 
 @dataclass(frozen=True)
 class _ReadableItems:
-    """The items of a data set; one that the library can't decode, such as a damaged image or a text that is not UTF-8,
-    is a `UserError` with its row."""
+    """The items of a data set. If the library can't decode one, such as a damaged image or a text that is not UTF-8, a
+    `UserError` names its row."""
 
     data: Any
     source: str
@@ -116,8 +116,9 @@ class Gsm8kTask(PlayedTask):
             whose names begin like these, also in a subfolder `main`).
         split: `train` or `test`; ignored for a single file.
         template: the prompt, with `{question}`, as "{question}\\nGive the final answer after ####."
-    Returns: rows whose answer is the final number as text, without commas; metadata `solution`, the text before it.
-    Raises: UserError if the data can't be opened, or a solution has no `####`; names the row.
+    Returns: rows whose answer is the text after `####` without commas and leading `$`; metadata `solution`, the text
+        before.
+    Raises: UserError if the data can't be opened, or a solution has no answer after `####`; names the row.
     Source: Cobbe et al., arXiv 2110.14168; MIT licence.
     """
 

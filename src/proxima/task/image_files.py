@@ -22,8 +22,8 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 
 
 def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
-    """The images of a column, none, one, or a list of at most `COUNT`, as `open_image` takes them; paths are relative
-    to `folder`."""
+    """The images in a column's value, which is null, one image, or a list of at most `COUNT`, as `open_image` takes
+    them; paths are relative to `folder`. UserError for anything else."""
     if value is None:
         return ()
     images = list(value) if isinstance(value, list | tuple) else [value]
@@ -34,7 +34,7 @@ def image_list(value: Any, folder: Path, source: str) -> tuple[Any, ...]:
 
 
 def without_parts(chat: Any) -> tuple[Any, list[Any]]:
-    """A chat with texts, and `IMAGE_PLACEHOLDER` for each image among the parts of its messages; and these images."""
+    """Return a chat with `IMAGE_PLACEHOLDER` in place of each image among the parts of its messages, and the images."""
     images, out = list[Any](), list[Any]()
     for message in chat if isinstance(chat, list | tuple) else ():
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -49,14 +49,14 @@ def without_parts(chat: Any) -> tuple[Any, list[Any]]:
 
 
 def open_image(value: Any) -> "Image":
-    """An image in RGB, turned as its camera held it, transparent parts on white.
+    """Open an image in RGB, rotated as its metadata says, with transparent parts on white.
 
     Args:
         value: a path, the bytes of a file, or an image of PIL.
 
     Raises:
-        UserError: it is missing, no image of `FORMATS`, damaged, animated or of several pages, of floats in 0 … 1,
-            or larger than `BYTES` or `PIXELS`; one line. No more is decoded than these allow.
+        UserError: the image is missing, not in one of `FORMATS`, damaged, animated, of several pages or of floats in
+            0 … 1, or larger than `BYTES` or `PIXELS`; one line. No more than these limits is decoded.
     """
     require_package("PIL", "images need", "proxima-rl[images]")
     from PIL import Image, ImageOps, UnidentifiedImageError
@@ -96,7 +96,7 @@ def open_image(value: Any) -> "Image":
 
 
 def _has_second_frame(image: "Image") -> bool:
-    """True for an animation and for several pages. They are not counted: a small file may have 60,000."""
+    """True for an animation or several pages. They are not counted, because a small file may have 60,000."""
     try:
         image.seek(1)
     except EOFError:
@@ -105,7 +105,7 @@ def _has_second_frame(image: "Image") -> bool:
 
 
 def _eight_bits(image: "Image", shown: str) -> "Image":
-    """The image with 8 bits a channel; Pillow would make all but the darkest of 16 bits white."""
+    """The image with 8 bits per channel; Pillow would turn all but the darkest 16-bit values white."""
     from PIL.Image import fromarray
 
     if image.mode in ("I", "F"):

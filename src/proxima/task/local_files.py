@@ -20,19 +20,19 @@ from proxima.task.template import fill, require_question_template
 
 @dataclass(frozen=True, kw_only=True)
 class Files(ColumnMapping):
-    """Rows from local files: Parquet, JSON Lines, JSON, CSV or TSV, told by the suffix and the content of each file.
+    """Rows from local files: Parquet, JSON Lines, JSON, CSV or TSV, identified by each file's suffix and content.
 
-    `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`), and in UTF-16 with a mark, as Excel writes it. A
-    `.json` file holds a list of objects, possibly under a key `data`, `rows`, `examples` or `instances`, one object, or
-    one a line. A CSV file has a header line, possibly below Excel's `sep=;`; its cells are texts, so that 07 stays 07,
-    and an empty one is null. `json_columns` reads lists and objects in cells.
+    `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`), and in UTF-16 with a byte order mark, as Excel
+    writes it. A `.json` file contains a list of objects, possibly under a key `data`, `rows`, `examples` or
+    `instances`, one object, or one per line. A CSV file has a header line, possibly below Excel's `sep=;`; its cells
+    are texts, so 07 stays 07, and an empty one is null. `json_columns` reads lists and objects in cells.
 
-    Opening the data validates every row, so that a broken one is found before training; of Parquet the columns, and
-    that its pages can be read and its texts are UTF-8.
+    Opening the data validates every row, so that a broken one is found before training; for Parquet, it checks the
+    columns, that all pages can be read, and that texts are UTF-8.
 
     Args:
         path: a file, a pattern such as `data/train-*`, or several of either; the files of a pattern are sorted.
-    Raises: UserError for a missing file, one of another format, a broken row (file:line), an absent column, no rows.
+    Raises: UserError for a missing file, an unknown format, a broken row (file:line), a missing column, or no rows.
     """
 
     path: str | tuple[str, ...]
@@ -44,8 +44,8 @@ class Files(ColumnMapping):
         require(bool(self.path), "path", self.path, "must name a file")
 
     def rows(self, seed: int) -> Rows:
-        """Return the rows of all files, in order; the seed is ignored. Of Parquet, with `metadata`, only the mapped
-        columns are kept in memory."""
+        """Return the rows of all files, in order; the seed is ignored. If `metadata` is set, only the mapped columns of
+        Parquet files are kept in memory."""
         tables = [open_data_file(file, self.otherwise) for file in find_files(self.path)]
         unusable: list[EmptyPromptError] = []
         lacking: dict[bool, str] = {}
@@ -70,8 +70,8 @@ class Files(ColumnMapping):
         return range(count)
 
     def _scan(self, table: DataFile, unusable: list[EmptyPromptError], lacking: dict[bool, str]) -> "array[int]":
-        """Validate every row and return the position of each. The errors of rows without a prompt are added to
-        `unusable`, and the first row with and the first without the answer's column to `lacking`."""
+        """Validate every row and return its position. Errors of rows without a prompt are added to `unusable`; the
+        first row with the answer's column, and the first without it, are added to `lacking`."""
         positions = array("q")
         for position, place, values in table.scan():
             if not positions:
@@ -109,7 +109,7 @@ class Files(ColumnMapping):
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(Files):
-    """Rows from JSON Lines files, one object per line, whose keys are the columns; and from those that `files` reads.
+    """Rows from JSON Lines files, one object per line, whose keys are the columns; also reads the formats of `files`.
 
     Raises: see `files`.
     """
@@ -117,7 +117,7 @@ class Jsonl(Files):
 
 @dataclass(frozen=True, kw_only=True)
 class Csv(Files):
-    """Rows from CSV files, whose first line has the names of the columns; and from those that `files` reads.
+    """Rows from CSV files, whose first line has the names of the columns; also reads the formats of `files`.
 
     Raises: see `files`.
     """
@@ -127,7 +127,7 @@ class Csv(Files):
 
 @dataclass(frozen=True, kw_only=True)
 class Parquet(Files):
-    """Rows from Parquet files; and from those that `files` reads.
+    """Rows from Parquet files; also reads the formats of `files`.
 
     Raises: see `files`.
     """
@@ -141,7 +141,7 @@ def _place(tables: Sequence[DataFile | ParquetTable], position: tuple[int, int])
 
 
 def require_same_answers(lacking: Mapping[bool, str]) -> None:
-    """Raise `UserError` if one place has the answer's column and another lacks it."""
+    """Raise `UserError` if one row or file has the answer's column and another lacks it."""
     if len(lacking) == 2:
         what = f"{lacking[True]} has no column {ANSWER!r}, which {lacking[False]} has"
         raise UserError(what, remedy="give every row an answer (null is one), or set answer=null")
@@ -162,7 +162,7 @@ class _Chained:
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
-    """Find the files of a path, a pattern or several of either, sorted within each pattern; FieldError if one matches
+    """Find the files of a path, a pattern, or several of either, sorted within each pattern; FieldError if any matches
     no file."""
     files: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
@@ -189,13 +189,13 @@ def prepare_command(path: str | Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask(PlayedTask):
-    """A folder created by `proxima data prepare`: each question in the prompt that its card names.
+    """A folder created by `proxima data prepare`, with the prompt that its card names.
 
     Args:
         path: the folder.
         split: `train` or `test`.
-        template: a prompt that replaces the card's and its system prompt, with `{question}`; null: the card's.
-        metadata: columns that are passed to rewards and reports, as `level`, `subject`, `solution`; null: all.
+        template: a prompt with `{question}` that replaces the card's prompt and system prompt; null: the card's.
+        metadata: columns that are passed to rewards and reports, such as `level`, `subject`, `solution`; null: all.
     Returns: rows whose answer is the canonical answer as text.
     Raises: FieldError for a missing folder or split, with the command that creates it.
     """

@@ -37,17 +37,17 @@ SOURCES = Kinds({"source": "proxima.task.mix:WeightedTask"})
 class Mix(PlayedTask):
     """Rows of several tasks, each with a share according to its weight.
 
-    The mix is a data set of `size` rows. A source has `size x weight / sum of the weights` of them, rounded so that
-    the numbers add up: all its rows as often as they fit, and for the rest some of them, drawn by the run's seed. Every
-    stretch of the mix has these shares, as nearly as whole rows allow; `data.shuffle` shuffles each epoch of the mix as
-    for any data set. So prompts, uids and resumes are those of a single data set.
+    The mix is a data set of `size` rows. A source has `size x weight / sum of the weights` of them, rounded so that the
+    numbers add up: all its rows as often as they fit, and for the rest some of them, drawn by the run's seed. Sources
+    alternate evenly, and `data.shuffle` shuffles each epoch of the mix like that of any data set. Prompts, uids and
+    resumes work as for a single data set.
 
     Args:
         tasks: the sources, each `{name, weight, task}`.
         size: rows of the mix; null: the smallest number with every row of every source.
-        column: a column that is added to each row, with the name of its source: a reward function can ask for it.
-    Raises: FieldError if a row has that column already, if `size` leaves a source without a row, or if the mix would
-        have more than 20 million rows.
+        column: a column added to each row with the name of its source, which a reward function can request.
+    Raises: FieldError if a row already has that column, if a weight or `size` leaves a source without rows, or if the
+        mix would have more than 20 million rows.
     """
 
     tasks: Annotated[tuple[Any, ...], Slot("proxima.task.mix:SOURCES", many=True, default="source"), "the sources"]
@@ -76,7 +76,7 @@ class Mix(PlayedTask):
         return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts), unusable)
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
-        """Return the number of rows of each source in the mix; `sizes` are the numbers of rows of the sources."""
+        """Return the number of rows in the mix from each source; `sizes` are the sources' own numbers of rows."""
         total = sum(source.weight for source in self.tasks)
         shares = [source.weight / total for source in self.tasks]
         needed = max(math.ceil(rows / share - 1e-9) for rows, share in zip(sizes, shares, strict=True))
@@ -119,7 +119,7 @@ class Mix(PlayedTask):
 
 
 def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:
-    """[count] the rows of a source in the mix: all of them, several times over, then some of them in order."""
+    """[count] the rows of a source in the mix: all rows, repeated as often as they fit, then some of them in order."""
     whole, rest = divmod(count, rows)
     some = sample_without_replacement(rows, rest, MIX_REST, seed, source)
     return np.concatenate([np.tile(np.arange(rows), whole), some])

@@ -1,4 +1,5 @@
-"""Builds prompts from rows, in the order of a cursor: system prompt, chat template, prompts that are too long."""
+"""Builds prompts from rows in the order of a cursor: adds the system prompt, applies the chat template, skips prompts
+that are too long."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,8 @@ EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """Return the chat with the system prompt in front, unless it has its own or `system` is None; FieldError for a text
-    without a chat template, which has no place for one."""
+    """Return the chat with the system prompt in front, unless it has its own or `system` is None. FieldError if the
+    chat is a raw text without a chat template."""
     if system is not None and any(message.get("raw") for message in messages):
         remedy = "set data.system=null, or task.question to the column, for a turn in the chat template"
         raise FieldError("data.system", system, "has no place in a prompt without a chat template", remedy=remedy)
@@ -40,10 +41,10 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 
 
 def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Message, ...]:
-    """The chat of a row as the model reads it: `with_system`, and with its images kept and numbered.
+    """The chat of a row as the model reads it: `with_system`, with its images stored and numbered.
 
     Raises:
-        UserError: an image can't be read, or the row has images where none can be shown.
+        UserError: an image can't be read or shown, or the row has images although its task declares none.
     """
     chat = with_system(row.messages, system)
     if not row.images:
@@ -58,10 +59,11 @@ def row_messages(row: Row, system: str | None, tokenizer: Tokenizer) -> tuple[Me
 
 
 def row_arguments(row: Row, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """The variables of the chat template for a row: its own over those of the recipe. Control texts in them are text.
+    """The variables of the chat template for a row: its own take precedence over the recipe's. Control tokens in them
+    are read as text.
 
     Raises:
-        FieldError: the template does not read one of the row's.
+        FieldError: the template does not read one of the row's variables.
     """
     if not row.arguments:
         return arguments
@@ -99,14 +101,16 @@ def to_prompt(
     system: str | None = None,
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """Build the prompt of a row; `arguments` are those of the chat template."""
+    """Build the prompt of a row; `arguments` are variables of the chat template. Raises like `row_messages` and
+    `row_arguments`."""
     chat = row_messages(row, system, tokenizer)
     tokens = prompt_tokens(chat, tokenizer, row_arguments(row, arguments, tokenizer))
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:
-    """Count the tokens that both begin with, in steps of PREFIX_STEP, without a part of an image."""
+    """The length of the common prefix, rounded down to a multiple of PREFIX_STEP, and to the start of an image if it
+    would end inside one."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
     common = (length if same.all() else int(same.argmin())) // PREFIX_STEP * PREFIX_STEP
@@ -117,12 +121,12 @@ def tokens_in_common(tokens: Ints, other: Ints) -> int:
 
 
 class Cursor:
-    """Draws rows in order, epoch after epoch, each row once per epoch; a checkpoint stores it as four values. The uid
-    of a draw is epoch x size + position: unique in a run, never reused, the same after a resume.
+    """Draws rows epoch after epoch, each row once per epoch; a checkpoint stores it as four values. The uid of a draw
+    is epoch x size + position: unique in a run, and the same after a resume.
 
     Args:
         size: number of rows; >= 1.
-        seed: determines the order of each epoch, together with the epoch's number and nothing else.
+        seed: with the number of the epoch, determines the epoch's order.
         shuffle: False keeps the order of the rows.
     """
 
@@ -133,12 +137,12 @@ class Cursor:
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def next(self, n: int) -> range:
-        """Draw, and return the uids of the next n draws; they may cross the end of an epoch."""
+        """Make the next n draws and return their uids; they may cross the end of an epoch."""
         self.drawn += n
         return range(self.drawn - n, self.drawn)
 
     def row(self, uid: int) -> int:
-        """Return the row of a uid, past or future, in 0 … size-1; does not move the cursor."""
+        """Return the row, in 0 … size-1, of a past or future uid; does not move the cursor."""
         epoch, position = divmod(uid, self.size)
         return int(self._epoch_order(epoch)[position]) if self.shuffle else position
 
@@ -147,7 +151,7 @@ class Cursor:
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`; FieldError, with both values, if it belongs to other data, seed or order."""
+        """Restore a `state`; FieldError, with both values, if size, seed or shuffling differ."""
         for name in ("size", "seed", "shuffle"):
             stored, expected = state.get(name), getattr(self, name)
             bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"
@@ -163,18 +167,19 @@ class Cursor:
 
 
 class PromptSource:
-    """Draws prompts in the cursor's order; one that leaves no room for a new token is skipped or refused, never cut.
+    """Draws prompts in the cursor's order. A prompt that leaves no room for a new token is skipped or refused, never
+    cut.
 
     Args:
         rows: the data of a task.
         tokenizer: the policy's.
-        context: most tokens of prompt and completion together; a prompt may have context - 1.
-        cursor: the order; its uid becomes the prompt's.
-        system: system prompt for rows without one; null: off.
+        context: most tokens of prompt and completion together, >= 2; a prompt may have context - 1.
+        cursor: the order; its uids become those of the prompts.
+        system: system prompt for rows without one; None: off.
         template_arguments: variables that the chat template reads besides the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
 
-    `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
+    `skipped` counts the draws skipped so far; `longest` is the number of tokens of the longest prompt.
     """
 
     replays: ClassVar[bool] = False  # the groups of its prompts are generated, not read from another run
@@ -198,8 +203,8 @@ class PromptSource:
         self.longest = 0
 
     def next(self, n: int) -> list[Prompt]:
-        """Return the next n prompts; UserError if one is too long under `over_length: refuse`, or none of an epoch
-        fits."""
+        """Return the next n prompts; UserError if one is too long with `over_length: refuse`, or if as many prompts in
+        a row as an epoch has don't fit."""
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
         while len(prompts) < n:
@@ -216,7 +221,8 @@ class PromptSource:
         return prompts
 
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
-        """Return prompts that `next` has returned before; does not move the cursor."""
+        """Return again the prompts of uids that `next` has returned; does not move the cursor. UserError if one no
+        longer fits."""
         prompts = [(uid, self.prompt(self.cursor.row(uid), uid)) for uid in uids]
         if gone := [uid for uid, prompt in prompts if prompt is None]:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
@@ -235,15 +241,15 @@ class PromptSource:
         return None
 
     def _shared_prefix(self, row: int, tokens: Ints) -> int:
-        """Return `Prompt.shared_prefix`: the longest prefix shared with the prompts of a few fixed rows. It depends on
-        the data alone, so that a prompt is run in the same parts whatever else is generated with it."""
+        """Return `Prompt.shared_prefix`: the longest prefix shared with the prompts of a few fixed rows. It depends
+        only on the data, so an engine splits a prompt in the same way whatever else it generates."""
         common = (tokens_in_common(tokens, other) for at, other in self._examples.items() if at != row)
         return max(common, default=0)
 
     @cached_property
     def _examples(self) -> dict[int, Ints]:
-        """The prompt tokens of some rows from all parts of the data: a row may have its own system prompt, and so may
-        each source of a mix."""
+        """The prompt tokens of some rows from all parts of the data, because rows, and sources of a mix, may have their
+        own system prompts."""
         examples: dict[int, Ints] = {}
         for row in {i * len(self.rows) // EXAMPLES for i in range(EXAMPLES)}:
             with suppress(UserError):  # raised where the row is used
@@ -259,8 +265,7 @@ class PromptSource:
             raise UserError(f"row {row}: {error.reason}", remedy=error.remedy) from None
 
     def count_over_length(self, limit: int = 0) -> int:
-        """Count the rows that are too long among the first `limit` (0: all); needs no weights. UserError as in
-        `next`."""
+        """Count the rows among the first `limit` (0: all) that are too long; needs no weights. Raises like `next`."""
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(row, uid=row) is None for row in range(count))
         self._require_some_fit(too_long)

@@ -11,10 +11,15 @@ from proxima.data.flow import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A question before tokenization, from which a prompt is built. `chat` is True if the data has it as messages.
-    `images` as `task.image_files.open_image` takes them; `<image>` in the messages says where each is shown.
-    `arguments` are its own variables of the chat template, such as `tools`. `fills_nulls`: the objects in `metadata`
-    also have the keys of other rows, with null."""
+    """A question before tokenization, from which a prompt is built.
+
+    Args:
+        messages: the chat. chat: the data has it as messages, not as a text.
+        answer: the reference answer, any JSON value. metadata: further columns, JSON values.
+        images: as `task.image_files.open_image` takes them; `<image>` in the messages marks where each is shown.
+        arguments: the row's own variables of the chat template, such as `tools`.
+        fills_nulls: objects in `metadata` also have the keys of other rows, with null.
+    """
 
     messages: tuple[Message, ...]
     answer: Any = None
@@ -26,7 +31,7 @@ class Row:
 
 
 class EmptyPromptError(FieldError):
-    """A row without a prompt: `field` names the empty part. Training on a fixed data set may skip the row."""
+    """A row has no prompt; `field` names the empty part. Training on a fixed data set may skip the row."""
 
 
 def user_message(content: str) -> tuple[Message, ...]:
@@ -49,8 +54,8 @@ class MappedRows:
     Args:
         items: the source items of the rows, by number.
         row: builds the row from a number and its item.
-        unusable: the errors of the rows that are known to have no prompt, in their order.
-        place: tells where a row of this item was read, as file:line; None: unknown.
+        unusable: the errors of the rows known to have no prompt, in order.
+        place: returns where the row of an item was read, as file:line; None: unknown.
     """
 
     items: Any
@@ -68,18 +73,18 @@ class MappedRows:
 
 
 def unusable_rows(rows: Rows) -> tuple[EmptyPromptError, ...]:
-    """The errors of the rows that are known to have no prompt; rows of a user's own class know none."""
+    """The errors of the rows known to have no prompt; none for rows of a user's own class."""
     return rows.unusable if isinstance(rows, MappedRows) else ()
 
 
 def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False) -> dict[str, Rows]:
-    """Open the rows of tasks, by the dotted path of each in a recipe.
+    """Open the rows of tasks, keyed by their dotted paths in a recipe.
 
     Args:
-        may_skip: the caller reads each row, and decides about those that raise `EmptyPromptError`.
+        may_skip: the caller reads each row, and handles those that raise `EmptyPromptError`.
 
     Raises:
-        FieldError, FieldErrors: wrong fields of the tasks, all reported together.
+        FieldError, FieldErrors: invalid fields of the tasks, all reported together.
         UserError: see `Task.rows`; also if a row is known to have no prompt, unless `may_skip`.
     """
     rows, errors = dict[str, Rows](), list[FieldError]()
@@ -105,7 +110,7 @@ class Task(Protocol):
         """Open the data. `seed` is for generated tasks; it does not order the rows (`task.prompts.Cursor` does).
 
         Raises:
-            UserError: a missing file, an absent column, an empty dataset: names it and the remedy.
+            UserError: a file or column is missing, or there are no rows; names it and the remedy.
         """
         ...
 
@@ -124,15 +129,15 @@ class PlayedTask:
     tools: tuple[str, ...] = ()
 
     def prepare(self) -> None:
-        """Make what the episodes need, such as images of containers; called before weights load.
+        """Create what the episodes need, such as container images; called before weights are loaded.
 
         Raises:
-            UserError: it can't be made.
+            UserError: it can't be created.
         """
 
 
 def play_of(task: Any) -> PlayedTask:
-    """The environment and the tools of a task; a user's own class may lack these fields."""
+    """The environment and tools of a task; a user's own class may lack these fields."""
     return PlayedTask(environment=getattr(task, "environment", None), tools=tuple(getattr(task, "tools", None) or ()))
 
 

@@ -1,14 +1,14 @@
-"""Reads chats from data, in the forms in which they are published, as messages of one form; no key is dropped.
+"""Converts chats in the published forms to messages of one form; no key is dropped.
 
 A message is `{role, content}` with a text, and possibly
 
     reasoning_content   what the assistant thought before it wrote; in the data also `reasoning` or `thinking`
     tool_calls          a list of {type: function, id?, function: {name, arguments: an object}}
-    role                system, user, assistant or tool; `developer`, OpenAI's newer name of `system`, is read as that
+    role                system, user, assistant or tool; `developer`, OpenAI's newer name, is read as `system`
     weight              1 or 0: whether a turn of the assistant is trained (SFT); in the data also `train`, `training`
     name, tool_call_id  and any other key of the data, for the chat template
 
-`model.chat.template_inputs` sees to it that the chat template writes what it is given.
+`model.chat.template_inputs` checks that the chat template writes what it is given.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ def as_messages(value: Any, source: str, *, fills_nulls: bool = False) -> tuple[
     """Read a chat: a list of messages, or the same as JSON text.
 
     A message is `{role, content}`, or ShareGPT's `{from, value}`. The content may be null beside tool calls or a
-    thought, and a list of parts `{type: text, text}`, which are joined. `function_call` is a tool call, `arguments` may
-    be JSON text, and a key that is null is absent.
+    thought, or a list of parts `{type: text, text}`, which are joined. `function_call` is a tool call, `arguments` may
+    be JSON text, and a key with null is ignored.
 
     Args:
         source: where the chat was read, for the error.
-        fills_nulls: the data come from a table whose objects all have the same keys, so that a null in the arguments
-            of a call is no argument.
+        fills_nulls: the data come from a table whose objects all have the same keys, so a null among the arguments of a
+            call means that the argument is absent.
 
     Raises:
-        UserError: anything else, an empty chat, an unknown role, or a part or key that the model would not see.
+        UserError: the value is anything else or empty, a role is unknown, or the model would not see a part or key.
     """
     if isinstance(value, str):
         try:
@@ -90,7 +90,7 @@ def _message(given: Any, source: str, fills_nulls: bool) -> Message:
 
 
 def _text_of(parts: Sequence[Any], source: str) -> str:
-    """The text of a content in parts."""
+    """Join the texts of a content in parts."""
     for part in parts:
         kind = str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
@@ -102,7 +102,7 @@ def _text_of(parts: Sequence[Any], source: str) -> str:
 
 
 def _thought(thoughts: Sequence[Any], source: str) -> str | None:
-    """The one thought of a message, under whichever name it has; two equal ones are one."""
+    """The thought of a message, under any of its names; UserError for two that differ."""
     different = list(dict.fromkeys(map(str, filter(None, thoughts))))
     if len(different) > 1 or not all(isinstance(thought, str) for thought in filter(None, thoughts)):
         what = f"{source} holds a message whose {', '.join(THOUGHTS)} are not one text"
@@ -111,7 +111,7 @@ def _thought(thoughts: Sequence[Any], source: str) -> str | None:
 
 
 def _weight(left: dict[str, Any], role: str, source: str) -> int | None:
-    """1 or 0 if a message says whether it is trained; None if it does not."""
+    """1 or 0 if a message says whether it is trained; otherwise None."""
     weights = {key: left.pop(key) for key in TRAINED if key in left}
     for key, weight in weights.items():
         if weight not in (0, 1):
@@ -159,11 +159,11 @@ def _call(call: Any, source: str, fills_nulls: bool) -> dict[str, Any]:
 
 
 def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict[str, Any]]:
-    """Read the tools of a row, which the chat template shows: a list of JSON schemas as `{type: function, function:
-    {name, description, parameters}}` or as the function alone, or the same as JSON text; empty for null.
+    """Read the tools of a row, which the chat template shows: a list of JSON schemas, each `{type: function, function:
+    {name, description, parameters}}` or the function alone, or the same as JSON text; empty for null.
 
     Raises:
-        UserError: anything else.
+        UserError: the value is anything else.
     """
     if isinstance(value, str) and value.strip():
         value = json_value(value, f"{source}: tools")
@@ -191,14 +191,14 @@ def _listed(value: Any, source: str) -> Sequence[Any]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A value without the keys that are null in its objects."""
+    """The value without keys of null in its objects."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def json_value(text: str, what: str) -> Any:
-    """The value of a JSON text; UserError, with what it is, if it is not JSON."""
+    """Parse a JSON text; UserError, which begins with `what`, if it is not JSON."""
     try:
         return load_json(text)
     except ValueError as error:

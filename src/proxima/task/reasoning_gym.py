@@ -18,13 +18,13 @@ class ReasoningGymTask(PlayedTask):
     """Puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), generated on access by seed.
 
     Each row contains its entry, so that the reward `reasoning_gym` can call the task's own scorer. Training and test
-    rows come from different seeds; tasks with few possible puzzles may still repeat some.
+    rows come from different seeds, but tasks with few possible puzzles may repeat some in both.
 
     Args:
         task: name of the task in reasoning_gym.
         size: number of rows; >= 1.
-        split: `train` or `test`: different puzzles at the same seed.
-        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`. The kind `mix` mixes several tasks;
+        split: `train` or `test`, which use different seeds.
+        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`. To mix tasks, use the kind `mix`;
             reasoning_gym's own `composite` is refused.
     Returns: rows whose answer is the task's reference answer, None without one; metadata `reasoning_gym`.
     Raises: FieldError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
@@ -58,10 +58,8 @@ class ReasoningGymTask(PlayedTask):
 
 
 def encode_json(value: Any) -> Any:
-    """Encode tuples, lists, dicts and scalars as JSON values; tuples and keys that are not text are tagged.
-
-    The reward's worker decodes it exactly, because some scorers distinguish tuples from lists.
-    """
+    """Encode tuples, lists, dicts and scalars as JSON values. Tuples, and dicts with keys that are not texts, are
+    tagged, so that the reward's worker decodes them exactly: some scorers distinguish tuples from lists."""
     if isinstance(value, tuple):
         return {"__tuple__": [encode_json(item) for item in value]}
     if isinstance(value, list):

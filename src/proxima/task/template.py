@@ -1,4 +1,4 @@
-"""Templates: texts with braces that are filled with the values of a row."""
+"""Fills templates, texts with names in braces, with the values of a row."""
 
 import json
 import math
@@ -29,7 +29,8 @@ def require_question_template(template: str) -> None:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Replace each `{name}` in the template by `look_up(values, name)`, and by nothing where that is null."""
+    """Replace each `{name}` in the template by `look_up(values, name)`, or by nothing if that is null. KeyError if a
+    name is absent."""
     parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
     return "".join(text + ("" if name is None else _filled(look_up(values, name))) for text, name in parts)
 
@@ -39,7 +40,8 @@ def _filled(value: Any) -> str:
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """Return `values[name]`, or for `a.b` the `b` inside `a`; KeyError with the part of the name that is absent."""
+    """Return `values[name]`, or for `a.b` the value of `b` inside `a`; KeyError with the part of the name that is
+    absent."""
     if name in values:
         return values[name]
     head, dot, rest = name.partition(".")
@@ -54,8 +56,8 @@ def as_text(value: Any) -> str:
 
 
 def without_nan(value: Any) -> Any:
-    """Return the value with null for numbers that are not finite, which tables and Python's JSON have where a number is
-    missing."""
+    """Return the value with null in place of numbers that are not finite, by which tables and Python's JSON mark
+    missing numbers."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -64,7 +66,7 @@ def without_nan(value: Any) -> Any:
 
 
 def to_json_value(value: Any) -> Any:
-    """Convert a value for JSON: dates, decimals, bytes and numbers that are not finite become text."""
+    """Convert a value to JSON values: dates, decimals, bytes and numbers that are not finite become texts."""
 
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}

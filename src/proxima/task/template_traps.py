@@ -1,4 +1,4 @@
-"""Traps of chat templates: what they do to the rows of a run without an error. A run names each once, at its start."""
+"""Warnings about chat templates that silently change the rows of a run; a run prints each once, at its start."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -42,10 +42,10 @@ def template_notes(
     """Return a warning for each trap.
 
     Args:
-        rows: of the task; a few of them are read.
+        rows: those of the task; a few of them are read.
         system, arguments: the system prompt of rows without one, and the arguments of the template.
-        stops: the ids at which the model's own files let an answer end.
-        stop_texts: the texts at which an answer ends.
+        stops: the token ids that end an answer by the model's own files.
+        stop_texts: the texts that end an answer.
     """
     read = _some_chats(rows)
     chats = [chat for chat in read if not any(message.get("raw") for message in chat)]
@@ -67,7 +67,7 @@ def _some_chats(rows: Rows) -> list[tuple[Message, ...]]:
 
 
 def _rendered_rows(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[str]:
-    """A warning if rows hold control tokens of a turn: they were rendered by a template before."""
+    """A warning if rows contain control tokens of a turn, because a template has already rendered them."""
     written = ""
     if tokenizer.chat_template is not None:
         with suppress(UserError):
@@ -92,8 +92,9 @@ def stop_note(
     stop: str = "sampling.stop=[{!r:.60}]",
     limit: str = "sampling.max_tokens",
 ) -> list[str]:
-    """A warning if the model's own files don't let an answer end where the chat template ends a turn; `stop` sets a
-    text at which an answer ends, and `limit` is what else ends it, as the user writes them."""
+    """A warning if the token with which the chat template ends a turn does not end an answer by the model's own files.
+    `stop` and `limit` name the settings in the warning: the one that sets a stop string, and the one that otherwise
+    ends an answer."""
     end = turn_end(tokenizer)
     if end is None or end.token in stops or any(text in end.text for text in stop_texts):
         return []

@@ -5,7 +5,7 @@
                     process_ranks: over torch.distributed
     objectives/     what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     batch_builder   scored groups → the batch of a step: advantages, selection, updates; the outcomes of its completions
-    episode_tokens  the same for an advantage of tokens: rewards and turns of episodes
+    episode_tokens  the same for a per-token advantage: rewards and turns of episodes
     learner         from that batch to new weights: critic, stages, objective, stack; leaves out completions on which
                     engine and trainer differ too much, and ends the epochs once the policy has moved far enough
     critic          a critic: a separate model, or a head; its loss

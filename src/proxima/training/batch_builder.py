@@ -32,8 +32,8 @@ class CompletionRecord:
     Args:
         outcome: `trained`, `skipped_zero_advantage`, `critic_only` (only the critic was trained), `dropped_<reason>` or
             `invalid`.
-        used: False for a group that was dropped before the advantages of the step.
-        advantage: reward units, the mean over its loss tokens; None where none was computed.
+        used: False if its group was dropped before the step's advantages were computed.
+        advantage: reward units, the mean over its loss tokens; None if none was computed.
         trajectory: the trainer's input; None for a completion that was dropped.
         statistics: of the trainer's first forward pass; None without one.
     """
@@ -52,7 +52,8 @@ class CompletionRecord:
 
     @property
     def token_reward(self) -> Floats | None:
-        """[T] reward units, if it is more than the score on the last loss token: a KL, or rewards of turns."""
+        """[T] reward units, with a KL in the reward or rewards of turns; None if the score at the last loss token is
+        the only reward."""
         return None if self.trajectory is None else self.trajectory.reward
 
 
@@ -77,23 +78,23 @@ class TrainingBatch:
 
     @property
     def valued(self) -> tuple[Trajectory, ...]:
-        """The completions with `value` and `returns`, from which a critic learns. Those that a selection drops are
-        included: they were sampled like the rest."""
+        """The completions with `value` and `returns`, from which a critic learns; those that a selection drops are
+        included."""
         return tuple(item for item in self.completions if item.returns is not None)
 
     def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
-        """The batch with these trajectories, which have further columns, in place of those of the same key."""
+        """The batch with these trajectories, which have more columns, in place of those with the same keys."""
         by_key = {item.key: item for item in trajectories}
         return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
 
     @property
     def usable(self) -> list[Group]:
-        """The groups that were not dropped before, by uid."""
+        """The groups that were not dropped before the advantages, by uid."""
         return [group for group in self.groups if group.prompt.uid not in self.unused]
 
     @property
     def scored(self) -> set[Key]:
-        """The paths of the completions with a valid score, of the usable groups."""
+        """The keys of all paths with a valid score, in the usable groups."""
         return {path.key for each in contributions_of(self.usable) if each.score.valid for path in each.paths}
 
     @property
@@ -104,7 +105,7 @@ class TrainingBatch:
 
     @property
     def dropped(self) -> dict[int, str]:
-        """uid → reason, for the other groups."""
+        """uid → reason, for the groups without a trained completion."""
         return _by_group(self.groups, self.reasons, kept=set(self.kept))
 
     @property
@@ -141,8 +142,8 @@ class BatchBuilder:
     """Builds the batch of a step: advantage, selection and the assignment to updates.
 
     With `reads_behavior`, the loss reads the engine's log-probs μ, and missing ones raise; otherwise they only feed
-    metrics, and are left out of a step in which the engine lacks them. `fill` is `Learner.fill`, which runs the forward
-    stages of some columns; an advantage of tokens asks it for its `needs`.
+    metrics, and a step in which any is missing leaves them all out. `fill` is `Learner.fill`, which runs the forward
+    stages that fill some columns; a per-token advantage requests its `needs` from it.
     """
 
     advantage: Any
@@ -173,10 +174,10 @@ class BatchBuilder:
         return replace(self, reward_kl=self.reward_kl.after(batch.metrics[KL], samples))
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
-        """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
+        """uid → reason, for the groups that would be dropped as a whole by the selections that see one group at a time.
 
-        An advantage of tokens, or of rewards with a KL, is not known before the batch is full: the first selection that
-        reads it ends the list.
+        A per-token advantage, or one of rewards with a KL, is unknown before the batch is full: selections from the
+        first one that reads it on are not applied.
         """
         unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
@@ -190,12 +191,16 @@ class BatchBuilder:
     def step_batch(
         self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
     ) -> TrainingBatch:
-        """Advantages over the full groups, then selection, then the assignment to updates.
+        """Compute advantages over the full groups, then select, then assign to updates.
 
         Args:
             groups: the usable groups of the step.
-            step: decides the order of further epochs.
+            step: number of the step, which decides the order in epochs after the first.
             dropped: groups that were dropped before, with the reason; they get no advantage.
+
+        Raises:
+            UserError: a completion lacks log-probs that the loss reads, or its sampling mask.
+            NotFiniteError: the advantage of a completion with a valid score is NaN or infinite.
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered, self.rewards)
@@ -232,8 +237,8 @@ class BatchBuilder:
     def _with_token_rewards(
         self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
     ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
-        """Where the reward or the advantage is one of tokens: the outcomes with the KL in their rewards, the
-        trajectories with the columns of tokens, and metrics. Otherwise both as they are."""
+        """For a KL in the reward or a per-token advantage: the outcomes with the KL in their rewards, the trajectories
+        with per-token columns, and metrics. Otherwise both unchanged."""
         scored = [each for each in contributions_of(groups) if each.score.valid]
         if not scored or not (self.advantage.per_token or self.reward_kl is not None):
             return outcomes, items, {}
@@ -246,8 +251,8 @@ class BatchBuilder:
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
     ) -> tuple[Tensor, list[Trajectory]]:
-        """The advantage [S] of each contribution, and the trajectories with theirs. Where the trajectories have an
-        advantage per token already, a contribution's is the mean over its loss tokens, 0 without any."""
+        """The advantage [S] of each contribution, and the trajectories with theirs. If the trajectories already have
+        per-token advantages, a contribution's is the mean over its loss tokens, 0 without any."""
         contributions = contributions_of(groups)
         if self.advantage.per_token:
             by_key = {item.key: item for item in items}
@@ -265,10 +270,10 @@ class BatchBuilder:
         return advantage, items
 
     def _with_behavior(self, items: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories, all with μ or all without it.
+        """The trajectories, either all with μ or all without it.
 
         Raises:
-            UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
+            UserError: the loss reads μ and a token lacks it, or a completion lacks its sampling mask.
         """
         complete = True
         for item in items:
@@ -288,7 +293,7 @@ class BatchBuilder:
 def split_into_updates(
     trajectories: Sequence[Trajectory], groups: Sequence[int], seed: int, step: int, *, updates: int, epochs: int
 ) -> tuple[tuple[Key, ...], ...]:
-    """Assign whole groups to optimizer steps, as evenly as the original groups divide; empty steps are omitted.
+    """Assign whole groups to optimizer steps, in equal numbers of the original groups; empty steps are omitted.
 
     Args:
         trajectories: those to train, in the order of their groups.
@@ -319,8 +324,8 @@ def completion_advantage(*paths: Trajectory) -> float:
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
-    """For each group, the prompt number of each path: i, that of the group, or for a path with its own initial prompt i
-    plus a multiple of the number of groups."""
+    """For each group i, the prompt number of each path: i, or for a path with its own initial prompt i plus a multiple
+    of the number of groups."""
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
         yield [
@@ -340,7 +345,7 @@ def _absent(item: Trajectory, column: Floats) -> Bools:
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
-    """uid → reason for the groups not in `kept`: a selection's reason takes precedence over missing scores."""
+    """uid → reason for the groups not in `kept`; a selection's reason takes precedence over `invalid`."""
     out: dict[int, str] = {}
     for group in groups:
         if group.prompt.uid not in kept:

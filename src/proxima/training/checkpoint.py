@@ -53,13 +53,13 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContents:
-    """What is written into a checkpoint, by one process or by many ranks.
+    """The contents of a checkpoint, written by one process or by many ranks.
 
     Args:
-        stack: of the trained model.
+        stack: that of the trained model.
         facts: JSON values that a resume needs besides weights and optimizer (version, data cursor …).
         files: further files by name, each with a function that writes it.
-        others: the stacks of further models, by the name of their folder.
+        others: the stacks of further models, by the names of their folders.
     """
 
     stack: TrainStack
@@ -109,10 +109,10 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
 
 
 def discard_checkpoint(temporary: Path, final: Path, error: BaseException, *, remove: bool = True) -> None:
-    """Remove what was written of a checkpoint, after an error.
+    """Remove an incomplete checkpoint after an error.
 
     Raises:
-        OSError: the disk is full, which the error says in another form.
+        OSError: the error means that the disk is full, in another form.
     """
     full = as_disk_full(error, final)
     if remove:
@@ -212,8 +212,8 @@ def _state_crc32(state: Mapping[str, Any]) -> str:
 
 
 def damage(path: Path, part: str = "") -> str | None:
-    """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files, or
-    those of a part, such as its folder `model`; there, an adapter's config may name another place of its base."""
+    """Describe the damage to the checkpoint in `path`; None if every file is unchanged. Reads all files, or those of
+    `part`, such as the folder `model`, where an adapter's config may name another location of its base."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         return "state.json is missing or damaged"
@@ -229,8 +229,8 @@ def damage(path: Path, part: str = "") -> str | None:
 
 
 def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The last checkpoint without damage; None if there is no checkpoint. Later damaged ones are renamed to
-    NAME.damaged, with a warning.
+    """The last undamaged checkpoint; None if there is no checkpoint. Damaged ones after it are renamed to NAME.damaged,
+    with a warning.
 
     Raises:
         UserError: there are checkpoints, and all of them are damaged.

@@ -25,11 +25,11 @@ from proxima.training.stack import TrainStack
 class ValueObjective(Objective[Trajectory]):
     """`ValueLoss` over whole updates, for a separate model or a head on the policy.
 
-        coefficient · aggregate(loss_t),    loss_t of V_t against the `value` at rollout time and `returns`
+        coefficient · aggregate(loss_t),    loss_t of V_t against `value`, from before the step's updates, and `returns`
 
     Args:
         loss: the loss of a token.
-        aggregate: from tokens to one number; its denominator is that of the loss tokens, whatever the policy's is.
+        aggregate: reduces tokens to one number; its denominator counts the loss tokens, whatever the policy's does.
         coefficient: weight of the loss relative to the policy's, > 0; for a separate model it only scales the gradient.
 
     Metrics: `value_loss` (mean over the loss tokens, before the coefficient) and those of `ValueLoss`.
@@ -61,8 +61,8 @@ class ValueObjective(Objective[Trajectory]):
 class ValueStage(ForwardStage):
     """Fills `value` from a model with a scalar head, the critic.
 
-    bootstrap: also fills `bootstrap` of truncated completions, from the state after the last token; otherwise it stays
-    0.
+    bootstrap: also fill `bootstrap` of truncated completions, from the state after the last token; otherwise it stays
+        0.
     """
 
     model: PackedModel
@@ -80,8 +80,8 @@ class ValueStage(ForwardStage):
 
 @dataclass(frozen=True, kw_only=True)
 class ValueHead:
-    """A critic that shares the policy's trunk; the policy's stack trains it, with `objective` added to the policy's
-    loss. See `Policy` for `layer`, `ValueStage` for `bootstrap`."""
+    """A critic that shares the policy's trunk. The policy's stack trains it, with `objective` added to the policy's
+    loss. `layer` is `Policy.value_head`; see `ValueStage` for `bootstrap`."""
 
     layer: nn.Linear
     objective: ValueObjective
@@ -94,8 +94,8 @@ class ValueHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
-    """A critic that is a separate `ScalarModel`, with its optimizer and loss. Called in the compute thread. `updates`,
-    `epochs` and `seed` are those of `split_into_updates`."""
+    """A critic that is a separate `ScalarModel`, with its optimizer and loss. Called in the compute thread. See
+    `split_into_updates` for `updates`, `epochs` and `seed`."""
 
     stack: TrainStack
     objective: ValueObjective
@@ -105,11 +105,11 @@ class Critic:
     seed: int = 0
 
     def update(self, batch: TrainingBatch, progress: Progress) -> dict[str, float]:
-        """Make the optimizer steps of a step, over every completion with a score; return the metrics, empty without a
-        completion.
+        """Make the critic's optimizer steps over all completions with `returns`; return the metrics, empty if there are
+        no such completions.
 
         Raises:
-            NotFiniteError: the critic diverges; see `TrainStack.update`.
+            NotFiniteError: the critic diverged, see `TrainStack.update`.
         """
         groups, planned = [group.prompt.uid for group in batch.usable], self.updates * self.epochs
         updates = split_into_updates(

@@ -1,5 +1,5 @@
-"""The tokens of episodes as a token advantage reads them, a sequence per episode, with its turns and their rewards; and
-what each token earns."""
+"""The tokens of episodes as a per-token advantage reads them, one sequence per episode, with turns and their rewards;
+and the reward of each token."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ from proxima.data.trajectory import Trajectory
 
 
 class TrainedTurn(NamedTuple):
-    """A turn of the model in a path: its number, its reward from the environment, the places of its tokens in the path,
-    and a key for the state that it saw."""
+    """A turn of the model in a path: its number, its reward from the environment, the indices of its tokens in the
+    path, and a key for the state that the model saw."""
 
     number: int
     reward: float
@@ -38,8 +38,8 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
     """The trained turns of a path; a completion without an episode is one turn.
 
     The state before a turn is `Span.state`, or else the path's tokens between the model's previous message and the
-    turn: the last observation, which is empty before the first turn. A path that begins with another prompt than the
-    group's has that in the state of a turn that no message of the model precedes.
+    turn: the last observation, which is empty before the first turn. If a path has its own initial prompt, that prompt
+    is part of the state of turns before which the model has written no message.
 
     Raises:
         ValueError: the spans do not add up to the tokens of the path.
@@ -67,19 +67,19 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTokens:
-    """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
-    time steps of an episode, in the order of its turns: each is sampled in exactly one path. Where episodes have roles,
-    what one player wrote is an episode here.
+    """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths, in the
+    order of the turns, are the time steps of an episode; each is sampled in exactly one path. With roles, the
+    contribution of one player counts as an episode.
 
-    The conversations of an agent may overlap in time (a helper answers between two turns of the main one), and then no
-    order of whole paths is that of the turns. So a column has two orders: that of the paths, in `batch`, and that of
-    time, in which rewards, advantages and returns are computed. `in_time` and `in_paths` convert; for all other
+    The conversations of an agent may overlap in time (a helper answers between two turns of the main one); no order of
+    whole paths is then the order of the turns. A column therefore has two orders: that of the paths, in `batch`, and
+    that of time, in which rewards, advantages and returns are computed. `in_time` and `in_paths` convert; for all other
     episodes they return the column itself.
 
     Args:
         batch: the paths.
         episodes: the contributions to which they belong.
-        turn_weight: the weight of the rewards of turns in the score.
+        turn_weight: the weight of the turns' rewards in the score.
     """
 
     batch: PackedBatch
@@ -110,8 +110,8 @@ class EpisodeTokens:
 
     @cached_property
     def turns(self) -> list[tuple[int, TrainedTurn]]:
-        """The turns of all episodes, each with the number of its episode, path by path: the last turn of an episode is
-        its last one here too. Their `places` are those of a column in time."""
+        """The turns of all episodes, each with the number of its episode, path by path, so that an episode's last turn
+        comes last. Their `places` are indices of a column in time."""
         if self._time_order is None:
             return self._turns_of_paths
         position = self._time_order.argsort().numpy()
@@ -119,7 +119,7 @@ class EpisodeTokens:
 
     @cached_property
     def _turns_of_paths(self) -> list[tuple[int, TrainedTurn]]:
-        """The turns of all paths, each with the number of its episode; their `places` are those of a column of
+        """The turns of all paths, each with the number of its episode; their `places` are indices of a column of
         `batch`."""
         edges, path = self.batch.cu_seqlens.tolist(), 0
         out: list[tuple[int, TrainedTurn]] = []
@@ -131,8 +131,8 @@ class EpisodeTokens:
 
     @cached_property
     def _time_order(self) -> Tensor | None:
-        """[N] the index in `batch` of each token in time; None if the paths are in that order already. What the model
-        did not write comes first in its episode: nothing reads it."""
+        """[N] the index in `batch` of each token in time; None if the paths are already in that order. Tokens that the
+        model did not write come first in their episode; nothing reads them."""
         numbers = [(i, turn.number) for i, turn in self._turns_of_paths if len(turn.places)]
         if numbers == sorted(numbers):
             return None
@@ -143,11 +143,11 @@ class EpisodeTokens:
         return (episode * (int(number.max()) + 2) + number).argsort(stable=True)
 
     def in_time(self, column: Tensor) -> Tensor:
-        """A column [N] of `batch` in the order of time."""
+        """Convert a column [N] of `batch` to the order of time."""
         return column if self._time_order is None else column[self._time_order]
 
     def in_paths(self, column: Tensor) -> Tensor:
-        """A column [N] in the order of time in that of `batch`."""
+        """Convert a column [N] in the order of time to that of `batch`."""
         return column if self._time_order is None else torch.empty_like(column).scatter_(0, self._time_order, column)
 
     @property
@@ -157,9 +157,9 @@ class EpisodeTokens:
 
     @cached_property
     def paid_by_turn(self) -> Tensor | None:
-        """[N] float64 in time, reward units, paid before the end: a turn's weighted reward at its last token, and minus
-        their sum at the episode's last loss token, because the score already contains it. So the rewards of an
-        episode's tokens add up to its score. A turn without a token is paid at the end. None: no turn has a reward."""
+        """[N] float64 in time, reward units: each turn's weighted reward at its last token, and minus their sum at the
+        episode's last loss token, because the score already contains it. The rewards of an episode's tokens thus add up
+        to its score. A turn without tokens is paid at the end. None: no turn has a reward."""
         last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
         if not any(self.turn_weight * turn.reward for turn in last.values()):
             return None
@@ -171,12 +171,12 @@ class EpisodeTokens:
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
-        """The input of a token advantage that has these `needs`, in time.
+        """The input of a per-token advantage with these `needs`, in time.
 
         Args:
             reward: [N] reward units, in time.
             needs: of the advantage.
-            bootstrap: of each path; an episode has that of its last path, in which its last turn is sampled.
+            bootstrap: reward units, for each path; an episode gets that of its last path, which has its last turn.
         """
         columns = {name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}}
         columns |= {name: column for name, column in self._turn_columns().items() if name in needs}
@@ -213,7 +213,7 @@ class TokenCredit:
     def pay(
         self, scored: Sequence[Contribution], outcomes: Outcomes, items: Sequence[Trajectory]
     ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
-        """The outcomes with the KL in their rewards, the trajectories with the columns of tokens, and metrics.
+        """The outcomes with the KL in their rewards, the trajectories with per-token columns, and metrics.
 
         Args:
             scored: the contributions with a valid score, at least one.
@@ -257,8 +257,8 @@ class TokenCredit:
     def _token_advantage(
         self, reward: Tensor, filled: Sequence[Trajectory], tokens: EpisodeTokens
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Columns [N] in time: `advantage` and, where it reads values, `returns`; and metrics of the values. A
-        completion without a `bootstrap` from a stage ends in a terminal state."""
+        """Columns [N] in time: `advantage`, and `returns` if it reads values; and metrics of the values. A completion
+        without a `bootstrap` from a stage ends in a terminal state."""
         needs = self.advantage.needs
         if "value" not in needs:
             return {"advantage": per_role(self.advantage, tokens.rewards(reward, needs), tokens.role)}, {}

@@ -1,7 +1,7 @@
 """Forward passes before the update of a step: each fills columns of the trajectories.
 
-`LogProbStage` runs the policy or a frozen copy, `ScoreVarianceStage` fills what an advantage reads, `TeacherStage` runs
-the teacher of a distillation, `EngineStage` asks an engine that runs elsewhere. The critic's is in `critic`.
+`LogProbStage` runs the policy or a frozen copy, `ScoreVarianceStage` fills a column for `optimal_token_baseline`,
+`TeacherStage` runs the teacher of a distillation, `EngineStage` queries an engine. The critic's stage is in `critic`.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ class ForwardStage:
     over all completions with a score if the advantage names `column` in its `needs`, otherwise after the selection and
     over the completions that are trained.
 
-    column: the field of `Trajectory`, [T] float32, that it fills; a column that is already filled is kept. A stage that
-        fills several columns names the one that shows whether it has run.
-    on_rank_zero: of several ranks only the first runs it, because it queries others; otherwise all do.
+    column: the field of `Trajectory`, [T] float32, that it fills; if all trajectories have it, the stage does not run.
+        A stage that fills several columns names the one that shows whether it has run.
+    on_rank_zero: only rank 0 runs it, because it queries a server; otherwise all ranks do.
     """
 
     on_rank_zero: ClassVar[bool] = False
@@ -51,22 +51,22 @@ class ForwardStage:
         raise NotImplementedError
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
-        """[N] float32, one number for each response token; a stage with several columns returns each by name, those of
-        the prompts, [P] of each sequence, as `prompt_…`. A stage of values that packs a trajectory `with_sentinel`
-        returns one more, the `bootstrap` of that trajectory."""
+        """[N] float32, one number for each response token. A stage with several columns returns them by name; columns
+        of the prompts, joined over the sequences, are named `prompt_…`. For a trajectory packed `with_sentinel`, a
+        value stage returns one more number, its `bootstrap`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close what the stage uses; by default nothing."""
+        """Close the resources of the stage; by default it has none."""
 
 
 @torch.no_grad()
 def stage_columns(
     stage: ForwardStage, trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool, ranks: Ranks = ALONE
 ) -> dict[str, list[Floats]]:
-    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
-    Collective: each of several `ranks` fills those of its share, and those of all are on rank 0; the others return only
-    their own, and empty ones for the rest."""
+    """The columns that a stage fills, [T, …] for each trajectory, in micro-batches of at most `budget` tokens.
+    Collective: each rank fills the columns of its share. Rank 0 returns all of them; the other ranks return their own,
+    and empty columns for the rest."""
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
     own_places = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
@@ -103,10 +103,10 @@ def _filled(stage: ForwardStage, batches: Sequence[Sequence[Trajectory]]) -> dic
 
 @dataclass(frozen=True)
 class LogProbStage(ForwardStage):
-    """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one, or
-    of the trained one without its adapter, in which case the routers make their own choices.
+    """Fills log-probs, nats, under a policy: `proximal_log_prob` by the trained one, `reference_log_prob` by a frozen
+    one, or by the trained one without its adapter, whose MoE routers then make their own choices.
 
-    records_routes: also fills `routed_experts`, for later passes.
+    records_routes: also fill `routed_experts`, for later passes.
     """
 
     column: str
@@ -127,7 +127,7 @@ class LogProbStage(ForwardStage):
         return {self.column: outputs.need("log_prob"), **split_chosen(outputs.need("routed_experts"), batch)}
 
     def _policy_itself(self) -> AbstractContextManager[None]:
-        """Within the block, the policy is without its adapter if that is not to be used."""
+        """Within the block, the policy runs without its adapter unless `adapter` is set."""
         if self.adapter:
             return nullcontext()
 
@@ -156,11 +156,12 @@ class TeacherStage(ForwardStage):
     Args:
         policy: the teacher.
         top_k: number of tokens with a separate bucket; 0: none.
-        top_k_of: the model whose most probable tokens are used: the teacher, or the student, with the first `top_k`
-            that the engine reported.
-        vocabulary: ids below it are also tokens of the student; the teacher's rest bucket has all others.
+        top_k_of: whose most probable tokens have buckets: the teacher's, or the student's, the first `top_k` that the
+            engine reported.
+        vocabulary: ids below it are also tokens of the student; the teacher's rest bucket contains all others.
 
-    Raises: UserError where a completion has a token that the teacher's output layer lacks.
+    Raises: UserError if a completion has a token that the teacher's output layer lacks; ValueError if the student's top
+        K is not in the trajectories.
 
     Fills `teacher_log_prob` [N], and with top_k `bucket_token` [N, K] and `teacher_bucket_log_prob` [N, K].
     """
@@ -218,14 +219,14 @@ def top_tokens(policy: Policy, batch: PackedBatch, k: int, vocabulary: int) -> T
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStage(ForwardStage):
-    """Fills a column [N] with the log-probs, nats, of an engine that scores, at the sampling temperature of the tokens.
+    """Fills a column [N] with log-probs, nats, from a scoring engine, at the sampling temperature of the tokens.
 
     Args:
         column: `reference_log_prob` or `teacher_log_prob`.
-        engine: whose weights do not change.
+        engine: one whose weights do not change.
 
     Raises:
-        UserError: the number of log-probs from the engine differs from the number of tokens, or some are NaN.
+        UserError: the engine returned another number of log-probs than there are tokens, or NaN.
     """
 
     on_rank_zero: ClassVar[bool] = True
@@ -251,7 +252,7 @@ class EngineStage(ForwardStage):
         return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))
 
     def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
-        """Require one number for each token: a column that is shifted by one would train on the wrong tokens."""
+        """Require one number for each token: a column shifted by one would train on the wrong tokens."""
         expected, scored = [len(request.tokens) for request in requests], [len(column) for column in scores]
         if expected != scored:
             counts = (

@@ -33,7 +33,7 @@ from proxima.training.stack import TrainStack, UpdateResult
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """The weights, the stack that updates them (the optimizer and all around it), and the loss."""
+    """The policy's weights, the stack that updates them, the loss, and everything else that a step's update needs."""
 
     policy: Policy
     stack: TrainStack
@@ -61,16 +61,17 @@ class Learner:
 
     def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         """Make the critic's optimizer steps, then run the remaining forward stages and make the policy's steps. The
-        advantages always come from the critic before its update.
+        advantages were computed with the critic before its update.
 
         Args:
             batch: the training data of the step.
             version: of the current weights.
             progress: called with (tokens done, tokens in all), for the critic and for the policy.
-            own: the completions are from this run's engine, so that their versions refer to these weights.
+            own: this run's engine generated the completions, so their versions refer to these weights.
 
         Raises:
-            MismatchError: see `MismatchGuard.check_fresh`. The policy is not updated.
+            MismatchError: see `MismatchGuard.check_fresh`; the policy is not updated.
+            NotFiniteError: the critic or the policy diverged, see `TrainStack.update`.
         """
         critic_metrics = {} if self.critic is None else self.critic.update(batch, progress)
         if batch.critic_only:
@@ -93,8 +94,8 @@ class Learner:
     def _compare_untrained(
         self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int
     ) -> dict[str, float]:
-        """If all advantages are 0, so that the update compares nothing, compare engine and trainer on one micro-batch:
-        a broken engine looks like this. Returns the `mismatch/` metrics."""
+        """If the update skips every item because all advantages are 0, compare engine and trainer on one micro-batch: a
+        broken engine looks like this. Returns the `mismatch/` metrics."""
         measurable = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
         if not measurable or not all(self.objective.skippable(item) for update in updates for item in update):
             return {}
@@ -107,8 +108,8 @@ class Learner:
         return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
     def _check_fresh(self, version: int, first: FirstForward) -> None:
-        """Run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of this run have sampled, before
-        the first optimizer step."""
+        """Run `MismatchGuard.check_fresh` on the loss tokens that this run's weights `version` sampled, before the
+        first optimizer step."""
         gaps = [np.empty(0, np.float32)]
         for item, statistics in first:
             if item.behavior_log_prob is not None and item.policy_version is not None:
@@ -118,19 +119,19 @@ class Learner:
         self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
-        """The trajectories with those of the `columns` that a stage or the critic supplies."""
+        """The trajectories with those of `columns` that a stage or the critic fills."""
         filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
         if self.critic is None or "value" not in columns:
             return filled
         return self.critic.stack.fill([self.critic.stage], filled)  # `value` and `bootstrap`
 
     def close(self) -> None:
-        """Close the engines that stages use."""
+        """Close the engines of the stages."""
         for stage in self.stages:
             stage.close()
 
     def stage_metrics(self) -> dict[str, float]:
-        """Metrics of `next_policy`, for the step that ends."""
+        """Metrics of `next_policy` for the step that ends; empty without it."""
         return {} if self.next_policy is None else self.next_policy.metrics()
 
     def warnings(self) -> list[str]:
@@ -149,15 +150,16 @@ class EarlyStop:
         stop after the epoch whose approximate KL > limit
 
     The approximate KL of an epoch is `approx_kl`, the k3 estimate of KL(pi_prox || pi) over the loss tokens of its
-    updates, each before it moved the weights. So a first epoch of one update measures 0, and an epoch is judged when it
-    is complete: its updates are not undone.
+    updates, each measured before it moved the weights. A first epoch of one update thus measures 0. The limit is
+    checked after a complete epoch, whose updates are not undone.
 
     Args:
         limit: nats per token.
         items: number of items in an epoch, which trains on each of them once.
-    Edge cases: an epoch without a loss token stops nothing.
-    Source: PPO implementations since OpenAI Spinning Up, which stop at 1.5 x target_kl. Differs: these judge single
-        updates (Stable-Baselines3) or the last one of an epoch (CleanRL); here all of the epoch's.
+    Edge cases: an epoch without loss tokens never stops the updates.
+    Source: PPO implementations since OpenAI Spinning Up, which stop at 1.5 x target_kl.
+    Differs: these check single updates (Stable-Baselines3) or the last one of an epoch (CleanRL); here all updates of
+        the epoch.
     """
 
     limit: float
@@ -168,7 +170,7 @@ class EarlyStop:
     _metrics: list[Metrics] = field(default_factory=list)
 
     def __call__(self, items: Sequence[Any], metrics: Metrics) -> bool:
-        """Return False to stop, from the `items` and `metrics` of the update just made."""
+        """Return False to stop, given the `items` and `metrics` of the update just made."""
         self._seen += len(items)
         self._metrics.append(metrics)
         if self._seen < self.items:
@@ -179,8 +181,8 @@ class EarlyStop:
         return not self.kl > self.limit
 
     def figures(self, planned: int) -> dict[str, float]:
-        """Metrics of the step, with `planned` epochs: the epochs made, the KL of the last, and whether it stopped
-        early."""
+        """Metrics of a step with `planned` epochs: the number of complete epochs, the KL of the last, and whether it
+        stopped early."""
         return {
             "early_stop/epochs": float(self.epochs),
             "early_stop/kl": self.kl,
@@ -197,7 +199,7 @@ def without_mismatched(
 ) -> TrainingBatch:
     """The batch without the completions that the guard rejects, and with the `mismatch/` metrics.
 
-    Completions that the update skips, because their advantage is 0, are in no metric and are never rejected, as under
+    Completions that the update skips because their advantage is 0 are in no metric and are never rejected, as under
     `warn` and `stop`, which measure in the update's own forward pass.
     """
     candidates = [item for item in batch.trajectories if not objective.skippable(item)]
@@ -220,7 +222,7 @@ def without_mismatched(
 
 
 def drop_mismatched(batch: TrainingBatch, statistics: Mapping[Key, TokenStatistics]) -> TrainingBatch:
-    """The batch without the trajectories of these `statistics`, from their first forward pass; their outcome is
+    """The batch without the trajectories whose keys are in `statistics` (of their first forward pass); their outcome is
     `dropped_mismatch`."""
     updates = (tuple(key for key in update if key not in statistics) for update in batch.updates)
     return replace(

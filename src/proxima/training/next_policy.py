@@ -1,8 +1,9 @@
-"""The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after its own.
+"""The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after the one that
+sampled it.
 
-While V is the newest version, the tokens of version V - 1 that no step has consumed get log pi_V: those of completions
-in the queue, of unfinished groups, and of completions that are still running. A step at a later version reads them. The
-engine computes them in a hook, before it pauses for V + 1; or the trainer does, before it updates V.
+While V is the newest version, tokens of version V - 1 that no step has consumed get log pi_V: those of completions in
+the queue, of unfinished groups, and of completions still running. A step at a later version reads them. The engine
+computes them in a hook before it pauses for V + 1, or the trainer does before it updates V.
 """
 
 import asyncio
@@ -28,8 +29,8 @@ WriteEntries = Callable[[Path, Sequence["NextLogProbs"]], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NextLogProbs(Columns):
-    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them, which
-    differ if the completion is generated again."""
+    """The log-probs of one completion, or of a prefix, with its tokens and the versions that sampled them; these
+    identify the completion, which may be generated again under the same key."""
 
     uid: int
     sample: int
@@ -44,7 +45,7 @@ class NextLogProbs(Columns):
         return self.uid, self.sample, self.turn
 
     def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
-        """True if the other begins with these tokens, of the same versions."""
+        """True if the other begins with these tokens, sampled by the same versions."""
         length = len(self.tokens)
         versions = other.policy_version
         same = versions is not None and np.array_equal(versions[:length], self.policy_version)
@@ -71,7 +72,7 @@ class Segment:
 
     @property
     def request(self) -> ScoreRequest:
-        """The segment after everything before it, for the engine."""
+        """The segment, with all tokens before it as the prompt, for the engine."""
         before = np.concatenate([self.of.prompt_tokens, self.of.tokens[: self.start]])
         tokens = self.of.tokens[self.start : self.end]
         return ScoreRequest(prompt_tokens=before, tokens=tokens, temperature=self.of.temperature)
@@ -80,8 +81,8 @@ class Segment:
 class NextPolicy:
     """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
 
-    A log-prob is written once, under its one version. Nothing else is kept: a token that was not found while its next
-    version was the newest has no log-prob, and is counted.
+    Each log-prob is written once. A token that was missed while its next version was the newest never gets one, and is
+    counted.
 
     Args:
         engine: generates the completions; in `before_pause` it also scores.
@@ -112,10 +113,10 @@ class NextPolicy:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     async def before_pause(self) -> None:
-        """The executor's hook. The engine reports its own version: at the start of a run, and after a resume, no token
-        is older than that.
+        """The executor's hook before the engine pauses. The version is the one that the engine reports.
 
-        If the engine fails or takes more than `SCORE_SECONDS`, the window is lost but not the run: `warnings` says why.
+        If the engine fails or takes more than `SCORE_SECONDS`, these log-probs are missed, but the run continues;
+        `warnings` gives the reason.
 
         Raises:
             UserError: from the engine, including NotFiniteError.
@@ -140,7 +141,11 @@ class NextPolicy:
         self._missed = f"{type(error).__name__}: {why}".removesuffix(": ")
 
     async def fill(self, trajectories: Sequence[Trajectory], version: int) -> list[Trajectory]:
-        """The trajectories with `next_log_prob` as far as it is known."""
+        """The trajectories with `next_log_prob`, NaN where unknown; `version` is that of the current weights.
+
+        Raises:
+            UserError: from the engine or the trainer, including NotFiniteError.
+        """
         self._metrics = {"next/written": 0.0}
         if self.trainer is not None:
             try:
@@ -186,7 +191,8 @@ class NextPolicy:
         return segments
 
     def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
-        """The entry of this completion, not of an earlier one with the same key."""
+        """The entry of this completion; None if there is none, or only one of an earlier completion with the same
+        key."""
         entry = self.entries.get(completion.key)
         return entry if entry is not None and entry.is_prefix_of(completion) else None
 
@@ -217,7 +223,7 @@ class NextPolicy:
         return replace(item, next_log_prob=column)
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the step: the missing and the written tokens."""
+        """Metrics of the step: `next/written` tokens, and those of `missing_metrics`."""
         return self._metrics
 
     def warnings(self) -> list[str]:
@@ -231,7 +237,7 @@ class NextPolicy:
     # ---- keeping -----------------------------------------------------------------------------------------------------
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
-        """The file for a checkpoint at this instant, by name with the function that writes it; `pending` is what the
+        """The file for a checkpoint at this moment: its name, with the function that writes it. `pending` is what the
         collector holds for later steps."""
         entries = self.forget(pending)
         if self.file is None or not entries:
@@ -240,8 +246,8 @@ class NextPolicy:
         return {name: lambda path: write(path, entries)}
 
     def forget(self, pending: Pending) -> list[NextLogProbs]:
-        """Forget the entries that a step has consumed or dropped. Returns the entries for a checkpoint: those of the
-        waiting groups. A prompt that is still generating will be generated again after a resume."""
+        """Delete the entries that a step has consumed or dropped. Returns those of the waiting groups, for a
+        checkpoint; a prompt that is still generating is generated again after a resume."""
         groups = {group.prompt.uid for group in pending.groups}
         uids = groups | {prompt.uid for prompt in pending.prompts}
         self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}
@@ -249,7 +255,8 @@ class NextPolicy:
 
 
 def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """Shares of the loss tokens that are at least two versions old, with and without their `next_log_prob`."""
+    """Shares of all loss tokens: those at least two versions old without `next_log_prob` (`next/missing_fraction`), and
+    those with it (`next/cached_fraction`)."""
     stale, missing, tokens = 0, 0, 0
     for item in trajectories:
         assert item.policy_version is not None and item.next_log_prob is not None

@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules: their settings, how they step, and how their state is restored.
 
-AdamW is torch's fused step over all weights, `WeightwiseOptimizer` a weight at a time, or `OnePassAdamW`, which clips
-and measures in the same pass over memory; `optimizer_8bit` and `optimizer_muon` are the other kinds.
+AdamW is torch's fused step over all weights, or weight by weight (`WeightwiseOptimizer`), or `OnePassAdamW`, which also
+clips and measures in the same pass over memory; `optimizer_8bit` and `optimizer_muon` are the other kinds.
 """
 
 import math
@@ -29,7 +29,7 @@ class Adam:
         beta1: decay of the first moment, in [0, 1).
         beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment, > 0.
-        weight_decay: >= 0, a share of the weight times the learning rate each update.
+        weight_decay: >= 0; each update subtracts this share, times the learning rate, from a weight.
 
     Source: arXiv 1711.05101.
     """
@@ -48,8 +48,8 @@ class Adam:
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "must be >= 0 and finite")
 
     def groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-        """Parameter groups for torch's optimizers: matrices before vectors, and those of each device mesh by
-        themselves, as a fused step needs."""
+        """Parameter groups for torch's optimizers: matrices before vectors, with a group for each device mesh, as a
+        fused step needs."""
         split = dict[tuple[bool, Any], list[nn.Parameter]]()
         for parameter in parameters:
             if parameter.requires_grad:
@@ -61,8 +61,8 @@ class Adam:
         ]
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
-        """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights in matrices of layers and
-        others."""
+        """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights: in the layers' matrices, and
+        all others."""
         return 0, 8 * (matrices + others)
 
     def settings(self) -> dict[str, Any]:
@@ -75,8 +75,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
 
     Args:
-        offload: the moments stay in host memory, and are copied to the device for a weight's step: 8 bytes per weight
-            less there, 16 more transferred in each update. The weights are bit-identical.
+        offload: keep the moments in host memory and copy them to the device for each weight's step. This saves 8 bytes
+            of device memory per weight and transfers 16 more per update. The weights are bit-identical.
 
     Source: arXiv 1711.05101.
     """
@@ -97,15 +97,15 @@ class Schedule:
         update i < W: (i + 1) / W      then, with p = (i - W) / (N - W):
         constant: 1      linear: f + (1 - f) (1 - p)      cosine: f + (1 - f) (1 + cos(pi p)) / 2
 
-    So f would be reached by the update after the last one, and no update has a learning rate of 0 unless the peak is 0.
+    Only the update after the last one would reach f, so no update has a learning rate of 0 unless the peak is 0.
 
     Args:
-        kind: `constant`; `linear` or `cosine` fall from the end of the warm-up.
+        kind: `constant`, or `linear` or `cosine`, which fall after the warm-up.
         total_updates: N, of the whole run.
         warmup: W, updates of linear rise.
-        final_ratio: f, the share of the peak that they fall towards; `constant` does not read it.
+        final_ratio: f, the share of the peak towards which `linear` and `cosine` fall.
     Source: `get_scheduler` of transformers: linear, cosine, cosine_with_min_lr, constant_with_warmup.
-    Differs: its warm-up has i / W, so that its first update changes nothing.
+    Differs: its warm-up is i / W, so its first update changes nothing.
     """
 
     kind: Literal["constant", "linear", "cosine"] = "constant"
@@ -114,7 +114,7 @@ class Schedule:
     final_ratio: float = 0.0
 
     def factor(self, update: int) -> float:
-        """The share at an update, counted from 0; after the last update, the final one."""
+        """The share of the peak at an update, counted from 0; after the last update, f."""
         if update < self.warmup:
             return (update + 1) / self.warmup
         if self.kind == "constant":
@@ -129,8 +129,8 @@ ADAM = ("step", *MOMENTS)
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
-    """torch's fused AdamW, a weight at a time, on this rank's slice of it: bit-identical and with state of the same
-    names. The state is plain tensors, or tensors sharded like the weight, so that any number of ranks can write and
+    """torch's fused AdamW, weight by weight, on this rank's slice: bit-identical, with the same names in its state. The
+    state consists of plain tensors, or of tensors sharded like the weight, so that any number of ranks can write and
     read it. A subclass may implement another `step_weight`.
 
     Args:
@@ -200,9 +200,9 @@ def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
 
 
 class OnePassAdamW:
-    """Steps in place of torch's fused AdamW on a CPU, on its state, and bit-identically, with clipping and the norms of
-    the weights in a single pass over memory. The norm of the gradient agrees with float64 to 1e-8; torch's sums in
-    float32 are off by 3e-4 for 135 million weights, and so are its clipped gradients.
+    """Replaces the step of torch's fused AdamW on a CPU, on its state: one pass over memory clips, steps and computes
+    the norms of the weights. Unclipped steps are bit-identical. The norm of the gradient agrees with float64 to 1e-8;
+    torch's float32 sum is off by 3e-4 for 135 million weights, and so are its clipped gradients.
 
     Args:
         optimizer: its weights must be contiguous float32 tensors on the CPU.
@@ -249,7 +249,7 @@ class OnePassAdamW:
 
 
 def one_pass(optimizer: torch.optim.Optimizer) -> OnePassAdamW | None:
-    """The one-pass step for an optimizer; None where the optimizer, its weights or the machine do not allow it."""
+    """The one-pass step for an optimizer; None if the optimizer, its weights or the machine don't allow it."""
     if type(optimizer) is not torch.optim.AdamW or (kernels := adamw_kernels()) is None:
         return None
     weights = [p for group in optimizer.param_groups for p in group["params"]]
@@ -263,7 +263,7 @@ def restore_state(
     """Copy the tensors of `TrainStack.state` into the optimizer.
 
     Raises:
-        UserError: the tensors belong to another model, or some are missing; 8-bit moments are in other blocks.
+        UserError: the tensors belong to another model, some are missing, or 8-bit moments have other blocks.
     """
     if missing := _missing(optimizer, parameters, tensors):
         _refuse_other_blocks(missing[0], tensors)
@@ -292,7 +292,7 @@ def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
 def _missing(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """The missing tensors. Expected are none before the first update, else those that the optimizer names, or those
+    """The missing tensors. None are expected before the first update; later those that the optimizer names, or those
     that any weight has."""
     kinds = {name.partition("/")[0] for name in tensors}
     expected = set[str]()

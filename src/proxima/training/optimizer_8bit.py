@@ -21,19 +21,20 @@ AT_ONCE = 1 << 24  # elements that are float32 at once; torchao needs some 50 by
 
 @dataclass(frozen=True)
 class AdamW8bit(Adam):
-    """AdamW whose two moments are stored in 8 bits each: a code per element into a table of 256 values, dynamic in its
+    """AdamW with both moments stored in 8 bits: each element is a code into a table of 256 values with a dynamic
     exponent, times the largest magnitude of its block. About 2 bytes per weight instead of 8.
 
         m = table[code] * scale, by block      m, v ← AdamW's, in float32      codes and scales of m and v again
 
-    A block is at most 256 elements of one row, so the number of ranks does not change a bit of it. But it also divides
-    a rank's part of a row, which placement.tensor_parallel may cut: then resume with the same tensor_parallel. Vectors,
-    and matrices of fewer than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own
-    dtype.
+    A block is at most 256 elements of one row, so the number of ranks that share rows does not change the result. But a
+    block must also divide a rank's part of a row, which placement.tensor_parallel may cut: resume such a run with the
+    same tensor_parallel. Vectors, and matrices of fewer than 4096 elements or whose rows allow no block of at least 32,
+    keep moments of their own dtype.
 
     Needs: `pip install 'proxima-rl[low-bit]'`.
     Source: arXiv 2110.02861; torchao's `AdamW8bit`.
-    Differs: its blocks run on from row to row, and it updates a matrix at once, compiled; here rows at a time, eagerly.
+    Differs: torchao's blocks extend over rows, and it updates a matrix in one compiled step; here some rows at a time,
+        in eager mode.
     """
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -53,8 +54,8 @@ class AdamW8bit(Adam):
 
 
 class EightBitAdamW(WeightwiseOptimizer):
-    """torchao's update, after which the moments are stored as torchao's codes: `exp_avg` (uint8, of the weight's shape)
-    and `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
+    """torchao's update, which stores the moments as torchao's codes: `exp_avg` (uint8, of the weight's shape) and
+    `exp_avg_scale` (float32, with a column per block), and likewise for `exp_avg_sq`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, settings)

@@ -20,23 +20,24 @@ COEFFICIENTS = (DEFAULT_A, DEFAULT_B, DEFAULT_C)
 
 @dataclass(frozen=True)
 class Muon(Adam):
-    """Momentum, orthogonalized, for the matrices of the layers; AdamW, by beta1, beta2 and eps, for all other weights:
+    """Orthogonalized momentum for the matrices of the layers; AdamW, with beta1, beta2 and eps, for all other weights:
     embedding, output head, vectors, and experts, whose matrices are stacked.
 
         b ← momentum b + (1 - momentum) g      u = (1 - momentum) g + momentum b      u ≈ U S Vᵀ
         W ← (1 - lr weight_decay) W - lr 0.2 sqrt(max(rows, columns)) U Vᵀ
 
-    The factor gives the update of a weight the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is
-    five Newton-Schulz steps in bfloat16. It takes whole matrices, some 30 rows² columns operations each (rows the
-    smaller side): every rank gathers each of them in turn, and computes the same.
+    The factor gives an update the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is computed by
+    five Newton-Schulz steps in bfloat16 on whole matrices, some 30 rows² columns operations each (rows the smaller
+    side): every rank gathers each matrix in turn and makes the same computation.
 
     Args:
         momentum: in [0, 1).
         adamw_lr: peak learning rate of the weights that AdamW updates, >= 0; None: `lr`.
     Source: arXiv 2502.16982, section 2.2; `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, nesterov.
     Differs: experts are not split into their matrices.
-    Edge cases: nearly zero components of an update grow to the size of U Vᵀ, and bfloat16's rounding with them: with
-    the same gradients every layout of ranks makes the same step, but gradients that differ in their last bit do not.
+    Edge cases: nearly zero components of an update grow to the size of U Vᵀ, and their bfloat16 rounding with them.
+        With the same gradients, every layout of ranks makes the same step; gradients that differ in the last bit may
+        give clearly different steps.
     """
 
     momentum: float = 0.95

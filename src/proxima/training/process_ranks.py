@@ -1,4 +1,4 @@
-"""The ranks of a run on several processes, over torch.distributed, and what each of them is doing."""
+"""The ranks of a run on several processes, over torch.distributed, and the status of each rank."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class ProcessRanks(Ranks):
-    """The ranks of the default process group; `objects` is a group of the same ranks over gloo, for everything except
-    the model's tensors; None: the default group. `writer` is set once the process group exists. Every `ranks_per_share`
-    neighbours compute the same share."""
+    """The ranks of the default process group. `objects` is a gloo group of the same ranks, for everything except the
+    model's tensors; None: the default group. `writer` is set once the process group exists. Each `ranks_per_share`
+    neighbouring ranks compute the same share."""
 
     def __init__(self, rank: int, size: int, objects: Any = None, ranks_per_share: int = 1) -> None:
         self.rank, self.size, self.objects, self.ranks_per_share = rank, size, objects, ranks_per_share

@@ -1,8 +1,8 @@
 """Lets the processes of a run share an update and combine their results.
 
-Rank 0 runs the loop, and sends the other ranks messages that say what to compute; each computes its share of the items.
-No objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
-`proxima.training.process_ranks` has several.
+Rank 0 runs the loop and sends the other ranks messages that say what to compute; each computes its share of the items.
+No objective, surrogate or advantage knows about ranks. `Ranks` is the case of a single process;
+`proxima.training.process_ranks` implements several.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Message:
-    """What rank 0 sends the others: what every rank does next; `placement.follower` does it there. A message has values
-    only: names of stacks and columns, trajectories with numpy columns, and the specs of a loss. Its `str` names the
+    """Tells the other ranks what every rank does next; `placement.follower` executes it there. A message contains only
+    values: names of stacks and columns, trajectories with numpy columns, and the specs of a loss. Its `str` names the
     work in status reports, such as `update of policy`."""
 
     @property
     def target(self) -> str:
-        """The name of its stack; `run` if it is about none."""
+        """The name of its stack; `run` if it concerns none."""
         return "run"
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 class SharedProblem(NotFiniteError):
-    """A problem that every rank finds at the same point, so that none waits for another."""
+    """A problem that every rank detects at the same point, so that none waits for another."""
 
 
 class RankError(Exception):
@@ -50,7 +50,7 @@ class RankError(Exception):
 
 
 class RankLoss(Protocol):
-    """What has ended another rank: the `RankFailure` of `placement`."""
+    """The failure of another rank: `placement`'s `RankFailure`."""
 
     @property
     def text(self) -> str: ...
@@ -59,7 +59,7 @@ class RankLoss(Protocol):
 
 
 class RankMonitor(Protocol):
-    """Watches the other ranks: the `RankWatch` of `placement`."""
+    """Watches the other ranks: `placement`'s `RankWatch`."""
 
     @property
     def losing(self) -> bool:
@@ -86,7 +86,7 @@ class RankMonitor(Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """Writes the checkpoints of several ranks: the `ShardedWriter` of `sharded_checkpoint`."""
+    """Writes the checkpoints of several ranks: `sharded_checkpoint.ShardedWriter`."""
 
     @property
     def unfinished(self) -> bool:
@@ -202,14 +202,14 @@ ALONE = Ranks()
 
 
 def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
-    """Decide which rank computes which items: the indices of the items of each share, in order.
+    """Assign items to shares; return the indices of the items of each share, in order.
 
-    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
-    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
-    far. A share may be empty.
+    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is fed
+    once, stay together. The most expensive are assigned first, each time to the share with the lowest cost so far. A
+    share may be empty.
 
     Args:
-        items: the sequences of each.
+        items: the sequences of each item.
     """
     runs: list[list[int]] = []
     for i, sequences in enumerate(items):
@@ -229,8 +229,8 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
 
 @dataclass(frozen=True)
 class Start(Message):
-    """Read the data, compare them with those of the other nodes, and load the models, those of `checkpoint` if the run
-    resumes from one."""
+    """Read the data, compare them with the other nodes' data, and load the models, from `checkpoint` if the run resumes
+    from one."""
 
     folder: Path
     checkpoint: Path | None

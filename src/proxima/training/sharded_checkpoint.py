@@ -83,9 +83,9 @@ class ShardedWriter:
         self._job: _Unwritten | None = None
 
     def write(self, folder: Path, step: int, contents: CheckpointContents) -> None:
-        """Begin what `checkpoint.write_checkpoint` does, after the previous checkpoint is finished: the state is copied
-        to host memory, a thread writes it, and the checkpoint is complete when `finish`, or the next `write`, returns.
-        The `facts` and `files` of rank 0 count, and a value head on the policy is written too, instead of the caller's.
+        """Begin what `checkpoint.write_checkpoint` does, after the previous checkpoint is finished: copy the state to
+        host memory, and let a thread write it. The checkpoint is complete when `finish`, or the next `write`, returns.
+        The `facts` and `files` of rank 0 count; a value head on the policy is written here, not by the caller.
 
         Raises:
             OSError, RuntimeError: this or the last checkpoint could not be written on some rank;

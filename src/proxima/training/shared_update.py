@@ -1,7 +1,7 @@
 """The gradient of an update: forward and backward passes over this rank's share of its items.
 
-Every rank is given the same update, takes its share by the same function, and agrees with the others by reductions: on
-denominators, statistics, metrics and problems. A single process is its only rank.
+Every rank gets the same update and determines its share by the same function. Reductions make the ranks agree on
+denominators, statistics, metrics and problems. A single process is the only rank.
 """
 
 from collections import ChainMap

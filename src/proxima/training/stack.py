@@ -52,9 +52,9 @@ class UpdateResult:
     Args:
         metrics: merged over micro-batches and updates, ready to be logged.
         token_statistics: by key of the trajectory, from its first forward pass; skipped items have none.
-        tokens: tokens fed to the forward passes that had a backward pass.
-        updates: optimizer steps made.
-        skipped: items, over all updates, for which `Objective.skippable` saved the forward pass.
+        tokens: number of tokens fed to forward passes with a backward pass.
+        updates: number of optimizer steps made.
+        skipped: number of items, over all updates, for which `Objective.skippable` saved the forward pass.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -72,12 +72,12 @@ class TrainStack:
         optimizer: spec with `build`.
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
-        on_zero_gradient: what an update does whose gradient is exactly 0, for instance because every advantage is:
-            `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
-            TRL and verl do. The schedule counts it in both.
+        on_zero_gradient: what to do if the gradient of an update is exactly 0, for instance because all advantages are:
+            `skip` leaves weights and optimizer unchanged; `step` lets momentum and weight decay move the weights, as
+            TRL and verl do. The schedule counts the update in both cases.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update. Rank 0 announces each collective call to the others before it makes
-            it, and they call the same method of their stack of this name.
+        ranks: the processes that share each update. Rank 0 announces each collective call to the others, which call the
+            same method of their stack with this name.
         name: identifies the stack to the other ranks.
     """
 
@@ -107,11 +107,13 @@ class TrainStack:
         self._lender: LayerLender | None = None  # on rank 0 of several
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
+        """[T] float32 log-probs of each response, nats, at the trajectory's temperature, under the current weights; the
+        model is a `Policy`."""
         return self.columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
 
     def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
+        """The trajectories with the columns of the stages, run in order. A stage whose column all trajectories have is
+        not run."""
         out = list(trajectories)
         for stage in stages:
             if any(getattr(item, stage.column) is None for item in out):
@@ -120,20 +122,20 @@ class TrainStack:
         return out
 
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
-        the other ranks return only these, and empty ones for the rest."""
+        """The columns that a stage fills, [T, …] for each trajectory, see `stage_columns`. Collective."""
         ranks, shared = ALONE if stage.on_rank_zero else self.ranks, self.model.share_prompt
         with ranks.call(Fill(self.name, stage.column, trajectories)):
             return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
-        """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
+        """Create stages in the middle of a run, on every rank at once: loading their models is collective."""
         with self._call(Stages):
             return make()
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
-        """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
-        on rank 0; the others get their own part. The first call creates that copy, on `device`. Collective."""
+        """The whole trained model with its current weights, for engines: on one rank the model itself, on several ranks
+        a copy on rank 0, while the others get their own part. The first call creates the copy, on `device`.
+        Collective."""
         if self.ranks.size == 1:
             return self.model.loaded
 
@@ -145,8 +147,8 @@ class TrainStack:
         return self._plain or self.model.loaded
 
     def lent_model(self) -> LoadedModel:
-        """The trained model for an engine that reads it only within `lent(model)`: the model itself, or on rank 0 of
-        several one whose weights are gathered a layer at a time, always the current ones."""
+        """The trained model for an engine that reads it only within `lent(model)`: on one rank the model itself, on
+        rank 0 of several a model whose current weights are gathered layer by layer."""
         if self.ranks.size == 1:
             return self.model.loaded
 
@@ -156,12 +158,12 @@ class TrainStack:
         return replace(self.model.loaded, model=self._lender.module, sharding=None, device=None)
 
     def follow_lender(self) -> None:
-        """On the other ranks: take part while rank 0 lends the model."""
+        """On the other ranks: help to gather the weights while rank 0 lends the model."""
         LayerGathering(self.model.model, self.ranks.share_value).follow()
 
     def release(self) -> None:
-        """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
-        not used a GPU. Collective."""
+        """Free cached device memory on every rank, for other processes on the device; no effect on a rank that has not
+        used a GPU. Collective."""
         with self._call(Release):
             torch.cuda.empty_cache()
 
@@ -178,19 +180,20 @@ class TrainStack:
 
         Args:
             objective: the loss to minimise.
-            updates: the items of each, as the objective reads them; an item may occur in several (epochs).
+            updates: the items of each update, as the objective reads them; an item may occur in several (epochs).
             progress: called with (tokens done, tokens in total) after each micro-batch.
-            planned: updates that the schedule counts for this call, if fewer are made: a batch that was not full
-                advances the schedule like a full one.
+            planned: the least number of updates that the schedule counts for this call, so that a batch that was not
+                full advances it like a full one.
             should_continue: called on every rank after each update with its items and its metrics; False skips the
-                rest.
-            before_first: called with the statistics of the first forward passes, before their optimizer step, which is
-                skipped if the call raises; updates before it that ran nothing and moved nothing give it none.
+                remaining updates.
+            before_first: called with the statistics of the first forward passes before their optimizer step, which is
+                not made if the call raises. An update that skips all items and leaves the weights unchanged passes no
+                statistics, and the next one is still a first.
 
         Raises:
             ValueError: the loss lacks a tensor.
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
-                are not finite, or their norm has grown more than `EXPLODED` times.
+                are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
         with self._call(Update, objective, updates, planned, should_continue):
             budget = self.tokens_per_micro_batch
@@ -230,11 +233,11 @@ class TrainStack:
             return result
 
     def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
-        """On rank 0: send a message about this stack to every rank, see `Ranks.call`."""
+        """On rank 0: send every rank a message about this stack, see `Ranks.call`."""
         return self.ranks.call(message(self.name, *facts))
 
     def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
-        """The metrics of a call, ready to be logged; `loss` is the sum over its updates."""
+        """The metrics of a call of `update`, ready to be logged; `loss` is the sum over its updates."""
         metrics = {key: value.value for key, value in on_host(merge_metrics(measured)).items()} | {
             "loss": loss / max(1, len(norms)),
             "grad_norm": sum(norms) / max(1, len(norms)),
@@ -245,10 +248,10 @@ class TrainStack:
         return metrics
 
     def _step(self) -> float:
-        """Clip, schedule and step; returns the norm of the gradient.
+        """Clip, schedule and step; returns the norm of the gradient before clipping.
 
-        An update without a backward pass has a gradient of zero, as one over advantages of exactly 0: so skipping those
-        does not change a bit of any update.
+        An update without a backward pass has a gradient of zero, like one over advantages of exactly 0, so skipping
+        those items does not change an update by a bit.
         """
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -283,7 +286,7 @@ class TrainStack:
         return float(self.ranks.norm([p.detach() for p in self.parameters]))
 
     def _check_weights(self, before: float) -> float:
-        """Check and return the norm of the weights, which was `before` prior to the last update."""
+        """Check and return the norm of the weights; `before` is the norm prior to the last update."""
         before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
         if not math.isfinite(norm):
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
@@ -293,11 +296,11 @@ class TrainStack:
         return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
-        weights are not among them. On several ranks the tensors are sharded, and each rank checks its own slices.
+        """The optimizer's tensors by name (`exp_avg/<parameter>` …), without the weights, and the update count, as
+        `load` takes them. On several ranks the tensors are sharded, and each rank checks its own slices.
 
         Raises:
-            NotFiniteError: a tensor is not finite: its weights would never change again.
+            NotFiniteError: a tensor is not finite; its weights could not recover.
         """
         names = {id(p): name for name, p in self.model.named_parameters()}
         tensors = {
@@ -311,7 +314,7 @@ class TrainStack:
         return tensors, {"updates": self.updates}
 
     def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Restore a state.
+        """Restore what `state` returned.
 
         Raises:
             UserError: the tensors belong to another model, or some are missing.
@@ -333,7 +336,8 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
 
 
 def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: float) -> Iterator[dict[str, Any]]:
-    """The groups, those parameters whose ids are in `scaled` in groups of their own."""
+    """The groups, with parameters whose ids are in `scaled` split off into groups at `ratio` times the learning
+    rate."""
     for group in groups:
         apart = [p for p in group["params"] if id(p) in scaled]
         rest = [p for p in group["params"] if id(p) not in scaled]
@@ -343,7 +347,8 @@ def _split(groups: Iterable[dict[str, Any]], scaled: Container[int], ratio: floa
 
 
 def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> OnePassAdamW | None:
-    """The replacement for the optimizer's step: in bf16 on a CPU, where runs need not match torch to the last bit."""
+    """A faster replacement for the optimizer's step, in bf16 on a CPU, where runs need not match torch to the last bit;
+    None elsewhere and for small models."""
     elsewhere = model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
     if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
         return None
@@ -352,7 +357,7 @@ def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel) -> OnePassAd
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
-    """The trajectory with columns [T, …]; an additional value, that of a sentinel, becomes its bootstrap."""
+    """The trajectory with columns [T, …]; the additional value of a sentinel becomes its bootstrap."""
     value, count = columns.get("value", ()), len(item.tokens)
     if len(value) > count:
         columns |= {"value": value[:count], "bootstrap": float(value[count])}

@@ -1,7 +1,7 @@
-"""Surrogates that select tokens by looking at the whole optimizer batch.
+"""Surrogates that select tokens over the whole optimizer batch, and `dro`.
 
-Called on a batch without `selected`, a spec selects from that batch alone; `core.precompute` selects from the whole
-batch first, so that a split into micro-batches changes nothing.
+On a batch without `selected`, a spec selects from that batch alone. `core.precompute` selects over the whole optimizer
+batch first, so that splitting it into micro-batches changes nothing.
 """
 
 from collections.abc import Mapping
@@ -36,28 +36,30 @@ def selected_count(share: float, b: PolicyBatch) -> Tensor:
 
 
 def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
-    """[N] bool, the tokens selected over the whole batch if precomputed, else over this batch alone."""
+    """[N] bool, `b.selected` if it was precomputed, otherwise the tokens that `spec` selects from this batch alone."""
     chosen = spec.select_tokens(b) if b.selected is None else b.selected
     return torch.zeros_like(b.loss_mask) if chosen is None else chosen
 
 
 @dataclass(frozen=True)
 class ClipCov(Surrogate):
-    """`ppo_clip`, without gradient on a few tokens of high covariance of advantage and log-prob, which reduce entropy.
+    """`ppo_clip` without a gradient on a few tokens with a high covariance of advantage and log-prob.
 
         cov_t = (A_t - mean A)(log pi_t - mean log pi)
         selected: max(1, floor(share n)) of the unclipped tokens with low < cov < high
         loss_t = 0 if selected else ppo_clip_t
 
+    Updates on such tokens reduce the entropy most.
+
     Args:
         epsilon_low, epsilon_high: how far the ratio may fall below 1, in [0, 1], and rise above it, >= 0.
         share: of the n loss tokens, in [0, 1].
-        low, high: the covariances that are eligible, low < high.
-        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool when the whole batch has decided already.
-    Returns: TokenLoss of unit "token"; `keep` False where clipped or selected. Metric `selected_fraction`.
-    Edge cases: share 0 still selects one token, as in verl, if one is eligible. The choice among the eligible is a
-        pseudo-random function of their behavior log-probs and advantages, so that order, split and random state of the
-        batch have no effect.
+        low, high: eligible tokens have a covariance between these, low < high.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool if precomputed over the whole batch.
+    Returns: TokenLoss of unit "token"; `keep` is False where clipped or selected. Metrics: those of `PpoClip`, and
+        `selected_fraction`.
+    Edge cases: share 0 still selects one eligible token, as in verl. Eligible tokens are chosen by a hash of their
+        behavior log-probs and advantages, so order, split and random state of the batch have no effect.
     Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl selects by torch.randperm in each micro-batch (P8).
     """
 
@@ -112,9 +114,9 @@ class KlCov(Surrogate):
     Args:
         share: of the n loss tokens, in [0, 1].
         coefficient: >= 0, reward units per nat.
-        b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
+        b: as for `PpoClip`; `selected` [N] bool if precomputed over the whole batch.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `selected_fraction`.
-    Edge cases: at l = 0 the pull has gradient 0, so it has no effect in the first update from the proximal policy.
+    Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update from the proximal policy.
     Source: arXiv 2505.22617. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
     """
 
@@ -155,17 +157,17 @@ class KlCov(Surrogate):
 
 @dataclass(frozen=True)
 class M2po(Surrogate):
-    """The unclipped objective without the tokens of the largest log-ratios, so that its second moment is bounded.
+    """The unclipped objective without the tokens of the largest log-ratios, which bounds the second moment of the rest.
 
         selected: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold
         loss_t = -A r [kept]
 
     Args:
         threshold: on the mean square, nats^2, > 0.
-        policy: the policy compared with the behavior policy: `current` (the method), or `proximal`, whose mask is known
-            before the forward pass.
-        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool (True: dropped) when the whole batch has
-            decided already.
+        policy: the policy compared with the behavior policy: `current`, as in the paper, or `proximal`, whose mask is
+            known before the forward pass.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool (True: dropped) if precomputed over the
+            whole batch.
     Returns: TokenLoss of unit "token"; `keep` [N] bool.
     Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal`
         nothing is dropped.
@@ -189,7 +191,7 @@ class M2po(Surrogate):
         return b.loss_mask & ~second_moment_keep(self.squares(b), b.loss_mask, self.threshold)
 
     def squares(self, b: PolicyBatch) -> Tensor:
-        """(log pi - log mu)^2, [N] nats^2, of the policy that is compared."""
+        """[N] nats^2, the squared log-ratio of `policy` to the behavior policy."""
         measured = b.masked("log_prob" if self.policy == "current" else "proximal_log_prob")
         return (measured - b.masked("behavior_log_prob")).square()
 
@@ -214,7 +216,7 @@ class M2po(Surrogate):
 
 @dataclass(frozen=True)
 class Dro(Surrogate):
-    """Policy gradient with a quadratic pull of the log-ratio towards 0; no ratio, so no exponential.
+    """Policy gradient with a quadratic pull of the log-ratio towards 0. It computes no ratio, hence no exponential.
 
         loss_t = -(A log pi - beta / 2 (log pi - log pi_prox)^2)
 
@@ -222,7 +224,7 @@ class Dro(Surrogate):
         beta: strength of the pull, > 0, reward units per nat squared.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
-    Edge cases: the pull remains at A = 0, so a zero advantage is not inert. The log-ratio is not clamped (P12).
+    Edge cases: the pull remains at A = 0, so such a token still has a gradient. The log-ratio is not clamped (P12).
     Source: direct reward optimisation, arXiv 2405.19107; Kimi k1.5, 2501.12599. verl `dro`.
     """
 

@@ -107,7 +107,7 @@ def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
 
 
 def value_at(values: Any, *names: str) -> Any:
-    """What an answer has under these keys, one inside the other; None where one is missing."""
+    """The value in an answer under these nested keys; None if one is missing."""
     value: Any = values
     for name in names:
         value = value.get(name) if isinstance(value, Mapping) else None

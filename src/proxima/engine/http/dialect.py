@@ -28,9 +28,9 @@ UPDATE_POLLS = 10  # one a second, before an update counts as broken off
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """A server's capabilities, found by asking it. Nothing is inferred from a version number. What all supported
-    versions do is not asked: they score given tokens, repeat the prompt that a completion continues, and can be paused
-    with the modes `abort` and `keep` if they take weights.
+    """A server's capabilities, as queried from it. Nothing is inferred from a version number. Abilities of all
+    supported versions are not queried: they score given tokens, repeat the prompt that a completion continues, and can
+    be paused with the modes `abort` and `keep` if they take weights.
 
     Args:
         server: name and version, for messages: `vllm 0.32.0`.
@@ -44,10 +44,10 @@ class ServerFacts:
         takes_weights: it loads new weights from a folder, can be paused for that, which ends its completions or holds
             them, and reports the version of its weights.
         version_spans: each completion says which weights sampled which of its tokens.
-        keeps_kv: completions that it holds while new weights arrive can keep their KV; else it computes the KV again.
+        keeps_kv: completions that it holds while new weights arrive can keep their KV; otherwise it recomputes the KV.
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
-        largest_mask: the largest top-k with which it does, which its option `mask_option` sets; None: any.
+        largest_mask: the largest top-k with which it returns them, set by its option `mask_option`; None: any.
         sampled_with_masks: with a mask it also returns the log-prob under the distribution sampled from.
         routed_experts: it returns the experts of each token.
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
@@ -59,7 +59,7 @@ class ServerFacts:
         workers: processes that hold its weights, each of which receives them.
         joint_groups: it may be in a process group with other servers: its calls end by a deadline if one of them hangs.
         device: of its weights, `cpu` or `cuda`; None: not reported.
-        sleeps: it can release its devices and take them again; see `Dialect.sleep`.
+        sleeps: it can release its devices and take them back; see `Dialect.sleep`.
         more: further facts, shown by `proxima engine probe`, one line each.
     """
 
@@ -314,14 +314,14 @@ class Dialect(Protocol):
         ...
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
-        """Ask the workers whether a way to send weights is open. Only a dialect with `checks_transfers` is asked.
+        """Let the workers check that weights can be sent in a certain way. Only called if `checks_transfers` is set.
 
         Args:
             question: the fields of `InitInfo` in `proxima_vllm_worker`.
             seconds: deadline.
 
         Raises:
-            ServerError: it is not; the message says why.
+            ServerError: they can't; the message says why.
         """
         raise RuntimeError(f"{self.kind} can't be asked")
 
@@ -350,7 +350,7 @@ class Dialect(Protocol):
         ...
 
     async def forget_images(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Discard what a vision tower with earlier weights made of images."""
+        """Discard cached outputs of a vision tower with earlier weights."""
         raise UserError(f"{facts.server} accepts no images")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
@@ -363,11 +363,10 @@ class Dialect(Protocol):
         raise RuntimeError(f"{self.kind} does not sleep")
 
     async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Make it take the memory of its weights again, with those that it had. It stays paused, and can be given new
-        ones; `wake_cache` follows."""
+        """Make it take back the memory of its weights, with the weights that it had. It stays paused, and can receive
+        new ones; `wake_cache` follows."""
         raise RuntimeError(f"{self.kind} does not sleep")
 
     async def wake_cache(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Make it take what it has left asleep: its KV cache, for which new weights may need the room while they
-        arrive. It stays paused."""
+        """Make it take back the memory of its KV cache, which incoming weights may have needed. It stays paused."""
         raise RuntimeError(f"{self.kind} does not sleep")

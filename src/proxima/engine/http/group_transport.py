@@ -154,7 +154,7 @@ class GroupTransport(StagedTransport):
             self._groups.pop(urls).abort()
 
     async def _addresses(self, urls: Iterable[str]) -> Addresses:
-        """Those for these servers, and for all that the recipe lists."""
+        """The addresses for these servers and for all that the recipe lists."""
         listed = self.spec.urls if self.spec.url_file is None else ()  # a file may be unreadable at this moment
         return await asyncio.to_thread(own_addresses, {*listed, *urls})
 
@@ -216,7 +216,7 @@ class SenderGroup:
             group.abort()
 
     def member(self, url: str, host: str) -> GroupMember:
-        """What a server is told of its place in the group."""
+        """A server's membership in the group, as sent to it."""
         return GroupMember(
             name=self.name,
             host=host,

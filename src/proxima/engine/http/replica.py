@@ -272,7 +272,7 @@ class Replica:
         self.pause = "asleep"
 
     async def wake(self) -> None:
-        """Make it take its devices again, but for the KV cache (see `take_cache`); it stays paused.
+        """Make it take back its devices, except for the KV cache (see `take_cache`); it stays paused.
 
         Raises:
             ServerError: the call failed.
@@ -281,7 +281,7 @@ class Replica:
         await self.dialect.wake(self.client, self.facts)
 
     async def take_cache(self) -> None:
-        """Make it take its KV cache, if it lacks it. To be called when new weights have arrived, before a request.
+        """Make it take back its KV cache, if it lacks it. Call this after new weights have arrived, before a request.
 
         Raises:
             ServerError: the call failed.

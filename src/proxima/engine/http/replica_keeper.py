@@ -25,12 +25,12 @@ from proxima.engine.serve.servers import Servers
 class ReplicaKeeper:
     """Health checks, ejection and return of replicas, and new weights. Runs in the engine's own loop.
 
-    A replica is ejected when it neither answers nor produces tokens, when it has the wrong weights or the wrong model,
-    and when it was restarted. It returns when it answers all the initial questions as before, and was found to compute
-    with the newest weights. So does one that joins during the run: it begins as one that is away.
+    A replica is ejected if it neither answers nor produces tokens, has the wrong weights or the wrong model, or was
+    restarted. It returns once it answers all initial queries as before and a probe shows that it computes with the
+    newest weights. A replica that joins during the run begins out of service and follows the same path.
 
     Args:
-        facts: of the servers; one that returns is compared with them.
+        facts: those of the servers; a returning server is compared with them.
         tokenizer: the trainer's.
         tag: prefix of the version labels, unique to the engine.
         servers: servers started for the engine; None: they were already running.
@@ -184,7 +184,7 @@ class ReplicaKeeper:
     # ---- servers that join and leave ---------------------------------------------------------------------------------
 
     async def _follow(self, file: ServerFile) -> None:
-        """Read the file with the addresses again and again. If it has an error, the run goes on as it is."""
+        """Read the file with the addresses repeatedly. If it has an error, the servers stay as they are."""
         try:
             while not self._closed:
                 news = await file.news()
@@ -198,7 +198,7 @@ class ReplicaKeeper:
             raise
 
     def _change(self, addresses: Sequence[Address], place: str) -> None:
-        """Let servers join that are new, and those leave that are not listed any more."""
+        """Add the new servers, and remove those that are no longer listed."""
         pool = self.pool
         known, listed = {replica.url: replica for replica in pool.replicas}, {address.url for address in addresses}
         for address in addresses:
@@ -334,8 +334,8 @@ class ReplicaKeeper:
             self._interrupted.discard(replica)
 
     def _fail_if_none_works(self) -> None:
-        """Fail what waits if no replica will return, or if none has produced anything for `away_seconds` and none is
-        without a fault."""
+        """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`
+        and every one has a fault."""
         pool, now = self.pool, asyncio.get_running_loop().time()
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.known)

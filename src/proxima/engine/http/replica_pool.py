@@ -280,7 +280,7 @@ class ReplicaPool:
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
     def trust(self, replica: Replica) -> None:
-        """Give a replica work again, unless it has a break: its health check passed."""
+        """Give a replica work again after a passed health check, unless it has a break."""
         replica.status.passed_check()
         self.dispatch()
 
@@ -294,7 +294,8 @@ class ReplicaPool:
             self.events.append(f"engine: {replica.url} is busy, completions wait: {error.reason}")
 
     def eject(self, replica: Replica, error: Exception, what: str = "") -> None:
-        """Take a replica out of service: end what it runs, and move what waits for it. Does nothing if it has left.
+        """Take a replica out of service: end its running completions, and move the waiting ones. No effect if it has
+        left.
 
         Args:
             what: the call that failed, for the user.
@@ -326,7 +327,7 @@ class ReplicaPool:
         self.router.join(replica)
 
     def remove(self, replica: Replica, reason: str) -> None:
-        """Remove a replica for good: what it runs is requested elsewhere, with the tokens that it has."""
+        """Remove a replica for good; its running completions are continued elsewhere with their tokens so far."""
         replica.status.removed(reason)
         self.router.remove(replica)
         replica.interrupt()
@@ -398,7 +399,7 @@ class ReplicaPool:
         await self.each(self.serving, Replica.sleep)
 
     async def wake(self) -> None:
-        """Make every server take its devices again; the pause continues. A server that fails to wake is ejected, and
+        """Make every server take back its devices; the pause continues. A server that fails to wake is ejected, and
         woken when it returns."""
         await self.each([replica for replica in self.serving if replica.pause == "asleep"], Replica.wake)
         self.asleep = False

@@ -1,12 +1,12 @@
-"""The state of a server: whether it is given work and, if not, what it is waiting for. All transitions are here.
+"""The state machine of a server: states in which it gets work, states in which it waits, and all transitions.
 
 A server is ready until a call fails. It is then suspect until a health check passes; `STREAK` failed calls in a row
 eject it, and so does a failed health check, a refused key, or the wrong weights. An ejected server is retried, more
 rarely after each ejection. If ejections go on without a completion between, it is barred.
 
-One number is behind this, `failures`: failed calls in a row, without a completion or a score between. An ejection
-counts as `STREAK` of them, whatever caused it, and so does a failed return with new weights. A busy server (429, 503)
-has not failed: it gets a break, a longer one each time.
+All this is based on one number, `failures`: consecutive failed calls without a completion or a score in between. An
+ejection counts as `STREAK` of them, whatever caused it, and so does a failed return with new weights. A busy server
+(429, 503) has not failed: it gets a break, a longer one each time.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ LONGEST_WAIT = 60.0  # seconds before an ejected server is asked again
 
 
 class State(Enum):
-    """Whether a server is given work and, if not, what it is waiting for.
+    """A server's state: it gets work, or waits for something.
 
     Two other properties are not states: the pause, which the engine decides for all servers (`Replica.pause`), and its
     weights (`version_proof.py`).
@@ -171,7 +171,7 @@ class ReplicaState:
             self.check_soon.set()  # whatever is between may have refused a single call; and it may be the last
 
     def removed(self, reason: str) -> None:
-        """It is no longer a server of the run, whatever its state was."""
+        """It is no longer a server of the run, whatever its state."""
         self.reason = reason
         self._enter(State.BARRED)
         self._cancel_break()
@@ -186,7 +186,7 @@ class ReplicaState:
         self.failures += STREAK
 
     def failed_to_return(self, reason: str, *, refused: bool) -> None:
-        """It was asked whether it can return and can't; `refused`: it refused our key."""
+        """A check showed that it can't return yet; `refused`: it refused our key."""
         self._enter(State.LOCKED if refused else State.AWAY)
         self.reason = reason
 

@@ -154,7 +154,7 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
 
 
 def used_facts(spec: ServerSettings) -> dict[str, str]:
-    """The abilities of servers that the settings ask for, with what is said of a server without one."""
+    """The server capabilities that the settings require, each with the message for a server without it."""
     keeps = {"keeps_kv": "it does not keep what it runs when new weights come"}
     named = {"version_spans": "it does not report which weights sampled a token"}
     return (

@@ -22,7 +22,7 @@ class ServerSettings(EngineSpec):
 
     Args:
         url: addresses of the servers, `http://HOST:PORT` each; several servers are replicas. Or a file with one address
-            per line, which is read again during the run: a server joins with a new line, and leaves when its line goes.
+            per line, which is read again during the run: adding a line adds a server, removing one removes it.
         token_env: environment variable with a bearer token; null: no `Authorization`. The token itself is never written
             anywhere.
         allow_remote: the servers may be on other machines: prompts, completions and weights are sent there.
@@ -44,15 +44,15 @@ class ServerSettings(EngineSpec):
             servers. `score` each completion to get them, which works at temperature 1, or `absent`.
         sampling_mask: with top-k, top-p or min-p, request with each token the tokens that could have been sampled, for
             an update over the same set of tokens.
-        routed_experts: for a mixture of experts, request with each token the experts to which it was routed, for
+        routed_experts: for an MoE model, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
-        transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL, unencrypted: for a
-            network where everybody is trusted. `ipc`: from memory of this machine that trainer and server share.
-            `folder`: files that each server reads. `auto`: `group` where servers without GPUs are on other machines and
-            all can join one, else `folder`.
+        transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL, unencrypted, for a trusted
+            network. `ipc`: through memory of this machine that trainer and server share. `folder`: files that each
+            server reads. `auto`: `group` if servers without GPUs are on other machines and all can join one, else
+            `folder`.
         adapters_only: with `model.lora`, send only the adapters; the servers keep the base that they were started with,
             and compute with both. For vLLM.
-        weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
+        weight_folder: folder to which new weights are written for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
             server's dtype.
@@ -121,7 +121,7 @@ class ServerSettings(EngineSpec):
 
     @property
     def url_file(self) -> Path | None:
-        """The file with the addresses, which servers join and leave by; None: `url` has the addresses themselves."""
+        """The file with the addresses, by which servers join and leave; None: `url` has the addresses themselves."""
         return file_of(self.url)
 
     @property

@@ -282,7 +282,7 @@ class _StreamReader:
         )
 
     def _new(self, values: list[Any], total: int, name: str, *, aborted: bool) -> list[Any]:
-        """Those of `values`, one for each token, that earlier messages did not have."""
+        """The entries of `values`, one for each token, that earlier messages did not have."""
         if len(values) >= total:  # the whole answer so far, perhaps a token ahead of its count
             return values[self.seen :]
         if self.seen + len(values) == total:
@@ -383,7 +383,7 @@ async def count_waiting(client: ServerClient) -> int:
 async def generate_once(
     client: ServerClient, fields: Mapping[str, Any], sampling: Mapping[str, Any], *, size: int = ANSWER
 ) -> dict[str, Any]:
-    """What the server says about a completion that is not streamed.
+    """The server's answer to a completion that is not streamed.
 
     Args:
         fields: of the request, in place of its defaults.

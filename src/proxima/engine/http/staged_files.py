@@ -1,7 +1,7 @@
 """Copies of the weights in files, from which transports push: `StagedTransport`.
 
 A copy is a Hugging Face folder, which servers read by themselves, or a file of `weight_buckets`, whose bytes are sent.
-It does not outlive its process for long: the next process removes what a killed one has left.
+The next process removes the copies that a killed process has left.
 """
 
 import fcntl
@@ -160,7 +160,7 @@ class StagedTransport:
         return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
 
     async def check(self, replicas: Sequence[Replica]) -> None:
-        """See `WeightTransport`. Nothing is known against it."""
+        """See `WeightTransport`. It always succeeds."""
 
     async def close(self) -> None:
         """Remove the copies."""
@@ -229,7 +229,7 @@ class LockedFolder:
 
 
 def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
-    """Create the lock file of a folder. It is locked before it has its name, lest another process take it for a
+    """Create the lock file of a folder. It is locked before it gets its name, so that no other process takes it for a
     leftover.
 
     Args:

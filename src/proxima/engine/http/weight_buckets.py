@@ -38,7 +38,7 @@ class Bucket:
 
 
 def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], largest: int | None = None) -> list[Bucket]:
-    """Deal tensors out to buckets of at most `largest` bytes (None: `BUCKET`), in order, each aligned to 16 bytes."""
+    """Assign tensors, in order, to buckets of at most `largest` bytes (None: `BUCKET`), each aligned to 16 bytes."""
     buckets, places, start, end = list[Bucket](), list[TensorPlace](), 0, 0
 
     def close() -> None:
@@ -60,7 +60,7 @@ def plan_buckets(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]], larg
 
 
 def without_gaps(buckets: Iterable[Bucket]) -> list[Bucket]:
-    """The same tensors in buckets in which each lies right behind the one before it: they are split at gaps."""
+    """The same tensors in contiguous buckets: a bucket is split at each gap."""
     split = list[Bucket]()
     for bucket in buckets:
         run = list[TensorPlace]()

@@ -208,8 +208,8 @@ def _gradients(module: nn.Module, tokens: Ints, images: Any) -> tuple[int, list[
 
 
 def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = None) -> Bound:
-    """How far bfloat16 moves the log-probs of a module, nats: the expected distance of a server that computes in
-    bfloat16."""
+    """The distance, in nats, by which bfloat16 moves the log-probs of a module: that expected of a server which
+    computes in bfloat16."""
     exact = next(module.parameters()).dtype != torch.bfloat16
     other = in_dtype(module, torch.bfloat16 if exact else torch.float32)
     away = np.abs(trainer_log_prob(other, tokens, images=images).astype(np.float64) - expected)

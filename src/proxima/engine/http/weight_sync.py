@@ -174,7 +174,7 @@ class WeightSync:
         return metrics | {"bytes": staged.handover.size, "seconds": monotonic() - start}
 
     def forget(self, replica: Replica) -> None:
-        """Take a server for new from now on: it has left, and whoever uses it may change its weights."""
+        """Treat a server as new from now on: it has left, and others may change its weights."""
         self._proven.discard(replica.url)
 
     async def close(self) -> None:

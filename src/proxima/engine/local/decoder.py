@@ -44,8 +44,8 @@ class Decoder(Protocol):
         ...
 
     def shift(self, tokens: Ints) -> int:
-        """What is added to the number of a token that follows these to get its position: not 0 for a model that counts
-        images otherwise."""
+        """The offset from the index of a token after these to its position; not 0 for a model that counts images
+        differently."""
         return 0
 
     def new_cache(self, slots: int) -> KVCache:

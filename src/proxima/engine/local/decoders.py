@@ -57,7 +57,7 @@ def first_proven(proof: Proof, *, fast: bool) -> Any:
 
 
 def decoder_problem(kind: Any, proof: Proof) -> str | None:
-    """How the log-probs of a class of decoders differ from those of the model itself; None if they do not.
+    """Describe how the log-probs of a class of decoders differ from those of the model itself; None if they do not.
 
     The twin of the model (see `proxima.model.proof`) runs prompts in one prefill, longer ones after their cached
     beginning, then token by token through the cache; compared with the twin's own logits.
@@ -101,8 +101,8 @@ def _problem(kind: Any, proof: Proof) -> str | None:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """How a decoder differs from the trainer's policy: `bits` of its weights, and the `bias` [V] float32 of its logits;
-    None for neither."""
+    """The deliberate differences of a decoder from the trainer's policy: the `bits` of its weights, and the `bias` [V]
+    float32 on its logits; None: no difference."""
 
     bits: int | None = None
     bias: Tensor | None = None

@@ -58,7 +58,7 @@ class ModelCopy(Decoder):
         self.head = Matrix(self.head_module.weight, self.head_module.bias, self.dtype)
 
     def loaded(self, name: str, weight: Tensor) -> Tensor:
-        """What is loaded of a weight of the model."""
+        """The tensor to load for a weight of the model."""
         return weight
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -46,7 +46,7 @@ class Local(EngineSpec):
     """The engine in this process, on its own copy of the policy's weights.
 
     Args:
-        slots: concurrent completions; further ones wait. Rounded up to a multiple of 8.
+        slots: concurrent completions; others wait. Rounded up to a multiple of 8.
         dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs
             are float32.
         decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast if supported.
@@ -55,7 +55,7 @@ class Local(EngineSpec):
             divergences `topk_tv` and `topk_kl`, and for `score_centering`; 0: none.
         sampling_mask: with top-k, top-p or min-p, report with each token the tokens that could have been sampled, for
             `algorithm.behavior: sampled`.
-        routed_experts: for a mixture of experts, report with each token the experts to which it was routed, for
+        routed_experts: for an MoE model, report with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
         cuda_graphs: on a GPU, with the fast decoder, launch the kernels of a step together.
         interrupt: how to treat completions that are running when new weights arrive: `recompute` their KV under the new
@@ -120,7 +120,7 @@ class Local(EngineSpec):
 
 def check_decoder(model: nn.Module, spec: Local) -> None:
     """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if routes are requested
-    and it is not a mixture of experts."""
+    and it is not an MoE model."""
     if spec.decoder == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if spec.routed_experts:
@@ -248,11 +248,10 @@ class LocalEngine:
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture.
 
-        With `interrupt: finish` the running completions end under the old weights first, even in a pause that holds
-        them. Otherwise they continue under the new weights from where they are; `policy_version` has the version that
-        sampled each token, and the log-probs are of that version: with `recompute` given all earlier tokens, with
-        `keep` given their KV as originally computed. A prompt whose completions are not all running is always run
-        again.
+        With `interrupt: finish` the running completions end under the old weights first, even during a pause that holds
+        them. Otherwise they continue under the new weights; `policy_version` has the version that sampled each token,
+        and the log-probs are of that version: with `recompute`, given all earlier tokens; with `keep`, given their KV
+        as originally computed. A prompt whose completions are not all running is always prefilled again.
         """
         if self.spec.interrupt == "finish":
             await self._finish_running()

@@ -56,7 +56,7 @@ class LocalProcess(Local):
     or hangs is replaced, and its unfinished completions are generated again.
 
     Args:
-        threads: torch threads of the engine's process; 0: as many as the trainer's. While both are busy, more threads
+        threads: torch threads of the engine's process; 0: as many as the trainer has. While both are busy, more threads
             than cores slow both down severely.
         restarts: consecutive processes that may end without a finished completion before the run gives up.
         timeout: seconds without an answer to a health check after which the process counts as hung and is replaced.

@@ -1,4 +1,4 @@
-"""The section `engine.serve`, and the command line and environment of a server that follow from it."""
+"""The section `engine.serve`, and the command line and environment of a server that it determines."""
 
 import json
 import os
@@ -35,10 +35,10 @@ class Serve:
     """A server that proxima starts, supervises and stops.
 
     Args:
-        environment: folder of the server's virtual environment; `proxima engine install` creates one. null: the one of
+        environment: folder of the server's virtual environment; `proxima engine install` creates one. null: that of
             `executable`, or else `.venv-vllm` or `.venv-sglang` in the current folder if it exists.
-        executable: the server's program, a path or a name on the PATH; null: `vllm` or `sglang` in the environment's
-            `bin`, or else on the PATH.
+        executable: the server's program, a path or a name on the PATH; null: `bin/vllm` or `bin/sglang` of the
+            environment, or else that program on the PATH.
         port: port of the first server on 127.0.0.1; the others get the following ones. 0: free ports.
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.

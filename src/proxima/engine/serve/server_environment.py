@@ -71,7 +71,7 @@ class ServerEnvironment:
 
     @property
     def asking(self) -> tuple[str, ...]:
-        """What its Python runs to print the server's version."""
+        """The arguments with which its Python prints the server's version."""
         return self.program("vllm"), "--version"
 
     def is_complete(self) -> bool:

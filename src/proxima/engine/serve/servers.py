@@ -340,7 +340,7 @@ def start_servers(
     """Start the servers of an engine; returns when all answer, after half a minute or more.
 
     Args:
-        kind: kind of the engine, `vllm`.
+        kind: kind of the engine, `vllm` or `sglang`.
         serve: the section `engine.serve`.
         model: hub name or folder; a server loads it by itself.
         key, log, report: see `Servers`.

@@ -19,8 +19,8 @@ FORM = "Put the answer between <answer> and </answer>."
 class ReasoningGym(Environment):
     """A puzzle; an answer is scored by the puzzle's own verifier. For a task of `seeds`: `reset` writes the prompt.
 
-    The answer is the text in the last `<answer>…</answer>`, else the whole message. The reward is the verifier's score
-    of the last answer, in [0, 1]. An answer that the verifier can't parse is wrong.
+    The answer is the text in the last `<answer>…</answer>`, or else the whole message. The reward is the verifier's
+    score of the last answer, in [0, 1]. An answer that the verifier can't parse is wrong.
 
     Args:
         task: its name in reasoning_gym, such as `chain_sum`.

@@ -23,8 +23,8 @@ class OpenEnv(Environment):
         url: address of the server, such as `http://127.0.0.1:8000`.
         python: an interpreter that has the package openenv.
         action: the action's field that receives the message's text; null: the message is the action, in JSON.
-        show: the field of an observation that the model sees; null: all of it, in JSON.
-        reset: further arguments of the server's `reset`, which also gets the seed.
+        show: the field of an observation that the model sees; null: the whole observation, in JSON.
+        reset: more arguments of the server's `reset`, which also gets the seed.
     """
 
     _programs: dict[str, Program] = {}  # noqa: RUF012  by interpreter, for all sessions of a worker

@@ -1,5 +1,5 @@
-r"""Answers in marked places of a text (`\boxed{…}`, a tag, after `####`) and its numbers, all found in linear time; and
-the rewards that compare them with the row's answer."""
+r"""Finds marked answers (`\boxed{…}`, a tag, after `####`) and numbers in a text, in linear time; and the rewards that
+compare them with the row's answer."""
 
 import re
 from collections import deque
@@ -27,14 +27,15 @@ _SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus after one of these is a su
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text: 1234.50 for `$1,234.50.`, -5 for `-$5`, 3 for `10-7=3`, 2 for `1/2`; None if none."""
+    """The last number of a text: 1234.50 for `$1,234.50.`, -5 for `-$5`, 3 for `10-7=3`, 2 for `1/2`; None if there is
+    none."""
     last = deque(_NUMBER.finditer(text), maxlen=1)
     return _value(text, last[0]) if last else None
 
 
 def final_number(text: str) -> Decimal | None:
-    """The first number of a text; None if another one is joined to it (`61 or 62`, `61/2`, `61, 62`), or if it is
-    denied (`not 61`)."""
+    """The first number of a text; None if another one is joined to it (`61 or 62`, `61/2`, `61, 62`), if it is denied
+    (`not 61`), or if there is none."""
     match = _NUMBER.search(text)
     if match is None or _JOINS_ANOTHER.match(text, match.end()) or _DENIED.search(text, 0, match.start()):
         return None
@@ -51,7 +52,8 @@ def _value(text: str, match: re.Match[str]) -> Decimal:
 
 
 def as_number(value: Any) -> Decimal | None:
-    """The exact value of a whole text (or a JSON number), with `$`, commas and a final period allowed; else None."""
+    """The exact value of a text that is one number (or of a JSON number); `$`, commas and a final period are allowed.
+    None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
     text = str(value).strip().replace("\u2212", "-").removesuffix(".")
@@ -67,7 +69,7 @@ _BRACE = re.compile(r"[{}]")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The contents of the last `\boxed{…}` or `\fbox{…}`; None without one, or if its braces never close."""
+    r"""The contents of the last `\boxed{…}` or `\fbox{…}`; None without a box, or if its braces never close."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
@@ -80,8 +82,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def solution_hint(answer: str, reads_box: bool = False) -> str | None:
-    r"""Name the reward for a row's answer that is a whole solution, with text around a `\boxed{…}` or with `####`; None
-    for any other. `reads_box`: the reward has the field `answer_in_box`."""
+    r"""For a row's answer that is a whole solution, with text around a `\boxed{…}` or with `####`, say which reward or
+    field reads it; None for any other answer. `reads_box`: the reward has the field `answer_in_box`."""
     boxed = last_boxed(answer)
     if boxed is not None and answer.strip(" $.\n") not in (f"\\boxed{{{boxed}}}", f"\\fbox{{{boxed}}}"):
         shown = boxed if len(boxed) <= 40 else f"{boxed[:40]}…"
@@ -93,8 +95,8 @@ def solution_hint(answer: str, reads_box: bool = False) -> str | None:
 
 
 def row_answer(answer: Any, in_box: bool) -> str:
-    r"""The row's answer as text, without a `\boxed{…}` around it; with `in_box` the contents of the last one.
-    ValueError for a whole solution, or if `in_box` and it has no box."""
+    r"""The row's answer as text, without a `\boxed{…}` around it; with `in_box`, the contents of the last box.
+    ValueError for a whole solution without `in_box`, or if `in_box` is set and there is no box."""
     text = str(answer)
     boxed = last_boxed(text)
     if in_box and boxed is None:
@@ -117,7 +119,7 @@ _FRACTION = re.compile(
 
 
 def as_fraction(text: str) -> Fraction | None:
-    r"""The exact value of a whole text that is an integer, `a/b` or `\frac{a}{b}` of digits; else None."""
+    r"""The exact value of a text that is an integer, `a/b` or `\frac{a}{b}` of digits; None for anything else."""
     match = _FRACTION.fullmatch(text.strip())
     if match is None:
         return None
@@ -139,8 +141,8 @@ def same_answer(text: str, answer: Any) -> bool:
 class Gsm8kReward(WeightedReward):
     """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
 
-    A number to which another one is joined (`61 or 62`, `61/2`), or which is denied (`not 61`), is wrong.
-    The row's answer may be a whole GSM8K solution; what follows its `####` counts.
+    After `####`, a number to which another one is joined (`61 or 62`, `61/2`), or which is denied (`not 61`), is wrong.
+    The row's answer may be a whole GSM8K solution; the text after its `####` counts.
 
     Args:
         strict: count a text without `####` as wrong.
@@ -175,13 +177,13 @@ class Gsm8kReward(WeightedReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Boxed(WeightedReward):
-    r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text, else 0; sets `correct`.
+    r"""1 if the last `\boxed{…}` contains the answer, as a number or as the same text, else 0; sets `correct`.
 
     Args:
         answer_in_box: the row's answer is the text of a whole solution; the contents of its last `\boxed{…}` count.
     Returns: Score of value 0 or 1, `correct` set. No box, or an unclosed one: 0.
-    Raises: ValueError if the row's answer is missing, or a whole solution without `answer_in_box`.
-    Differs: `math` accepts 1/2 for 0.5; this compares numbers and text only, and needs no worker.
+    Raises: ValueError if the row's answer is missing, a whole solution without `answer_in_box`, or has no box with it.
+    Differs: `math` accepts 1/2 for 0.5; this compares only numbers and text, and needs no worker.
     """
 
     answer_in_box: bool = False

@@ -1,4 +1,4 @@
-"""Rewards that compare numbers, and text, but no formulas. `marked` has those of marked places."""
+"""Rewards that compare numbers and text, but no formulas. `marked` has those for marked answers."""
 
 import re
 from dataclasses import dataclass
@@ -47,10 +47,10 @@ class Accuracy152(WeightedReward):
 
     The answer is the contents of the last `<tag>…</tag>` without outer whitespace. `18.0`, `$18`, `1,000`, `1/2`,
     `x = 18` and a number followed by words (`18 dollars`) are numbers, unless a word changes the value: `2 dozens`,
-    `5 squared`, `3 fifths`, `2 x`. The row's answer may be a whole GSM8K solution; what follows its `####` counts.
+    `5 squared`, `3 fifths`, `2 x`. The row's answer may be a whole GSM8K solution; the text after its `####` counts.
 
     Args:
-        tag: name of the tag that holds the answer; null: the whole text is the answer.
+        tag: name of the tag around the answer; null: the whole text is the answer.
     Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or an empty one: 0.
     Raises: ValueError if the row has no answer.
     Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a correct answer in the

@@ -55,10 +55,10 @@ _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s}
 class Math(PooledReward):
     r"""1 if the final answer equals the row's answer, else 0; sets `correct`.
 
-    The final answer is the last `\boxed{…}`, else the last `<answer>…</answer>`, else, of the last `max_chars`
+    The final answer is the last `\boxed{…}`, else the last `<answer>…</answer>`, else, in the last `max_chars`
     characters, the formula between `$` or the plain number after the last `answer is`, `Answer:` or `####`, else the
-    last of either. An unclosed box is wrong, and so are alternatives (`61 or 62`) and an answer that ends in dots. What
-    counts as equal depends on the row's answer:
+    last of either. An unclosed box is wrong, and so are alternatives (`61 or 62`) and an answer that ends in dots. The
+    criterion of equality depends on the row's answer:
 
     - A plain number. The answer must be one in final form: an integer, decimal, fraction, mixed number, percent,
       `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`, `m+n = 61`; an expression with
@@ -80,7 +80,8 @@ class Math(PooledReward):
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's wall-clock timeout applies as well.
-        max_chars: maximum length of a marked answer, or of the end that is read of a text without one; >= 16.
+        max_chars: maximum length of a marked answer; of a text without one, the last `max_chars` characters are read;
+            >= 16.
         answer_in_box: the row's answer is the text of a whole solution; the contents of its last `\boxed{…}` count.
     Returns: Score of value 0 or 1, `correct` set.
     Raises: ValueError if the row's answer is missing, is prose or a whole solution, or can't be read as mathematics.

@@ -2,8 +2,8 @@
 
 An agent sends its whole chat with every request. A chat that continues one that the policy has answered is the next
 turn of that conversation, whose tokens are kept unchanged. Any other chat is a new conversation: that of a helper that
-the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode. Where the
-policy plays several roles, the model's name says which one a request is of, and each player has its own conversations.
+the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode. If the policy
+plays several roles, the model's name in a request names the player, and each player has its own conversations.
 """
 
 import asyncio

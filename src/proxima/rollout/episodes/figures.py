@@ -10,11 +10,11 @@ LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Compute means and counts over the episodes; the means leave out failed ones. Empty without an episode.
+    """Compute statistics of turns, without failed episodes, and counts. Empty without an episode.
 
-    Returns: `episode/turns/mean`, `episode/turns/max`; and counts: tool `calls`, `unreadable` calls, tool `errors`,
-        `observation_tokens`, episodes `cut` by a limit, in total and by each (`cut/turns`), `failed` episodes,
-        restarts (`retried`), `forks`.
+    Returns: by name, each after `episode/`: `turns/mean`, `turns/max`; and counts: tool `calls`, `unreadable` calls,
+        tool `errors`, `observation_tokens`, episodes `cut` by a limit, in total and by limit (`cut/turns`), `failed`
+        episodes, restarts (`retried`), `forks`.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:

@@ -32,13 +32,13 @@ SAID = "<think>\nSeven?\n</think>\n\nIt is 7."  # turns of the trial episode: so
 
 @dataclass(frozen=True, kw_only=True)
 class Play:
-    """How episodes are played, whatever the environment.
+    """The settings of play that do not depend on the environment.
 
     Args:
         settings: limits of an episode.
         system: the system prompt of rows without one; None: none.
-        arguments: of the chat template.
-        seed: of the trial episodes.
+        arguments: those of the chat template.
+        seed: that of the trial episodes.
     """
 
     settings: EpisodeSettings
@@ -48,7 +48,7 @@ class Play:
 
     @classmethod
     def of(cls, config: Any) -> "Play":
-        """How those of the tasks of a config are played."""
+        """The settings of play in a config."""
         data = config.data
         return cls(settings=config.episode, system=data.system, arguments=data.template_arguments, seed=config.seed)
 

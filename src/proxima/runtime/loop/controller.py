@@ -1,11 +1,11 @@
-"""The loop. Read `Controller.train` top to bottom and you have read the method.
+"""The loop of RL. `Controller.train`, read from top to bottom, is the method.
 
     task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
 
-A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times are of
-the injected clock. The collector makes training synchronous or not: `BatchCollector` enqueues no prompt for a step
-before the weights of the step before it are published, `AsyncCollector` generates during training. What takes long
-runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
+A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times come
+from the injected clock. The collector decides whether training is synchronous: `BatchCollector` enqueues a step's
+prompts only after the previous step's weights are published, `AsyncCollector` generates during training. Long
+computations run in a thread beside the event loop, which keeps serving engine, rewards and Ctrl-C.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,16 +31,16 @@ from proxima.training.stack import UpdateResult
 
 
 class Controller(TrainingLoop):
-    """The loop of a run, with everything that it uses.
+    """The loop of an RL run, with everything that it uses.
 
     Args:
         config, services: see `TrainingLoop`.
-        collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
+        collector: turns prompts into the scored groups of a step, with engine and rewards; or reads the groups that
             another run stored, without engine and rewards if there are no held-out questions.
-        batch_builder: from scored groups to updates.
-        learner: the weights, and what changes them.
-        publisher: hands them to the engine.
-        evaluations: the held-out sets by name, the first that of `eval.task`, whose name is empty; there may be none.
+        batch_builder: turns scored groups into updates.
+        learner: holds the weights and updates them.
+        publisher: sends the weights to the engine.
+        evaluations: the held-out sets by name. The first is that of `eval.task`, with an empty name; may be empty.
     """
 
     config: RunConfig
@@ -97,8 +97,8 @@ class Controller(TrainingLoop):
         return collected
 
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
-        """Compute advantages, selection and the order of the updates, then the columns that the update needs. From
-        here to `publish` the trainer has the devices."""
+        """Compute advantages, selection and the order of the updates, then the columns that the update needs. The
+        trainer has the devices from here until `publish`."""
         await self.publisher.turns.release_devices()
         batch = await self.compute.run(self.batch_builder.step_batch, collected.groups, step, collected.dropped)
         with self.timed("train"):
@@ -107,7 +107,11 @@ class Controller(TrainingLoop):
         return batch
 
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
-        """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
+        """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop.
+
+        Raises:
+            RunEnded: engine and trainer differ too much on fresh tokens (`MismatchError`); the policy is not updated.
+        """
         self.step_complete = False
         generates = self.collector.stage == "generate"  # a replay reads what another run generated
         update = partial(self.learner.update, batch, collected.version, own=generates)
@@ -131,8 +135,8 @@ class Controller(TrainingLoop):
     async def finish_step(
         self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> Mapping[str, Any]:
-        """Write the files, then commit the journal's single transaction, so that a step in the journal has all its
-        files. Returns the step's line of metrics.jsonl."""
+        """Write the files, then commit the step to the journal in one transaction, so that every step in the journal
+        has all its files. Returns the step's line of metrics.jsonl."""
         await self.publisher.check_health(step)
         record = self.record(step, version, collected, batch, result)
         with self.activity.stage("write", step=step):
@@ -173,8 +177,8 @@ class Controller(TrainingLoop):
     # ---- what the stages need ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Pass on what a checkpoint kept, and give the engine the initial weights; nothing is lost if it can't take
-        them."""
+        """Report the restored groups and prompts, and publish the initial weights; nothing is lost if the engine can't
+        take them."""
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)
         self.activity.enqueued(prompt.uid for prompt in self._pending.prompts)
@@ -192,7 +196,7 @@ class Controller(TrainingLoop):
         return facts, files
 
     async def not_filled(self, step: int, shortfall: BatchNotFilled) -> RunEnded:
-        """Write the completions of a step that gets no batch; returns the end of the run."""
+        """Write the completions of a step that filled no batch; returns the error that ends the run."""
         unused = self.batch_builder.step_batch((), step, shortfall.dropped)
         await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
         return not_filled(shortfall, step, self.folder.rollout_file(step).name, self.batch_builder.selection)

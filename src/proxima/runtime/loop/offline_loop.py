@@ -1,4 +1,4 @@
-"""The loop of training on a fixed data set. Read `OfflineLoop.train` top to bottom and you have read the method.
+"""The loop of training on a fixed data set. `OfflineLoop.train`, read from top to bottom, is the method.
 
 rows → items → order → update → held-out items → checkpoint
 """
@@ -31,16 +31,15 @@ Skipped = dict[str, list[tuple[int, FieldError]]]  # by field and reason without
 
 
 class OfflineData:
-    """The data of a run, read from `task` and `eval.task`: rows become items once, before the run.
+    """The data of a run, read from `task` and `eval.task`. Rows become items once, before the run.
 
-    `items` and `held_out` are what the method has built from the rows that it can use, in their order; `rows` are those
-    of the tasks, keyed by their names in messages; `samples` the held-out rows whose prompts may be completed, for
-    people to look at; `cursor` is the order of the items, `examples` their number per step; with `whole_epochs` the
-    last step of an epoch takes only its remaining items, otherwise also the next epoch's; `notes` are warnings about
-    rows.
+    `items` and `held_out` are the method's items of all usable rows, in order; `rows` are those of the tasks, keyed by
+    their names in messages; `samples` are the held-out rows whose prompts are completed for people to read; `cursor` is
+    the order of the items, `examples` their number per step. With `whole_epochs`, the last step of an epoch takes only
+    the remaining items; otherwise it continues with the next epoch. `notes` are warnings about rows.
 
     Raises:
-        UserError: a task can't be opened; no row of it can be used; or the config refuses a row that can't be used.
+        UserError: a task can't be opened, none of its rows can be used, or the config refuses rows that can't be used.
     """
 
     def __init__(self, config: OfflineConfig, method: OfflineMethod[Any], observer: Observer) -> None:
@@ -62,7 +61,7 @@ class OfflineData:
         self.examples, self.whole_epochs = config.train.examples_per_step, not config.train.steps
 
     def drawn(self, steps: int) -> list[int]:
-        """The positions of the items that a run of `steps` steps takes, in ascending order."""
+        """The indices of the items that a run of `steps` steps uses, in ascending order."""
         if self.whole_epochs:
             return list(range(self.cursor.size))
         return sorted({self.cursor.row(uid) for uid in range(min(steps * self.examples, self.cursor.size))})
@@ -73,7 +72,7 @@ class OfflineData:
         return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, remaining))]
 
     def _items(self, rows: Rows, count: int, name: str) -> list[Any]:
-        """The items of the first `count` rows; `notes` receives a line about skipped rows."""
+        """The items of the first `count` rows; adds a note about skipped rows."""
         items, skipped = list[Any](), Skipped()
         for number in range(count):
             self.observer.progress("tokenize", number, count, "rows")
@@ -98,8 +97,8 @@ class OfflineData:
 
 
 def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
-    """`completion is empty (pairs.jsonl:4, pairs.jsonl:18 and 4 more)`, most common first; numbers in the reason are
-    the first row's."""
+    """`completion is empty (pairs.jsonl:4, pairs.jsonl:18 and 4 more)`, most common reason first; numbers in a reason
+    are those of its first row."""
     parts = []
     for alike in sorted(skipped.values(), key=len, reverse=True):
         problem = alike[0][1]
@@ -120,8 +119,8 @@ UNSCORED = Score(value=float("nan"), valid=False)  # no reward is computed
 
 
 class HeldOutSamples:
-    """Prompts, at least one, and the engine in this process that completes them, with a copy of the trained weights.
-    `max_length` counts the tokens of prompt and completion together."""
+    """Held-out prompts, at least one, and a local engine that completes them greedily with the trained weights.
+    `max_length` bounds the tokens of prompt and completion together."""
 
     def __init__(
         self, prompts: Sequence[Prompt], stack: TrainStack, compute: ComputeThread, *, max_tokens: int, max_length: int
@@ -133,7 +132,7 @@ class HeldOutSamples:
         self.engine = Local(slots=len(prompts)).build(setup)
 
     async def groups(self, version: int) -> list[Group]:
-        """A group of one completion without a score for each prompt, under the current weights."""
+        """A group with one unscored completion for each prompt, under the current weights."""
         weights = await self.compute.run(self.stack.gathered)
         await self.engine.publish(WeightUpdate(version=version, module=weights.model))
         completions = await collect(
@@ -148,8 +147,8 @@ class OfflineLoop(TrainingLoop):
 
     Args:
         config, stack, services: see `TrainingLoop`.
-        method: what is trained.
-        data: the items, and the order in which they come.
+        method: builds the items and defines the loss.
+        data: the items and their order.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
     """
 
@@ -181,7 +180,7 @@ class OfflineLoop(TrainingLoop):
         self.end_if_untrained()
 
     async def prepare(self) -> None:
-        """Let the method prepare the items, once, and only those that the run reaches."""
+        """Let the method prepare, once, the items that the run reaches and the held-out items."""
 
         def prepare(progress: Progress) -> None:
             drawn = self.data.drawn(self.steps)
@@ -201,8 +200,8 @@ class OfflineLoop(TrainingLoop):
             return await self.computed("train", update)
 
     async def finish_step(self, record: dict[str, Any]) -> None:
-        """Write the file, then commit the journal's single transaction, so that a step in the journal has all its
-        files."""
+        """Write the file, then commit the step to the journal in one transaction, so that every step in the journal has
+        all its files."""
         with self.activity.stage("write", step=record["step"]):
             await self.disk.write(self.store.append_metrics, record)
             self._cursor = self.data.cursor.state()

@@ -1,4 +1,4 @@
-"""Publishes weights to the engine, takes turns with it on shared devices, and passes on what it reports."""
+"""Publishes weights to the engine, takes turns with it on shared devices, and reports what it measures."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ RESUME = "repair the engine and resume (--resume)"
 
 
 class DeviceTurns:
-    """Turns of engine and trainer on the devices. Here they have separate devices: every method is a no-op.
-    `SharedDevices` is the other case."""
+    """Turns of engine and trainer on the devices. In this class they have separate devices, so every method is a no-op;
+    `SharedDevices` alternates."""
 
     shared = False
 
@@ -32,21 +32,21 @@ class DeviceTurns:
         """
 
     async def wake(self) -> None:
-        """Release the trainer's memory and give the devices back to the engine, which stays paused."""
+        """Release the trainer's memory and return the devices to the engine, which stays paused."""
 
     async def resume(self) -> None:
         """Let the engine continue with its current weights."""
 
 
 class Publisher:
-    """Hands the trained weights to the engine.
+    """Publishes the trained weights to the engine.
 
-    During a step, an engine that can't take them ends the run only when the step is in the journal, so that its
-    checkpoint fits its weights: `failure` holds the reason until then.
+    If the engine can't take them during a step, the run ends only after the step is in the journal, so that the
+    checkpoint matches the weights; `failure` holds the reason until then.
 
     Args:
-        generator: engine and rewards; None where nothing is generated.
-        learner: with the trained weights.
+        generator: engine and rewards; None if nothing is generated.
+        learner: holds the trained weights.
         services: its store and its observer are notified of new weights.
         turns: of engine and trainer on the devices.
     """
@@ -60,10 +60,11 @@ class Publisher:
         self.failure: RunEnded | None = None
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
-        """Give the engine the weights `version` of `step`; `deferring` keeps an error until `end_if_failed`.
+        """Give the engine the weights `version` of `step`. An error of a hook, and with `deferring` one of the engine,
+        is kept for `end_if_failed`.
 
         Raises:
-            UserError: a hook refuses with one; or, not deferring, the engine can't take the weights.
+            UserError: a hook raised one; or the engine can't take the weights and `deferring` is False.
         """
         if self.generator is None:
             return
@@ -87,7 +88,8 @@ class Publisher:
                 self.observer.synced(figures)
 
     async def _send(self, engine: Engine, version: int) -> None:
-        """Pause the engine for its new weights; it samples while it stages them, if it can and has its own devices."""
+        """Pause the engine and send it the weights. An engine that can stage weights, on its own devices, keeps
+        sampling during the transfer."""
         stages = engine.capabilities.stages and not self.turns.shared
         if not stages:
             await engine.pause()
@@ -101,7 +103,8 @@ class Publisher:
         await engine.resume()
 
     def _weights(self) -> LoadedModel:
-        """The weights in the form that the engine reads. On shared devices they are gathered before it wakes."""
+        """The weights in the form that the engine reads. On shared devices they are gathered before the engine
+        wakes."""
         assert self.generator is not None
         lends = self.generator.engine.capabilities.reads_lent and not self.turns.shared
         return self.learner.stack.lent_model() if lends else self.learner.stack.gathered()
@@ -111,12 +114,12 @@ class Publisher:
         self.failure.__cause__ = cause
 
     def end_if_failed(self) -> None:
-        """Raise the failure of the last `publish`."""
+        """Raise the failure that `publish` kept, if any."""
         if self.failure is not None:
             raise self.failure
 
     async def check_health(self, step: int) -> None:
-        """Check the engine's health, unless the run ends because of it anyway."""
+        """Check the engine's health, unless the run is about to end because of the engine."""
         if self.generator is not None and self.failure is None:
             self.report_health(await self.generator.engine.health(), step)
 
@@ -127,11 +130,11 @@ class Publisher:
 
 
 class SharedDevices(DeviceTurns):
-    """Turns on devices that trainer and engine share: the engine sleeps from a full batch until its new weights. It has
-    the first turn.
+    """Turns on devices that trainer and engine share: the engine starts, and sleeps from a full batch until its new
+    weights.
 
     Args:
-        engine: one whose capabilities say that it sleeps.
+        engine: one that can sleep, by its capabilities.
         stack: with the trained weights.
         compute: the thread of the tensor work.
     """
@@ -169,9 +172,9 @@ class EngineReports:
     """Collects what an engine reports during a run: weight syncs, and servers that join or fail.
 
     Reads `Health.detail`: `sync` (figures of the last publish), `replicas` (counts since the start), `events` (warnings
-    for the user since the start), `notes` (other lines), `log` (where to look, if not in the engine's log in the run
-    folder, whose name is `log` here), `exits` (how often the process has exited) and `exit_reason` (of the last exit).
-    `metrics` are those of the present step, whose beginning clears them.
+    for the user since the start), `notes` (other lines), `log` (where to look, instead of the engine's log in the run
+    folder, the argument `log`), `exits` (how often the process has exited) and `exit_reason` (of the last exit).
+    `metrics` are those of the current step, whose start clears them.
     """
 
     def __init__(self, log: str) -> None:
@@ -181,8 +184,8 @@ class EngineReports:
         self._counts: dict[str, float] = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
-        """The measurements of the engine at a weight sync: numbers under `sync/`, `version`, and `notes` since the last
-        one; empty for an engine that measures nothing."""
+        """The engine's measurements of a weight sync: numbers under `sync/`, `version`, and the `notes` since the last
+        sync; empty for an engine that measures nothing."""
         detail = (await engine.health()).detail
         if not (sync := detail.get("sync") or {}):
             return {}
@@ -192,7 +195,7 @@ class EngineReports:
         return {"version": version, "notes": new, **self.metrics}
 
     def health_warnings(self, health: Health) -> list[str]:
-        """Warnings about what has happened since the last call, even if it only cost time and no completion."""
+        """Warnings about events since the last call, even those that cost only time."""
         detail = health.detail
         warnings, events = list[str](), detail.get("events") or ()
         exits = int(detail.get("exits", 0))
@@ -218,7 +221,7 @@ class EngineReports:
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Turn the error of a server, after all retries, into a `UserError`."""
+    """Convert a `ServerError`, raised after all retries, to a `UserError`."""
     try:
         yield
     except OSError as error:
@@ -228,7 +231,7 @@ def engine_errors() -> Iterator[None]:
 
 
 def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers: NaN is a figure that was not measured."""
+    """The finite numbers; NaN marks a figure that was not measured."""
     return {
         name: float(value)
         for name, value in figures.items()

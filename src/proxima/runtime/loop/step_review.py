@@ -22,11 +22,11 @@ RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for na
 
 
 class StepReview:
-    """Reads what a step measured: warns, and ends the run where it learns nothing.
+    """Reads the measurements of a step: warns, and ends a run that learns nothing.
 
     Args:
         services: its store has the records, its observer gets the warnings.
-        learner: its guard is for when rollout engine and trainer differ too much.
+        learner: its guard acts when rollout engine and trainer differ too much.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
         selection: the specs that drop completions before the update.
     """
@@ -41,7 +41,7 @@ class StepReview:
         self._accuracy_missing = False  # and warned of
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
-        """Tell the user what matters about the step, and what to do."""
+        """Warn about the problems of the step, with what to do."""
         step, invalid = record["step"], record["reward/invalid"]
         if not self._accuracy_missing and (warning := self._missing_accuracy(collected.generated)):
             self._accuracy_missing = True
@@ -100,7 +100,7 @@ class StepReview:
 
 
 def exhausted_batch(batch: TrainingBatch, selection: Sequence[Any]) -> str:
-    """Say why a step had no update, and what helps where another metric of the selection would."""
+    """Say why a step had no update, with a remedy if another metric of the selection would help."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
     reasons = [(group, batch.dropped.get(group.prompt.uid, "")) for group in batch.groups]
     remedy = _other_metric(selection, reasons)
@@ -109,7 +109,7 @@ def exhausted_batch(batch: TrainingBatch, selection: Sequence[Any]) -> str:
 
 
 def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Sequence[Any]) -> RunEnded:
-    """The end of a run whose generation batches gave too few groups; `file` has their completions."""
+    """The error that ends a run whose generation batches gave too few groups; `file` has their completions."""
     reasons = Counter(reason for _, reason in shortfall.dropped).most_common()
     scores = [score.value for group in shortfall.generated for score in group.scores if score.valid]
     mean = f"mean reward {sum(scores) / len(scores):.3g}" if scores else score_errors(shortfall.generated) or "no score"
@@ -125,8 +125,8 @@ def not_filled(shortfall: BatchNotFilled, step: int, file: str, selection: Seque
 
 
 def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]) -> str:
-    """Name the metric, and the field to set, if groups were dropped as uniform in it although their rewards differ;
-    otherwise empty."""
+    """If groups were dropped as uniform in a metric although their rewards differ, name the metric and the field to
+    set; otherwise empty."""
     uniform = [group for group, reason in dropped if reason == DropUniformGroups.reason]
     specs = [(i, spec) for i, spec in enumerate(selection) if isinstance(spec, DropUniformGroups)]
     if not uniform or not specs:
@@ -149,11 +149,11 @@ def _other_metric(selection: Sequence[Any], dropped: Sequence[tuple[Group, str]]
 
 
 def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[str, Any]:
-    """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
+    """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted separately.
 
     Under dynamic sampling these are not the completions trained on: dropped groups count, groups carried over from the
-    step before don't, so the mean reward measures the policy and not the selection. What the batch consists of is in
-    `prompts_used`, `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
+    previous step don't, so the mean reward measures the policy and not the selection. `prompts_used`,
+    `prompts_dropped_<reason>` and `dropped/<reason>` (completions) describe the batch.
     """
     pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
@@ -193,5 +193,5 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
 
 
 def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of the updates under their names in metrics.jsonl, without those that are not finite."""
+    """The finite metrics of the updates, under their names in metrics.jsonl."""
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}

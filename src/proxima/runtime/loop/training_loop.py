@@ -1,6 +1,6 @@
-"""Common part of all training loops: when to evaluate and save, how to stop, and how to end.
+"""The common part of all training loops: when to evaluate and save, how to stop, and how to end.
 
-`Controller` is the loop of RL, `OfflineLoop` that of a fixed data set.
+`Controller` is the loop of RL, `OfflineLoop` that over a fixed data set.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fiel
 
 @dataclass(frozen=True)
 class RunServices:
-    """The journal and folder of a run, its compute thread and observer; what is `opened` is closed when it ends, the
-    last first."""
+    """The store (journal and folder) of a run, its compute thread and observer; `opened` is closed when the run
+    ends."""
 
     store: RunStore
     compute: ComputeThread
@@ -61,11 +61,11 @@ class Workload(Protocol):
         ...
 
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of everything that the run reads, keyed by its name in messages."""
+        """SHA-256 of every input of the run, keyed by its name in messages."""
         ...
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
+        """Restore the data cursor and all other state in the checkpoint except weights and optimizer."""
         ...
 
     def load(self, path: str | None) -> LoadedModel:
@@ -77,8 +77,8 @@ class Workload(Protocol):
         ...
 
     def info(self, loaded: LoadedModel | None, folder: Path, finished: int) -> RunInfo:
-        """The facts known at the start, or when the run resumes after `finished` steps; without a model if none is
-        left."""
+        """The facts known at the start, or when the run resumes after `finished` steps; `loaded` is None if no step is
+        left, so that no model is needed."""
         ...
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
@@ -87,15 +87,15 @@ class Workload(Protocol):
 
 
 class Stopped(Exception):
-    """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
+    """The user stopped the run; the unfinished step is discarded, and a resume repeats it."""
 
 
 class RunEnded(Exception):
-    """The run can't continue, although nothing in it is broken; the message says why and what to do.
+    """The run can't continue, for a reason other than a bug; the message says why and what to do.
 
     Args:
-        reported: the message is already on standard error.
-        resumable: a plain resume may continue the run; False if it would only end in the same way.
+        reported: the message was already printed to standard error.
+        resumable: a plain resume may continue the run; False if it would end in the same way.
     """
 
     def __init__(self, message: str, *, reported: bool = False, resumable: bool = True) -> None:
@@ -104,26 +104,25 @@ class RunEnded(Exception):
 
 
 def evaluation_is_due(settings: EvalConfig | OfflineEvalConfig, step: int) -> bool:
-    """True if the section `eval` asks for an evaluation after this step, during the run."""
+    """True if the section `eval` requests an evaluation after this step, during the run."""
     return bool(step and settings.every and step % settings.every == 0)
 
 
 def plateau_reached(settings: EvalConfig | OfflineEvalConfig, journal: Journal) -> bool:
-    """True if the evaluations so far end the run, as the section `eval` says."""
+    """True if the evaluations so far end the run by `eval.stop_after`."""
     rule = settings.stop_after
     return rule is not None and bool(rule.reached(journal.get("evaluations") or ()))
 
 
 class TrainingLoop:
-    """Steps until the last one, with evaluations and checkpoints between them. A subclass says what a step is
-    (`train`), what an evaluation is (`evaluate`) and what a checkpoint holds beside the weights
-    (`checkpoint_contents`).
+    """Makes all steps of a run, with evaluations and checkpoints between them. A subclass defines a step (`train`), an
+    evaluation (`evaluate`) and the content of a checkpoint besides the weights (`checkpoint_contents`).
 
     Args:
-        config: of the run; when it evaluates, saves and ends.
-        steps: of the whole run.
+        config: of the run; says when to evaluate, save and end.
+        steps: number of steps of the whole run.
         stack: the weights, with optimizer and schedule, which a checkpoint stores.
-        services: where it computes, what it writes to, and who watches.
+        services: compute thread, files and observer.
     """
 
     others: Mapping[str, TrainStack] = MappingProxyType({})  # further models, by their folder in a checkpoint
@@ -144,24 +143,27 @@ class TrainingLoop:
         raise NotImplementedError
 
     async def evaluate(self, label: str) -> None:
-        """Compute held-out figures under the current weights, once per step; `label` is `before`, `step` or `after`."""
+        """Evaluate the current weights on held-out data, at most once per step; `label` is `before`, `step` or
+        `after`."""
         raise NotImplementedError
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        """JSON facts, including the data cursor, and the functions that write further files, by name."""
+        """JSON facts, including the data cursor, and the functions that write further files, by file name."""
         raise NotImplementedError
 
     def on_health(self, health: Health) -> None:
-        """Called with each answer of the engine to a health check, at any moment of a step."""
+        """Called with the engine's answer to each health check, at any moment of a step."""
 
     async def run(self) -> bool:
-        """Train to the last step, or until `stop`; both end with a checkpoint.
+        """Train to the last step, or until `stop`; both end with a checkpoint, unless the user stops a run that waits
+        for disk space.
 
-        Returns: True when all steps are done.
+        Returns: True when all steps are done; False if the user stopped the run.
 
         Raises:
             RunEnded, UserError: the run can't continue; a checkpoint is still written, unless the weights
                 diverged or are in the middle of a step.
+            RankError: another rank failed; no checkpoint is written.
         """
         ranks = self.store.ranks.monitor
         watch = StallWatch(
@@ -201,8 +203,8 @@ class TrainingLoop:
             self.activity.timeline.close()
 
     def stop(self) -> bool:
-        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop.
-        Returns True if a step is finished."""
+        """Ask the loop to end at the next point where nothing is half-done. Call it on the event loop. Returns True if
+        at least one step is finished."""
         self._stop.set()
         return self.journal.step > 0
 
@@ -212,13 +214,14 @@ class TrainingLoop:
         return self.journal.step < self.steps and not plateau_reached(self.config.eval, self.journal)
 
     def evaluation_record(self, label: str, start: float) -> dict[str, Any]:
-        """The first fields of the line of an evaluation, which ends now."""
+        """The first fields of the record of an evaluation that began at `start` and ends now."""
         now = self.now()
         step = {"kind": "eval", "step": self.journal.step, "label": label}
         return {**step, "time": now, "time/evaluate": now - start}
 
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Write the record of an evaluation, and tell the observer."""
+        """Write the record of an evaluation, and pass it to the observer. RunEnded if the record lacks the metric of
+        `eval.stop_after`."""
         await self.disk.write(self.journal.evaluated, record)
         await self.disk.write(self.store.append_metrics, record)
         self.observer.evaluated(record)
@@ -228,7 +231,7 @@ class TrainingLoop:
 
     @contextmanager
     def next_step(self) -> Iterator[int]:
-        """The number of the next step; `times` has the seconds of its stages."""
+        """Time the next step and yield its number; `times` then has the seconds of its stages."""
         step = self.journal.step + 1
         self.times, cpu, waited = {}, self.clock.cpu(), self.clock.core_wait()
         with self.timed("step", step=step):
@@ -236,19 +239,20 @@ class TrainingLoop:
         self.times["cpu"], self._waited = self.clock.cpu() - cpu, max(0.0, self.clock.core_wait() - waited)
 
     def report_step(self, record: Mapping[str, Any]) -> None:
-        """Pass a step's record to the observer, then the warning that its threads waited for cores, if they did."""
+        """Pass a step's record to the observer, and a warning if its threads waited for cores."""
         self.observer.step(record)
         if warning := self._core_share.add(self.times["cpu"], self._waited):
             self.observer.warning(warning)
 
     async def evaluate_first(self) -> None:
-        """Evaluate before the first step, and where an interrupted run missed an evaluation."""
+        """Evaluate before the first step, or after the last finished step if an interrupted run missed that
+        evaluation."""
         if self.journal.step == 0 and self.config.eval.before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)
 
     async def evaluate_last(self) -> None:
-        """Evaluate after the last step."""
+        """Evaluate after the last step, if `eval.after` is set."""
         if self.config.eval.after:
             await self.evaluate("after")
 
@@ -263,16 +267,16 @@ class TrainingLoop:
             await self.checkpoint(step)
 
     async def checkpoint(self, step: int) -> None:
-        """Write all that a resume needs aside, rename it, and delete older checkpoints. An existing checkpoint of the
-        step stays: a kill may have come before the deletion."""
+        """Write everything that a resume needs to a temporary folder, rename it, and delete older checkpoints. An
+        existing checkpoint of the step is kept: a kill may have prevented the deletion of older ones."""
         await self.write_aside(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)
         prune_checkpoints(self.folder, self.config.checkpoint, leftovers=not self.store.ranks.writing)
 
     async def _complete_checkpoint(self, step: int) -> None:
-        """Write the checkpoint of the last step. Several ranks write in the background; if a full disk has ended that,
-        it is tried again."""
+        """Write the checkpoint of the last step. Several ranks write in the background; if a full disk ended that, try
+        again."""
         await self.checkpoint(step)
         if self.store.ranks.size > 1:
             await self.write_aside(self.store.finish_checkpoint)
@@ -282,7 +286,7 @@ class TrainingLoop:
             prune_checkpoints(self.folder, self.config.checkpoint)
 
     async def _end_writing(self) -> None:
-        """Before the run ends in another way, let the ranks complete the checkpoint that they are writing, if they
+        """Before the run ends with an error, let the ranks complete the checkpoint that they are writing, if they
         can."""
         ranks = self.store.ranks
         if ranks.writing and not ranks.in_call and not ranks.losing():
@@ -298,8 +302,8 @@ class TrainingLoop:
             await self.write_aside(self.store.write_checkpoint, step, contents)
 
     def diverged(self, error: NotFiniteError) -> str:
-        """Describe the step that could not be finished, and what to do. A resume with the same settings computes the
-        same step again, so none is offered."""
+        """Describe the step that could not be finished, and what to do. A plain resume is not suggested, because it
+        would compute the same step again."""
         done, saved = self.journal.step, [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
         lower = "a lower train.optimizer.lr or train.max_grad_norm"
         if not saved:
@@ -313,7 +317,7 @@ class TrainingLoop:
         return f"step {done + 1}: {error}; {remedy}"
 
     def end_if_untrained(self) -> None:
-        """Raises RunEnded if the last step is finished and none had a gradient: such a run is not done."""
+        """Raise RunEnded if no step of the run had a gradient: such a run is not done."""
         newest_first = self.journal.history()
         last = next(newest_first, None)
         if last is None or any(record.get("grad_norm") for record in chain((last,), newest_first)):
@@ -322,7 +326,7 @@ class TrainingLoop:
         raise RunEnded(reason, resumable=False)
 
     def why_untrained(self, record: Mapping[str, Any]) -> str:
-        """Why the step with this record, which had no gradient, trained nothing."""
+        """Say why the step of this record, which had no gradient, trained nothing."""
         return why_untrained(record)
 
     async def write_aside(self, write: Callable[..., object], *arguments: Any) -> None:
@@ -335,8 +339,7 @@ class TrainingLoop:
 
     @contextmanager
     def timed(self, stage: str, **facts: Any) -> Iterator[None]:
-        """Time a stage of a step: its seconds go to the step's record, and its span with the `facts` to the
-        timeline."""
+        """Time a stage of a step; its seconds are added to `times`, and its span with the `facts` to the timeline."""
         start = self.clock.now()
         try:
             with self.activity.stage(stage, **facts):
@@ -354,7 +357,8 @@ class TrainingLoop:
         self.observer.progress(stage, done, total, unit)
 
     async def cancel_on_stop(self, work: Awaitable[Any]) -> Any:
-        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
+        """Return the result of an awaitable; raise `Stopped` and cancel it as soon as the user stops the run, even if
+        the result is ready."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)

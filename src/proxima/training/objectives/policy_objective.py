@@ -42,7 +42,7 @@ ProximalSource = Literal["given", "first_forward", "loglinear"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationTerm:
-    """`proxima.core.distillation_loss` with these arguments."""
+    """The arguments of `proxima.core.distillation_loss`."""
 
     divergence: Distillation
     aggregate: Aggregate
@@ -55,20 +55,20 @@ class PolicyObjective(Objective[Trajectory]):
 
     Args:
         surrogate, aggregate, corrections, penalties: the loss, see `proxima.core.policy_loss`.
-        proximal: `given` by the trajectories (the behavior policy if they hold none); `first_forward`: the policy that
-            the update starts from, by its own forward pass, detached (`proximal: recompute` with one update per step);
-            `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
+        proximal: `given` by the trajectories (the behavior policy if they have none); `first_forward`: the policy from
+            which the update starts, by the update's forward pass, detached (`proximal: recompute` with one update per
+            step); `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
         current_version: of the weights, which `loglinear` and `next_missing` read.
-        next_missing: sets `next_log_prob` to that of `core.segment_wise_log_prob`, from the trajectories' cached
-            values, NaN where missing. A loss token that lacks it gets the proximal policy's (`decoupled`), weight 0 in
-            the corrections that read it (`drop_token`), or weight 0 with its whole sequence (`drop_sample`). None: off.
-        skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
-            declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
-        distillation: pulls the policy towards a teacher, whose columns the trajectories must contain: an additional
-            loss to that of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is
-            skipped.
+        next_missing: compute `next_log_prob` by `core.segment_wise_log_prob` from the trajectories' cached values, NaN
+            where missing. A loss token without it gets the proximal policy's (`decoupled`), weight 0 in the
+            corrections that read it (`drop_token`), or weight 0 with its whole sequence (`drop_sample`). None: off.
+        skip_zero_advantage: skip trajectories whose advantage is exactly 0. No effect unless the surrogate declares
+            `zero_advantage_inert`, there are no penalties, `distillation` or `terms`, and nothing depends on the whole
+            batch.
+        distillation: a loss that pulls the policy towards a teacher, added to that of the rewards, over the same tokens
+            with its own denominator; the trajectories must have the teacher's columns. None: off.
         terms: further losses of the same forward pass, each with its own denominator: that of a value head on the
-            policy's trunk, `RouterBalance` of a mixture. No trajectory is skipped.
+            policy's trunk, `RouterBalance` of an MoE model.
         replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
             metric.
         measure_mismatch: report `core.mismatch_metrics` of engine and trainer in the first update, before the weights
@@ -176,7 +176,7 @@ class PolicyObjective(Objective[Trajectory]):
         return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
-        """The loss's view of a forward pass, with the proximal policy filled in."""
+        """The input of the loss from a forward pass, with the proximal policy filled in."""
         log_prob = outputs.need("log_prob")
         if self.proximal == "first_forward":
             batch = replace(batch, proximal_log_prob=log_prob.detach())
@@ -188,8 +188,8 @@ class PolicyObjective(Objective[Trajectory]):
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
-    """Under `sampling_mask/`, over all tokens that have a set: the mean and the largest size of the sets, and the share
-    of sets with a single token, from which nothing is learned. Empty without sampling masks."""
+    """Metrics `sampling_mask/…` over all tokens with a set: the mean and the largest size of the sets, and the share of
+    sets with a single token, which have no gradient. Empty without sampling masks."""
     masks = [item.sampling_mask for item in trajectories if item.sampling_mask is not None]
     if not masks:
         return {}
@@ -205,11 +205,11 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
 def first_forward(
     trajectories: Sequence[Trajectory], log_probs: Sequence[Floats], device: torch.device | str = "cpu"
 ) -> PolicyBatch:
-    """The input of `mismatch_metrics` and the guard: two log-probs and the loss mask of every response token. Tokens
+    """The input of `mismatch_metrics` and the guard: both log-probs and the loss mask of every response token. Tokens
     that a correction rejects are included.
 
     Raises:
-        ValueError: a trajectory without `behavior_log_prob`.
+        ValueError: a trajectory has no `behavior_log_prob`.
     """
     behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
     if len(behavior) < len(trajectories):
@@ -231,8 +231,12 @@ def first_forward(
 
 
 def loglinear_proximal(batch: PackedBatch, log_prob: Tensor, current_version: int) -> Tensor:
-    """[N] nats, the centre of `proximal: loglinear`: between the behavior policy and the current one, `log_prob`, by
-    the age of each token."""
+    """[N] nats, the centre of `proximal: loglinear`: interpolated between the behavior policy and the current one,
+    `log_prob`, by each token's age.
+
+    Raises:
+        ValueError: the batch lacks `behavior_log_prob` or `policy_version`, or has a version after the current one.
+    """
     if batch.behavior_log_prob is None or batch.policy_version is None:
         raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
     _require_past(batch, current_version)
@@ -240,7 +244,11 @@ def loglinear_proximal(batch: PackedBatch, log_prob: Tensor, current_version: in
 
 
 def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int) -> Tensor:
-    """[N] nats, the column of `proximal: next`; NaN where a token is to be dropped."""
+    """[N] nats, the column `next_log_prob` of `proximal: next`; NaN where a token is to be dropped.
+
+    Raises:
+        ValueError: the batch lacks a column, or has a version after the current one.
+    """
     behavior, proximal, cached, version = (
         _required(batch, name) for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")
     )
@@ -256,7 +264,7 @@ def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int
 
 
 def _require_past(batch: PackedBatch, current_version: int) -> None:
-    """Make the check of `core.proximal` without waiting for the device."""
+    """The version check of `core.proximal`, without waiting for the device."""
     if batch.newest_version > current_version:
         latest = f"policy_version {batch.newest_version}"
         raise ValueError(f"proximal: {latest} is later than current_version {current_version}.")

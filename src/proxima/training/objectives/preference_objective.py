@@ -1,4 +1,4 @@
-"""The objectives of preference learning: DPO's family over pairs, and KTO over completions with a label."""
+"""The objectives of preference learning: DPO's family over pairs, and KTO over labeled completions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -50,20 +50,20 @@ class PreferenceObjective(Objective[PreferencePair]):
 
         log π(y) = Σ_t log π(y_t)  (`reduce: sum`)   or   its mean over the tokens of y  (`reduce: mean`)
 
-    The sum is the log-prob of the completion, as DPO derives it: long completions have larger log-ratios, and β counts
-    nats. The mean removes the effect of the length: β must be larger by about the length of a completion for the same
-    pull, and the implicit reward is no longer that of a KL-regularised optimum.
+    The sum is the log-prob of the completion, as in DPO's derivation: longer completions have larger log-ratios, and β
+    is per nat. The mean removes the effect of the length: for the same pull, β must be larger by about the length of a
+    completion, and the implicit reward is no longer that of a KL-regularised optimum.
 
     Args:
-        terms: the losses. Metrics, which are implicit rewards, come from the first.
-        weights: one each; () for 1.
+        terms: the losses. The metrics of implicit rewards come from the first.
+        weights: one for each loss; (): all 1.
         reduce: see above. `ipo` and `sigmoid_norm` divide by the lengths themselves; `sft` always takes the sum.
-        ld_alpha: weight of the tokens beyond the shorter completion, see `completion_log_prob`; 1: off.
+        ld_alpha: weight of the tokens beyond the length of the shorter completion, see `completion_log_prob`; 1: off.
         on_policy_weights: multiply a pair's loss by the `wpo_weight` of both sides.
         measure_mismatch: report the mismatch of engine and trainer, if the pairs come from an engine.
 
-    The pairs' `reference_log_prob` is the reference; without it log π_ref is 0. A term that depends on the whole
-    update (`aot`, which sorts) costs a further forward pass: its derivatives with respect to the log-probs are computed
+    `reference_log_prob` of the pairs is the reference; without it, log π_ref is 0. A term that depends on the whole
+    update (`aot`, which sorts) costs another forward pass: its derivatives with respect to the log-probs are computed
     before the split into micro-batches, so the split changes nothing.
 
     Raises: FieldError for settings that contradict one another.
@@ -107,7 +107,8 @@ class PreferenceObjective(Objective[PreferencePair]):
         return any(term.whole_batch for term in self.terms)
 
     def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[PreferencePair]]:
-        """Online DPO: the pairs of `best_against_worst`; an update has the pairs of the groups that it names."""
+        """For online DPO: the pairs of `best_against_worst`; an update gets the pairs of the groups that its keys
+        name."""
         pairs = best_against_worst(trajectories)
         group = {trajectory.key: trajectory.group for trajectory in trajectories}
         return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
@@ -183,10 +184,10 @@ class PreferenceObjective(Objective[PreferencePair]):
 
 
 def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, PreferencePair]:
-    """The two trajectories of each group as a pair, by group; the one with the larger advantage is chosen.
+    """The two trajectories of each group as a pair, by group; the one with the larger mean advantage is chosen.
 
     Raises:
-        ValueError: a group has not exactly two, or both have the same advantage.
+        ValueError: a group does not have exactly two trajectories, or both have the same advantage.
         UserError: a completion of a group is a forked episode.
     """
     groups: dict[int, list[Trajectory]] = {}
@@ -207,7 +208,7 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
 
 
 def reference_log_prob(batch: PackedBatch) -> Tensor:
-    """[N] log-probs of the reference; 0 without one."""
+    """[N] float, nats, log-probs of the reference; 0 without one."""
     reference = batch.reference_log_prob
     return torch.zeros_like(batch.advantage) if reference is None else reference
 
@@ -261,10 +262,10 @@ class KlAnchor:
 
 @dataclass(frozen=True, kw_only=True)
 class KtoObjective(Objective[LabeledCompletion]):
-    """`proxima.core.preference.kto.Kto` over whole updates of completions with a label, good or bad.
+    """`proxima.core.preference.kto.Kto` over whole updates of completions labeled good or bad.
 
-    Its z is the mean of log π − log π_ref over the update's prompts, each with the completion of another row, from a
-    forward pass without gradient before the update.
+    With `anchor: kl`, z is the mean of log π − log π_ref over the update's prompts, each with the completion of another
+    row, from a forward pass without gradient before the update; otherwise it is 0.
     """
 
     spec: Kto
@@ -274,7 +275,7 @@ class KtoObjective(Objective[LabeledCompletion]):
         return self.spec.anchor == "kl"
 
     def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
-        """The label is passed on as the sign of the advantage."""
+        """The completion, with the label as the sign of its advantage."""
         return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
 
     def statistics_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
@@ -300,5 +301,5 @@ class KtoObjective(Objective[LabeledCompletion]):
 
 
 def _log_ratio(batch: PackedBatch, log_prob: Tensor) -> Tensor:
-    """[S] log π − log π_ref of the completions."""
+    """[S] nats, log π − log π_ref of the completions."""
     return completion_log_prob(log_prob - reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)

@@ -23,7 +23,7 @@ Item = TypeVar("Item", contravariant=True)
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStatistics:
-    """Per-token values of one trajectory at its first forward pass, for the rollouts' Parquet.
+    """Per-token values of one trajectory from its first forward pass, for the Parquet files of rollouts.
 
     Args:
         log_prob: [T] float32, nats, of the current policy.
@@ -32,7 +32,7 @@ class TokenStatistics:
         proximal_log_prob: [T] float32, nats; None where it follows from the other columns.
         selected: [T] bool, True if the surrogate selected the token over the whole update; None if it does not select.
         top_k_divergence: [T] float32, for a surrogate that measures it by top-k; else None.
-        updates_before: how often the call had moved the weights before this pass; None if unknown.
+        updates_before: how many updates of the same call had moved the weights before this pass; None if unknown.
     """
 
     log_prob: Floats
@@ -45,20 +45,19 @@ class TokenStatistics:
 
     @classmethod
     def of_forward(cls, log_prob: Floats) -> "TokenStatistics":
-        """Those of a trajectory that no update has seen: none of its tokens is kept."""
+        """The statistics of a trajectory that no update has used: none of its tokens is kept."""
         return cls(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_), updates_before=0)
 
 
 class Measured:
-    """The token statistics of an update: copied to the host micro-batch by micro-batch, with a single wait at the
-    end."""
+    """The token statistics of an update, copied to the host after each micro-batch, with a single wait at the end."""
 
     def __init__(self) -> None:
         self._copies = HostCopies()
         self._parts: list[tuple[Sequence[Trajectory], Sequence[int], dict[str, Tensor]]] = []
 
     def add(self, trajectories: Sequence[Trajectory], batch: PackedBatch, columns: Mapping[str, Tensor]) -> None:
-        """Add the columns [N] of a micro-batch of these trajectories; nothing is kept if there are none."""
+        """Add the columns [N] of a micro-batch of these trajectories; no effect without columns."""
         if columns:
             on_host = {name: self._copies.begin(values) for name, values in columns.items()}
             self._parts.append((trajectories, batch.tokens_of, on_host))
@@ -95,12 +94,12 @@ FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's tr
 
 
 def loss_tokens(item: Trajectory) -> int:
-    """The tokens of a trajectory that are in its loss."""
+    """The number of a trajectory's tokens that are in the loss."""
     return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
 
 
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
-    """The loss masks of trajectories one after the other, [N] bool, and the edges between them, [S+1] int64."""
+    """The joined loss masks of trajectories, [N] bool, and the edges between them, [S+1] int64."""
     masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
     ends = np.cumsum([0, *map(len, masks)])
     return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks])), torch.from_numpy(ends)
@@ -113,32 +112,32 @@ class BatchStatistics(Protocol):
     def metrics(self) -> Metrics: ...
 
     def take(self, rows: Sequence[int]) -> Any:
-        """The part for a micro-batch of the items at these `rows` of the packs that `batch_statistics` has read. The
-        stack knows the row of each item, so neither the order nor the split of the micro-batches matters."""
+        """The part for a micro-batch: its items' `rows`, in the order in which `batch_statistics` read all items.
+        Neither the order nor the split of the micro-batches matters."""
         ...
 
 
 class Objective(Protocol[Item]):
-    """The loss to minimise. Subclass it to get the defaults; `PolicyObjective` is the one of RL.
+    """The loss to minimise. Subclass it to get the defaults; `PolicyObjective` is the objective of RL.
 
-    An update is a list of items. Its loss is the sum over `losses` of numerator / denominator, where each denominator
-    belongs to the whole update and is known before it is split into micro-batches. So no split changes a gradient.
+    An update is a list of items. Its loss is the sum over `losses` of numerator / denominator. Each denominator is that
+    of the whole update and is known before the split into micro-batches, so no split changes a gradient.
     """
 
     @property
     def outputs(self) -> frozenset[str]:
         """The outputs of the forward pass besides those that the model always gives: `entropy`, `entropy_gradient`,
-        `top_k_gradient` (see `TokenOutputs`), `value`, `log_sum_square`."""
+        `top_k_gradient` (see `TokenOutputs`), `value`, `log_sum_square`, `expert_load`."""
         return frozenset()
 
     @property
     def has_batch_statistics(self) -> bool:
-        """True when something depends on all tokens of an update; `batch_statistics` then runs before the split."""
+        """True if the loss depends on all tokens of an update; `batch_statistics` then runs before the split."""
         return False
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
-        """As `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
+        """Like `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
         return frozenset()
 
     def at_version(self, version: int) -> Self:
@@ -146,14 +145,14 @@ class Objective(Protocol[Item]):
         return self
 
     def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[Any]]:
-        """The items of each update of a batch, whose `updates` name the trajectories; by default the trajectories
+        """The items of each update, which `updates` gives by the keys of its trajectories; by default the trajectories
         themselves."""
         by_key = {trajectory.key: trajectory for trajectory in trajectories}
         return [[by_key[key] for key in keys] for keys in updates]
 
     def sequences(self, item: Item) -> Sequence[Trajectory]:
-        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch. By default
-        an item is a trajectory."""
+        """The sequences of an item, which are adjacent in the packed batch and stay in one micro-batch. By default an
+        item is a trajectory."""
         assert isinstance(item, Trajectory), f"{type(self).__name__}.sequences"
         return (item,)
 
@@ -162,8 +161,8 @@ class Objective(Protocol[Item]):
         return self.sequences(item)
 
     def skippable(self, item: Item) -> bool:
-        """True when the item adds exactly zero to value and gradient: no forward pass is run for it. It still counts in
-        the denominators."""
+        """True if the item adds exactly zero to loss and gradient, so that its forward pass can be skipped. It still
+        counts in the denominators."""
         return False
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
@@ -173,23 +172,23 @@ class Objective(Protocol[Item]):
         raise NotImplementedError(f"{name}.batch_statistics")
 
     def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
-        """[] float64 each, one per loss, over the whole update; they are additive over ranks. 0 counts as 1. By default
-        one loss, with the number of items."""
+        """[] float64, one for each loss, over the whole update; additive over ranks. 0 counts as 1. By default there is
+        one loss, whose denominator is the number of items."""
         return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
-        """The losses of a micro-batch. Only their numerators are differentiated; `statistics` is its part of
-        `batch_statistics`."""
+        """The losses of a micro-batch. Only their numerators are differentiated; `statistics` is the micro-batch's part
+        of `batch_statistics`, None without."""
         ...
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> Mapping[str, Tensor]:
-        """The fields of `TokenStatistics` for all tokens of the micro-batch, [N] each, on its device, and `INVALID`
-        where tokens are yet to be checked; empty for none. They are copied to the host asynchronously."""
+        """The fields of `TokenStatistics` for all tokens of the micro-batch, [N] each, on its device, and `INVALID` if
+        tokens are still to be checked; by default none. They are copied to the host asynchronously."""
         return {}
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
-        """Metrics of the first update's trajectories that were not skipped; all forward passes are under the initial
-        weights. One call for the whole update, because many statistics are not cheap per micro-batch."""
+        """Metrics of the first update's trajectories that were not skipped, from forward passes under the initial
+        weights. One call serves the whole update, because many statistics are expensive per micro-batch."""
         return {}

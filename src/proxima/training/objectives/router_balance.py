@@ -1,4 +1,4 @@
-"""Evens out the load of the experts of a mixture by a loss added to the policy's; metrics of replayed routes."""
+"""A loss, added to the policy's, that balances the load of an MoE model's experts; metrics of replayed routes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from proxima.training.objectives.protocol import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class RouterBalance(Objective[Trajectory]):
-    """The sequence-wise balance loss, mean over the sequences of an update and over the M mixtures of the model.
+    """The sequence-wise balance loss, mean over the sequences of an update and over the model's M MoE layers.
 
         α · mean_s mean_m Σ_e f_e P_e    f_e = E / (K T) · Σ_t [e chosen at t]    P_e = 1/T · Σ_t softmax(logits_t)_e
 
-    over the T positions of a sequence that predict its response tokens, E experts of which K are chosen. It is α if all
-    are chosen equally often, and up to α E / K if always the same ones are. No sum goes beyond a sequence, so neither
-    micro-batches nor ranks change it; the gradient flows through P.
+    over the T positions of a sequence that predict its response tokens, with E experts of which K are chosen. It is α
+    if all experts are chosen equally often, and up to α E / K if always the same ones are. No sum extends over several
+    sequences, so neither micro-batches nor ranks change it; the gradient flows through P.
 
     Args:
         coefficient: α.
 
     Metrics: `routing/balance_loss` (before α); `routing/load_max`, the largest share of an expert in the tokens of its
-    mixture over the whole update, 1/E if even; `routing/load_entropy`, the entropy of these shares, divided by log E,
-    mean over mixtures, 1 if even.
+    layer over the whole update, 1/E if even; `routing/load_entropy`, the entropy of these shares divided by log E, mean
+    over layers, 1 if even.
 
     Source: DeepSeek-V3, arXiv 2412.19437, Eq. 17-20.
-    Differs: over response tokens; with replayed routes f counts these.
+    Differs: over response tokens only; with replayed routes, f counts the replayed choices.
     """
 
     coefficient: float
@@ -61,14 +61,14 @@ class RouterBalance(Objective[Trajectory]):
 
 
 def replay_metrics(counts: Tensor) -> Metrics:
-    """`routing/differing_fraction`, from `RoutingPass.counts`: of the experts replayed at response tokens, the share
+    """`routing/differing_fraction`, from `RoutingPass.counts`: the share of the experts replayed at response tokens
     that the trainer's routers would not have chosen."""
     return {"routing/differing_fraction": SumCount(*counts.unbind())} if len(counts) else {}
 
 
 def fallback_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
-    """`routing/fallback_fraction`: of the tokens of prompts and responses, the share without routes to replay in some
-    mixture; they go where the trainer's routers send them."""
+    """`routing/fallback_fraction`: the share of the tokens of prompts and responses that lack routes to replay in some
+    MoE layer; the trainer's routers choose for them."""
     missing = tokens = 0
     for item in trajectories:
         tokens += len(item)
@@ -82,20 +82,20 @@ def fallback_metrics(trajectories: Sequence[Trajectory]) -> Metrics:
 
 
 class LargestShare(SumCount):
-    """Of `sum` [M, E], how often each expert of each mixture was chosen."""
+    """`sum` [M, E] counts how often each expert of each MoE layer was chosen."""
 
     @property
     def value(self) -> float:
-        """The largest share of an expert in its mixture."""
+        """The largest share of an expert in its layer."""
         return float((self.sum / self.sum.sum(1, keepdim=True)).max())
 
 
 class LoadEntropy(SumCount):
-    """Of `sum` [M, E], how often each expert of each mixture was chosen."""
+    """`sum` [M, E] counts how often each expert of each MoE layer was chosen."""
 
     @property
     def value(self) -> float:
-        """The entropy of the shares in a mixture, divided by log E; the mean over mixtures."""
+        """The entropy of the shares in a layer, divided by log E; the mean over layers."""
         share = self.sum / self.sum.sum(1, keepdim=True)
         entropy = torch.special.entr(share).sum(1) / torch.log(torch.tensor(float(share.shape[1])))
         return float(entropy.mean())

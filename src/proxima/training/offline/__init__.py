@@ -6,8 +6,8 @@
     reward_method       reward models, with their objective
 
 Imports: as `training`, and `task` and `evaluation`. Imported by `config`, whose table names the methods, and `runtime`.
-To add one, three files by hand: (1) a subclass of `OfflineMethod` here; (2) in `config`, its section and its config,
-the `settings` of the method; (3) a line in `config.families` with the command, the config and the method. Its command,
-schema, checks, report and tests follow from the table. A new objective goes beside its method, or to
-`training.objectives` if others use it.
+To add one, edit three files: (1) a subclass of `OfflineMethod` here; (2) in `config`, its section and its config, the
+`settings` of the method; (3) a line in `config.families` with the command, the config and the method. Its command,
+schema, checks, report and tests follow from the table. Put a new objective beside its method, or in
+`training.objectives` if other methods use it.
 """

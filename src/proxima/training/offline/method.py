@@ -29,20 +29,19 @@ class OfflineMethod(Generic[Item]):
     5. Each evaluation: `measure(stack, some items)` until all are measured, then `summarise(all that it returned)`; and
        a greedy completion of each of `prompts(rows)`, under the weights of that moment.
 
-    From 2 on everything is called in the compute thread. All results must depend on settings, data and weights alone: a
-    resumed run repeats 1 to 3, and its next step must be the same bit for bit. A method keeps no state from step to
-    step: persistent state is in the model, the optimizer, or the folder of the run.
+    From 2 on, everything is called in the compute thread. All results must depend only on settings, data and weights: a
+    resumed run repeats 1 to 3, and its next step must be bit-identical. A method keeps no state between steps;
+    persistent state belongs in the model, the optimizer, or the run's folder.
 
     Args:
         settings: the config of its recipes, see `proxima.config.families`.
         source: the model.
-        tokenizer: of that model.
-        context: the maximum number of tokens that the model may be fed at once, `model.max_length` or the model's own
-            limit.
+        tokenizer: that of the model.
+        context: the maximum number of tokens of a sequence, `model.max_length` or the model's own limit.
 
-    headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
-        `evaluation.headline` if lower is better.
-    marks_model: `summarise` writes to the model's config, and a checkpoint that an interrupted run wrote before the
+    headline: the metric of `summarise` that represents an evaluation and selects the best checkpoint; if lower is
+        better, `evaluation.headline` lists it.
+    marks_model: `summarise` writes to the model's config, so a checkpoint that an interrupted run wrote before the
         evaluation of its step is written again.
     """
 
@@ -63,24 +62,23 @@ class OfflineMethod(Generic[Item]):
         """The training item of a row; `number` is its index in the data, and serves as the group of its trajectories.
 
         Raises:
-            FieldError: the row is unusable; names its part, and the reason. The run skips and counts such rows, or is
-                refused, as `data.unusable` says; those with one field and reason are counted together.
-            OverLengthError: the row is too long; `data.over_length` decides what happens to it.
+            FieldError: the row is unusable; names the part and the reason. By `data.unusable`, the run skips and counts
+                such rows, grouped by field and reason, or is refused.
+            OverLengthError: the row is too long; `data.over_length` decides whether it is skipped.
         """
         raise NotImplementedError
 
     def joined(self, items: list[Item]) -> list[Item]:
-        """The training items, each with what it needs from the others, even from those that the run does not reach; by
-        default unchanged.
+        """The training items, each completed from other items, which the run need not reach; by default unchanged.
 
         Raises:
-            UserError: an item finds no suitable other.
+            UserError: there is no suitable other item for one.
         """
         return items
 
     def load(self, path: str | None) -> LoadedModel:
-        """Load the model to train: that of the source, or the one that a checkpoint saved in `path`. A checkpoint and
-        `proxima export` contain its `loaded.model` and tokenizer as a Hugging Face folder."""
+        """Load the model to train: that of the source, or of a checkpoint's folder `path`. Checkpoints and `proxima
+        export` save its `loaded.model` and tokenizer as a Hugging Face folder."""
         return self.source.load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
@@ -100,7 +98,7 @@ class OfflineMethod(Generic[Item]):
         return ()
 
     def prepare(self, items: list[Item], progress: Progress, stack: TrainStack) -> list[Item]:
-        """The items with the additions of a frozen model, made once, such as reference log-probs; by default unchanged.
+        """The items with columns computed once by a frozen model, such as reference log-probs; by default unchanged.
 
         Args:
             progress: called with (tokens done, tokens in all).
@@ -117,11 +115,11 @@ class OfflineMethod(Generic[Item]):
         raise NotImplementedError
 
     def summarise(self, measured: Sequence[Any]) -> dict[str, float]:
-        """The metrics of an evaluation from all that `measure` returned, at least one value. An interval of `NAME` is
-        `NAME/low` and `NAME/high`, 95 % over the items."""
+        """The metrics of an evaluation from all values that `measure` returned, at least one. The 95 % interval of
+        `NAME`, over the items, is `NAME/low` and `NAME/high`."""
         raise NotImplementedError
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """Prompts for the model to complete for inspection, from the first held-out rows; by default none. The answer
-        of a prompt is shown next to the completion. `eval.samples` bounds how many are generated."""
+        """Prompts from the first held-out rows that the model completes for inspection; by default none. The answer of
+        a prompt is shown next to the completion. `eval.samples` bounds their number."""
         return []

@@ -33,8 +33,8 @@ Item = PreferencePair | LabeledCompletion
 
 
 class PreferenceMethod(OfflineMethod[Item]):
-    """Makes preferred completions more probable than the others, relative to a frozen reference; see
-    `PreferenceObjective` and `KtoObjective`."""
+    """Makes preferred completions more probable than others, relative to a frozen reference; see `PreferenceObjective`
+    and `KtoObjective`."""
 
     headline = "accuracy"
 
@@ -98,9 +98,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         ]
 
     def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
-        """[T] log-probs under the model that the run begins with. They are run in batches of the same size as those of
-        `measure`: so at the start the model's own log-probs are bit-identical, whatever the rounding, and no pair has a
-        margin."""
+        """[T] log-probs under the run's initial model. Batches are those of `measure`, so at the start the model's own
+        log-probs are bit-identical, and every margin is exactly 0."""
         (stage,) = stack.late_stages(self.stages)
         done, total = 0, sum(map(len, trajectories))
         out: list[Floats] = []
@@ -112,8 +111,8 @@ class PreferenceMethod(OfflineMethod[Item]):
         return out
 
     def stages(self) -> Sequence[ForwardStage]:
-        """The reference: the trained model before the first step, or with its adapter off at any time; otherwise it is
-        loaded again."""
+        """The stage of the reference: the trained model before the first step, or with its adapter off at any time;
+        otherwise it is loaded again."""
         assert self.policy is not None
         lora, policy = self.source.lora is not None, self.policy
         if not self.begins and not lora:
@@ -211,12 +210,12 @@ def cached_log_probs(
     trajectories: Sequence[Trajectory],
     compute: Callable[[], list[Floats]],
 ) -> list[Floats]:
-    """[T] float32, nats, of each of the trajectories: those on disk, or the result of `compute`, which is then stored.
+    """[T] float32, nats, for each trajectory: the log-probs on disk, or the result of `compute`, which is then stored.
     A file that is damaged or for other tokens is computed and written again.
 
     Args:
         folder: has a file for each model and data set; it is created when something is written. None: store nothing.
-        model: determines the numbers together with the tokens: hashes of the weights, and settings, by name.
+        model: hashes of the weights, and settings, by name; with the tokens, they determine the log-probs.
     """
     if folder is None:
         return compute()

@@ -35,7 +35,7 @@ class RewardObjective(Objective[PreferencePair]):
 
     Args:
         loss: the loss of a pair.
-        margin: the margin of a pair without its own margin, by which the chosen side should lead, reward units.
+        margin: reward units, by which the chosen side should lead; a pair's own margin takes precedence.
         pad: the padding token of the model's config, which `last_values` skips.
     """
 
@@ -65,8 +65,8 @@ class RewardObjective(Objective[PreferencePair]):
 
 @dataclass(frozen=True)
 class ScoreStage(ForwardStage):
-    """The score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, at every place of
-    its column; see `ScalarModel.sequence_scores`."""
+    """Fills the score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, repeated at
+    every token; see `ScalarModel.sequence_scores`."""
 
     model: ScalarModel
     column: str = "score"
@@ -81,7 +81,7 @@ class ScoreStage(ForwardStage):
 class RewardMethod(OfflineMethod[PreferencePair]):
     """Trains the better completion of a pair to score higher; see `RewardObjective`.
 
-    An evaluation stores mean and standard deviation of the held-out scores in the model's config, from which the reward
+    An evaluation stores mean and standard deviation of the held-out scores in the model's config, where the reward
     `model` reads them (`normalize`).
     """
 

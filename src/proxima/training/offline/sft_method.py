@@ -31,13 +31,13 @@ from proxima.training.stack import TrainStack
 class SftObjective(Objective[Trajectory]):
     """Negative log-likelihood of the tokens in the loss mask, the mean over all of them in an update.
 
-        loss = Σ_i Σ_{t in mask_i} -log π(y_t | x_i, y_<t) / Σ_i |mask_i|        nats a token
+        loss = Σ_i Σ_{t in mask_i} -log π(y_t | x_i, y_<t) / Σ_i |mask_i|        nats per token
 
     The denominator is that of the whole update, before it is split into micro-batches: a token counts the same in a
     long example and in a short one, and no packing or split changes the gradient.
 
-    Differs: TRL's SFTTrainer divides by the same count in transformers from 4.46 on; earlier ones averaged the
-        means of their micro-batches.
+    Differs: TRL's SFTTrainer divides by the same count with transformers 4.46 and later; before, it averaged the means
+        of the micro-batches.
     """
 
     def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
@@ -83,7 +83,7 @@ class SftMethod(OfflineMethod[Trajectory]):
         }
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """The messages before the last turn of each chat; that turn is the answer to compare with."""
+        """The messages before the last turn of each chat; that turn is the answer shown for comparison."""
         prompts = []
         for number, row in enumerate(rows):
             try:
