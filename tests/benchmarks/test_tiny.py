@@ -22,6 +22,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima_plan.rehearsal import rehearsal
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
+from tests.sandboxes import needs_bubblewrap
 from tests.warm import forked_subprocess
 
 BATCH = "--prompts 2 --completions 2"
@@ -159,7 +160,8 @@ def test_it_can_be_imported(claim):
 
 
 def later(claim):
-    return pytest.mark.campaign(f"tests/benchmarks/test_tiny.py::test_it_can_be_imported[{claim}]")
+    mark = pytest.mark.campaign(f"tests/benchmarks/test_tiny.py::test_it_can_be_imported[{claim}]")
+    return [mark, needs_bubblewrap] if claim == "sandbox" else [mark]
 
 
 RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"

@@ -44,6 +44,24 @@ def test_episodes_are_compared_by_turns_calls_and_written_length(tmp_path):
     assert "episodes" not in eval_metrics([plain], samples=1)
 
 
+def test_a_run_is_compared_set_by_set(tmp_path):
+    """The last evaluation has a file of each set; `eval.task` and a further set are not mixed up."""
+    (folder := tmp_path / "evals").mkdir()
+    for step, label, word in (
+        (2, "step", "a"),
+        (2, "step-hard-ones", "b"),
+        (4, "after", "c"),
+        (4, "after-hard-ones", "d"),
+    ):
+        file = folder / f"{step:06d}-{label}.parquet"
+        write_evals(file, step, [group(0, (word, Score(value=1.0, correct=True)))])
+    found = read_result(tmp_path).suites
+    assert {name: questions[0].texts for name, questions in found.items()} == {"held-out": ("c",), "hard-ones": ("d",)}
+    assert list(read_result(folder / "000002-step-hard-ones.parquet").suites) == ["hard-ones"]
+    assert list(read_result(folder / "000002-step.parquet").suites) == ["held-out"]
+    assert [c.name for c in compare_results(*[read_result(tmp_path)] * 2)][:2] == ["held-out", "hard-ones"]
+
+
 def test_rewards_are_compared_where_nothing_is_right_or_wrong(tmp_path):
     """By hand: differences .5, .25, 1 and one unknown. All one way: 2 of the 8 signs reach the sum, p = 1/4."""
     first = [Score(value=v, parts={"style": v, "style/near": -v}) for v in (0.0, 0.5, -1.0, 2.0)]

@@ -130,7 +130,8 @@ class EvalResult:
     """A result read back.
 
     Args:
-        suites: suite → question uid → its scores. A run's evaluation has one suite, `held-out`.
+        suites: suite → question uid → its scores. A run's evaluation has the suite `held-out` for `eval.task`, and one
+            for each further set, by its name.
         facts: result.json; empty for a run's evaluation.
     """
 
@@ -155,7 +156,7 @@ def read_result(path: str | Path) -> EvalResult:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        name = "held-out" if place.parent.name == "evals" else place.stem
+        name = _set_of(place) if place.parent.name == "evals" else place.stem
         return EvalResult(path=place, suites={name: read_completions(place)})
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
@@ -163,12 +164,23 @@ def read_result(path: str | Path) -> EvalResult:
             names = list({name: dict(suite) for name, suite in facts["suites"].items()})
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
         return EvalResult(path=place, suites=suites, facts=facts)
-    if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
-        return EvalResult(path=place, suites={"held-out": read_completions(files[-1])})
+    if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem)):
+        last = {_set_of(file): file for file in files if _step_of(file) == _step_of(files[-1])}
+        return EvalResult(path=place, suites={name: read_completions(file) for name, file in last.items()})
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
     unfinished = " (the evaluation is unfinished: run it again with --overwrite)" * any(place.glob("*.parquet"))
     raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+
+
+def _step_of(file: Path) -> int:
+    """The step of a run's evaluation."""
+    return int(file.stem.partition("-")[0])
+
+
+def _set_of(file: Path) -> str:
+    """The suite of a run's evaluation: STEP-LABEL, or STEP-LABEL-SET."""
+    return "".join(file.stem.split("-", 2)[2:]) or "held-out"
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
