@@ -38,7 +38,7 @@ MADE_OF_RANGES = "<!-- `make docs` makes this table from src/proxima/core/correc
 MADE_OF_COLUMNS = "<!-- `make docs` makes this table from src/proxima/data/columns.py -->"
 
 SEE_BELOW = "see below"
-ALIKE = 4  # fields with the same defaults, of more than which a kind refers to another with the same fields
+ALIKE = 4  # a kind refers to another with the same fields if more than so many have the same defaults
 # slots of a preset with the default of `algorithm`
 RATE = r"rate: [\d.]+"
 DEFAULTS = r"proximal: behavior, |advantage: {kind: grpo, scale: none}, |, aggregate: {kind: token_mean}(?=})"
@@ -118,17 +118,17 @@ def kinds_in_words(kinds: dict[str, dict[str, Any]]) -> str:
         rows = [[f"`{name}`" + (f" {all_have}, in all" if all_have else ""), meaning]
                 for (name, meaning), all_have in common.items()]  # fmt: skip
         text = f"{table(['field of several kinds', 'meaning'], rows)}\n\n"
-    rows, listed = [], dict[str, list[str]]()
+    rows, listed = [], dict[str, dict[str, str]]()
     for kind, facts in kinds.items():
         given = {name: fact for name, fact in facts["fields"].items() if not common.get((name, fact["help"]))}
         own, others = fields_in_words(given, common)
         listed[kind] = others
-        names = [field.split()[0] for field in others]
-        alike = next(other for other, fields in listed.items() if [field.split()[0] for field in fields] == names)
-        differ = [field for field in others if field not in listed[alike]]
-        if alike != kind and len(others) - len(differ) > ALIKE:
-            others = [*differ, f"the others as `{alike}`"]
-        rows.append([f"`{kind}`", facts["summary"], "<br>".join(filter(None, [*own, ", ".join(others)]))])
+        alike = next(other for other, fields in listed.items() if [*fields] == [*others])
+        differ = {name: value for name, value in others.items() if value != listed[alike][name]}
+        refers = alike != kind and len(others) - len(differ) > ALIKE
+        shown = [f"`{name}` {value}" for name, value in (differ if refers else others).items()]
+        shown += [f"the others as `{alike}`"] if refers else []
+        rows.append([f"`{kind}`", facts["summary"], "<br>".join(filter(None, [*own, ", ".join(shown)]))])
     return text + table(["kind", "what it is", "fields"], rows)
 
 
@@ -194,12 +194,12 @@ def default_of(info: Any) -> str:
     return f"`{in_one_line(to_json(info.default))}`"
 
 
-def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]]) -> tuple[list[str], list[str]]:
+def fields_in_words(fields: dict[str, Any], common: Collection[tuple[str, str]]) -> tuple[list[str], dict[str, str]]:
     """Return the fields of a kind with their defaults: its own, each with its meaning, and those in `common`."""
-    own, others = [], []
+    own, others = list[str](), dict[str, str]()
     for name, fact in fields.items():
         if (name, fact["help"]) in common:
-            others.append(f"`{name}` {value_of(fact)}")
+            others[name] = value_of(fact)
         else:
             own.append(f"`{name}` {value_of(fact)}" + (f": {fact['help']}" if fact["help"] else ""))
     return own, others

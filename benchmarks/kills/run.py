@@ -50,7 +50,7 @@ class Killed:
         try:
             for stream in (1, 2):
                 os.dup2(os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # whoever captured them before
+            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # a test captures those of Python
             faulthandler.dump_traceback_later(HANGS, exit=True, file=2)
             count = watch_operations(kill)
             status = self.go(folder, self.tree, resume=(folder / "run.sqlite").exists()).status

@@ -76,7 +76,7 @@ def test_list_names_every_kind_on_one_screen(done, slots):
 
 
 def test_the_fields_of_a_section_of_a_kind_are_listed(slots):
-    """`engine.serve` stands at no other place of a recipe; an evaluation's `sampling` is listed among the fields."""
+    """`engine.serve` is at no other place of a recipe; the fields of `sampling` are, and are not listed twice."""
     served = slots["engine"]["kinds"]["sglang"]["fields"]
     assert served["serve"]["default"] is None and served["serve.replicas"]["default"] == 1
     assert all(fact["help"] for fact in served.values())

@@ -164,7 +164,7 @@ def _catalogued(info: Any) -> dict[str, Any]:
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
-        for path, field in _fields_below(cls):
+        for path, field in _fields_of_kind(cls):
             required = field.default is MISSING
             value = (field.slot and field.slot.default) or field.default
             default = {"required": True} if required else {"default": to_json(value)}
@@ -177,15 +177,14 @@ def _catalogued(info: Any) -> dict[str, Any]:
     return kinds
 
 
-def _fields_below(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """The fields of a kind by their paths, those of its sections among them; but for sections that recipes also have
-    elsewhere, whose fields are listed there. A section that is not null by default is described by its fields alone."""
-    for info in fields_of(cls):
-        section = None if info.section in _sections_of_recipes() else info.section
-        if section is None or info.default is None:
-            yield path + info.name, info
-        if section is not None:
-            yield from _fields_below(section, f"{path}{info.name}.")
+def _fields_of_kind(cls: type) -> Iterator[tuple[str, FieldInfo]]:
+    """The fields of a kind and of its sections, by their paths. Sections that recipes also have elsewhere are not
+    opened: their fields are listed there. A section that is not null by default is described by its fields alone."""
+    elsewhere = _sections_of_recipes()
+    for path, info in all_fields(cls):
+        opened = info.section is not None and info.section not in elsewhere
+        if info.owner not in elsewhere and (not opened or info.default is None):
+            yield path, info
 
 
 @cache

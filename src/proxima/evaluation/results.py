@@ -107,7 +107,8 @@ class QuestionResult:
     """One question of a result, with the scores of its samples, in order.
 
     Args:
-        question: the last user message. answer: the reference answer, as JSON.
+        question: the last user message.
+        answer: the reference answer, as JSON.
         correct: None if no reward decides, or the score is invalid.
         texts: the model's answers.
         metrics: name → value for each sample, None if unknown: `reward`, `length`, `truncated`, each reward by its
