@@ -102,7 +102,7 @@ def main() -> int:
             print(f"   {parts[name].get('reason', 'done')}, {parts[name]['seconds']:.0f} s\n", flush=True)
             if o.logs is not None:  # what has been measured outlives a machine that is taken away
                 o.logs.mkdir(parents=True, exist_ok=True)
-                (o.logs / "parts.json").write_text(json.dumps(parts))
+                (o.logs / "parts.json").write_text(json.dumps(parts), encoding="utf-8")
                 if (folder / "log.txt").is_file():
                     shutil.copyfile(folder / "log.txt", o.logs / f"{name}.txt")
     print(
@@ -130,7 +130,7 @@ def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, An
         words += ["--executable", program]
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": "", "PROXIMA_REHEARSE": "1"} if rehearse else {})
     start = time.perf_counter()
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             [sys.executable, *words], cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
         )
@@ -143,11 +143,12 @@ def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, An
     seconds = round(time.perf_counter() - start, 1)
     if code is None:
         return {"seconds": seconds, "reason": f"not done after {part.minutes:g} minutes"}
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()] or ["no output"]
     if code:
         return {"seconds": seconds, "reason": reason(lines, code)}
     file_of = folder / part.file if part.file else out
-    result = json.loads(file_of.read_text()) if file_of.is_file() else lines[-1]
+    result = json.loads(file_of.read_text(encoding="utf-8")) if file_of.is_file() else lines[-1]
     return {"seconds": seconds, "result": result}
 
 

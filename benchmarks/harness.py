@@ -52,7 +52,7 @@ def peer_python(folder: Path) -> str:
     """Return an interpreter with the versions of `folder`/peer.lock: this one if it has them all, else that of an
     environment created once below .cache/."""
     lock = folder / "peer.lock"
-    pins = dict(line.split("==") for line in lock.read_text().split() if "==" in line)
+    pins = dict(line.split("==") for line in lock.read_text(encoding="utf-8").split() if "==" in line)
     if all(_version(name) == version for name, version in pins.items()):
         return sys.executable
     place = CACHE / f"{folder.name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:8]}"
@@ -104,8 +104,9 @@ class Side:
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.log.open("w"),
-            text=True,
+            stderr=self.log.open("w", encoding="utf-8"),
+            encoding="utf-8",
+            errors="replace",
         )
         self.about = self._read()
 
@@ -120,7 +121,7 @@ class Side:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            tail = "".join(self.log.read_text().splitlines(keepends=True)[-15:])
+            tail = "".join(self.log.read_text(encoding="utf-8").splitlines(keepends=True)[-15:])
             raise RuntimeError(f"{self.name} ended without an answer; the end of {self.log}:\n{tail}")
         return json.loads(line)
 
@@ -205,10 +206,20 @@ def commit() -> str:
     """Return the measured commit, with `+` if the tree has changes."""
     try:
         head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=HERE,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
         ).stdout.strip()
         changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"], cwd=HERE, capture_output=True, text=True, check=True
+            ["git", "status", "--porcelain", "-uno"],
+            cwd=HERE,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -220,7 +231,7 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
     result = result | {"machine": machine(), "versions": versions() | result.get("versions", {}), "commit": commit()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result))
 
 

@@ -118,14 +118,14 @@ def run(folder: Path, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     folder.parent.mkdir(parents=True, exist_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with folder.with_suffix(".log").open("w") as log:
+    with folder.with_suffix(".log").open("w", encoding="utf-8") as log:
         command = [sys.executable, "-m", "benchmarks.long_tail", json.dumps({**tree, "folder": str(folder)})]
         code = subprocess.run(command, cwd=HERE.parent, env=environment, stdout=log, stderr=log).returncode
     if code:
         raise RuntimeError(f"{folder.name} ended with code {code}; see {folder.with_suffix('.log')}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     shutil.rmtree(folder)
     return [*map(json.loads, lines), {"kind": "cpu", "seconds": cpu}]
 

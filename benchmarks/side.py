@@ -16,7 +16,7 @@ class Channel:
     """Reserves stdout for the answers, so that a library's progress bar can't get between them."""
 
     def __init__(self) -> None:
-        self._answers = os.fdopen(os.dup(1), "w", buffering=1)
+        self._answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
         os.dup2(2, 1)
 
     def send(self, **answer: Any) -> None:

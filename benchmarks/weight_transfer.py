@@ -98,7 +98,7 @@ def main() -> None:
     equal = all(probes[i] == probes[i % arguments.syncs] for i in range(len(probes)))
     machine = {"cpus": os.cpu_count(), "platform": platform.platform(), "torch": torch.__version__}
     result = {"machine": machine, "medians": medians, "probes_equal": equal, "syncs": rows}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({"medians": medians, "probes_equal": equal}))
 
 

@@ -51,7 +51,7 @@ def sweep(claim: Path, *names: str) -> None:
     results = claim / "results.jsonl"
     here = [line for name in names for line in results_of(Path("runs/evidence") / claim.name / name, name)]
     lines = {(line["sweep"], line["cell"], line["seed"]): line for line in [*read_lines(results), *here]}
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
 
 
 def results_of(folder: Path, sweep: str) -> list[dict[str, Any]]:

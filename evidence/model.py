@@ -77,7 +77,7 @@ def main() -> None:
     for stage in STAGES:
         train(stage, out)
     table = [choose(start, out) for start in STARTS]
-    (out / "starts.json").write_text(json.dumps(table, indent=1) + "\n")
+    (out / "starts.json").write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
 
 def train(stage: Stage, out: Path) -> None:
@@ -117,7 +117,7 @@ def accuracy(start: Start, run: Path, step: int) -> float:
     if not (out / "result.json").exists():
         options = ["--checkpoint", str(step), "--temperature", "1", "--samples", "1", "--out", str(out), "--overwrite"]
         call("eval", str(run), str(RECIPES / "chain.yaml"), *start.words, *options)
-    (suite,) = json.loads((out / "result.json").read_text())["suites"].values()
+    (suite,) = json.loads((out / "result.json").read_text(encoding="utf-8"))["suites"].values()
     return float(suite["estimates"]["reward/mean"]["value"])
 
 

@@ -28,7 +28,7 @@ def main(count: int, path: Path) -> None:
         tools = describe_tools(hosts.interface.schemas, config.episode.tool_format)
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for row in islice(rows, count):
             first, second = row.metadata["operands"]
             expression = f"{first} {row.metadata['operator']} {second}"

@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     parts["passages"] = [{"text": PASSAGE.format(**fact)} for fact in facts]
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in parts.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(", ".join(f"{len(rows)} {name}" for name, rows in parts.items()), f"in {folder}")
 
 

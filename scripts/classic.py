@@ -66,7 +66,7 @@ def stage(name: str, words: list[str]) -> None:
 
 def finished(name: str) -> bool:
     summary = REPOSITORY / RUNS / name / "summary.json"
-    return summary.exists() and json.loads(summary.read_text())["status"] == "done"
+    return summary.exists() and json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
 
 
 def export(name: str) -> None:
@@ -95,7 +95,7 @@ def table() -> str:
     """Return the results of each stage as tables."""
     lines = ["| stage | measured | before | after | steps | minutes |", "|---|---|---|---|---|---|"]
     for name in ("sft", "reward", "ppo", "dpo"):
-        summary = json.loads((REPOSITORY / RUNS / name / "summary.json").read_text())
+        summary = json.loads((REPOSITORY / RUNS / name / "summary.json").read_text(encoding="utf-8"))
         before, after = (summary["eval"][label] for label in ("before", "after"))
         figures = [interval(before), interval(after)]
         lines.append(
@@ -104,7 +104,9 @@ def table() -> str:
         )
     lines += ["", "| held-out questions | right | form | n |", "|---|---|---|---|"]
     for name in ("base", "sft", "ppo", "dpo"):
-        (suite,) = json.loads((REPOSITORY / RUNS / "evals" / name / "result.json").read_text())["suites"].values()
+        (suite,) = json.loads((REPOSITORY / RUNS / "evals" / name / "result.json").read_text(encoding="utf-8"))[
+            "suites"
+        ].values()
         right, form = (interval(suite["estimates"][part]) for part in ("accuracy", "reward/part/form"))
         lines.append(f"| {name} | {right} | {form} | {suite['questions']} |")
     return "\n".join(lines)

@@ -60,7 +60,7 @@ def main() -> int:
     if options.engine:
         print("\n" + probes(folder))
     print(f"\nthe untrained model once more, with {ROOM['--max-tokens']} tokens for an answer", flush=True)
-    started = json.loads((folder / "summary.json").read_text())["model"]
+    started = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model"]
     room = [str(word) for pair in ROOM.items() for word in pair]
     out = f"{name}/untrained_with_room"
     code = run([*PROXIMA, "eval", model or started, RECIPE, *room, "--out", out, "--overwrite", "--json"], quiet=True)
@@ -100,8 +100,8 @@ def run(command: list[str], quiet: bool = False) -> int:
 
 def result(folder: Path) -> str:
     """Return accuracy before and after, the first five held-out questions with both answers, and the report's path."""
-    summary = json.loads((folder / "summary.json").read_text())
-    machine = json.loads((folder / "environment.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    machine = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     before, after = (summary["eval"][label] for label in ("before", "after"))
     first, last = (rows_of(folder, label) for label in ("before", "after"))
     where = machine["torch"]["devices"][0]
@@ -127,7 +127,7 @@ def result(folder: Path) -> str:
 
 def probes(folder: Path) -> str:
     """Return, for each weight sync, how far the server's log-probs of known tokens were from the trainer's."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     probed = [record for record in records if "sync/probe_mean" in record]
     lines = ["did the server have the trainer's weights? |log-prob of the server - of the trainer|, nats, known tokens"]
     lines += ["  step    mean      max   bounds         seconds"]
@@ -147,7 +147,7 @@ def probes(folder: Path) -> str:
 
 def with_room(folder: Path) -> str:
     """Return the accuracy of the untrained model when its answers are not cut off."""
-    (suite,) = json.loads((folder / "result.json").read_text())["suites"].values()
+    (suite,) = json.loads((folder / "result.json").read_text(encoding="utf-8"))["suites"].values()
     right, questions = suite["correct"], suite["questions"]
     return f"held-out accuracy   {right / questions:.3f}   ({right}/{questions}); more than that is skill, not brevity"
 

@@ -216,7 +216,15 @@ def swept(names: Sequence[str]) -> list[dict[str, Any]]:
 def _in_process(names: Sequence[str]) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).resolve()), *names]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=REPOSITORY, check=False)
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=SECONDS,
+            cwd=REPOSITORY,
+            check=False,
+        )
         said = ran.stdout
     except subprocess.TimeoutExpired as late:
         said = (late.stdout or b"").decode() if isinstance(late.stdout, bytes) else late.stdout or ""

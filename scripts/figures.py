@@ -145,9 +145,9 @@ PLAIN = re.compile(
 def results(source: str) -> list[Any]:
     """Return the result in a file, or all of a benchmark, the newest last."""
     if source.endswith(".json"):
-        return [json.loads((ROOT / "benchmarks" / source).read_text())]
+        return [json.loads((ROOT / "benchmarks" / source).read_text(encoding="utf-8"))]
     files = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
-    return [json.loads(file.read_text()) for file in files if PLAIN.fullmatch(file.name)]
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files if PLAIN.fullmatch(file.name)]
 
 
 def figure(source: str, path: str, form: str) -> str:

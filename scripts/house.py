@@ -8,6 +8,7 @@
                    `if TYPE_CHECKING`, which hide imports too, are few
     unreachable    every definition is reached by a run, a command or the public API
     rooms          the `__init__` of a room holds its table; it defines no function or class
+    encodings      who opens text says its encoding, in the packages and in the programs beside them; see `portable`
 
 Exit code 1 if a rule is broken. Files of more than 400 lines are listed, but break no rule. `ALLOWED_*` below hold the
 exceptions, each with its reason.
@@ -25,6 +26,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))  # as a program, its folder alone would be there
+
+from scripts import portable  # noqa: E402
+
 PACKAGES = (
     REPOSITORY / "src" / "proxima",
     *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
@@ -450,7 +455,23 @@ def logic_in_rooms(modules: list[Module]) -> Iterator[tuple[str, str]]:
                 yield module.room, f"{short(module)}: {', '.join(names)}"
 
 
+# what differs from one computer to another
+
+
+def locale_texts(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Yield calls that read or write text in the encoding of the user's locale."""
+    for module in modules:
+        for text in portable.unspecified_encodings(short(module), module.nodes):
+            yield module.room, text
+    for folder in portable.FOLDERS:
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            for text in portable.unspecified_encodings(str(path.relative_to(REPOSITORY)), nodes):
+                yield folder, text
+
+
 RULES = {
+    "encodings": locale_texts,
     "sizes": oversized,
     "names": ambiguous_names,
     "circles": circles,

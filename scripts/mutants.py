@@ -232,7 +232,9 @@ print(first.name or ("" if code == 0 else f"pytest ends with {code}"))"""
 def first_failure_anew(tests: list[str], mutant: Mutant | None = None) -> str | None:
     """Return the first of these tests that fails in a new interpreter over a copy of the repository."""
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    names = subprocess.run(
+        listed, cwd=ROOT, capture_output=True, encoding="utf-8", errors="replace", check=True
+    ).stdout.split("\0")[:-1]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name in names:
             target = Path(folder, name)
@@ -242,7 +244,9 @@ def first_failure_anew(tests: list[str], mutant: Mutant | None = None) -> str | 
             source = ast.unparse(mutated_tree(mutant.file, mutant.site))
             off = "\nfrom scripts.mutants import percent_off\n" if "percent_off(" in source else "\n"
             Path(folder, mutant.path).write_text(source + off, encoding="utf-8")
-        done = subprocess.run([sys.executable, "-c", ANEW, *tests], cwd=folder, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", ANEW, *tests], cwd=folder, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        )
     return done.stdout.strip() or (f"python ends with {done.returncode}" if done.returncode else None)
 
 

@@ -96,14 +96,14 @@ class RankedRun:
     def steps(self) -> list[dict[str, Any]]:
         """The metrics so far."""
         file = self.folder / "metrics.jsonl"
-        records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
         return [record for record in records if record["kind"] == "train"]
 
     def until(self, condition: Callable[[list[dict[str, Any]]], Any]) -> None:
         """Wait until the metrics of the steps, of which there is one, are so."""
 
         def holds() -> bool:
-            assert self.process.poll() is None, self.log.read_text(errors="replace")[-6000:]
+            assert self.process.poll() is None, self.log.read_text(encoding="utf-8", errors="replace")[-6000:]
             steps = self.steps()
             return bool(steps and condition(steps))
 

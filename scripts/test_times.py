@@ -149,7 +149,7 @@ class Times:
         name = os.environ.get("PYTEST_XDIST_WORKER", "main")
         rows = [row | {"skipped": row["test"] in self.skipped} for row in self.rows]
         if rows:
-            (Path(os.environ[FOLDER]) / f"{name}.json").write_text(json.dumps(rows))
+            (Path(os.environ[FOLDER]) / f"{name}.json").write_text(json.dumps(rows), encoding="utf-8")
 
 
 def _row(test: str, seconds: float, cpu: float, children: float, causes: dict[str, float]) -> Row:
@@ -173,14 +173,14 @@ def measure(folder: Path, options: list[str]) -> list[Row]:
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         sys.exit(f"error: pytest ended with exit code {code}; nothing was written")
     total = _row("run", time.perf_counter() - start, machine_cpu_seconds() - busy, 0.0, {})
-    (folder / "run.json").write_text(json.dumps([total]))
+    (folder / "run.json").write_text(json.dumps([total]), encoding="utf-8")
     return read(folder)
 
 
 def machine_cpu_seconds() -> float:
     """Return the CPU seconds that all processes of this machine have used; NaN where there is no /proc."""
     try:
-        fields = Path("/proc/stat").read_text().split(maxsplit=9)
+        fields = Path("/proc/stat").read_text(encoding="utf-8").split(maxsplit=9)
     except OSError:
         return float("nan")
     return sum(map(int, (*fields[1:4], *fields[6:8]))) / os.sysconf("SC_CLK_TCK")  # neither idle nor waiting for a disk
@@ -189,7 +189,7 @@ def machine_cpu_seconds() -> float:
 def read(folder: Path) -> list[Row]:
     """Return the rows that test processes wrote."""
     files = sorted(folder.glob("*.json"), key=lambda file: file.name == "run.json")
-    return [row for file in files for row in json.loads(file.read_text())]
+    return [row for file in files for row in json.loads(file.read_text(encoding="utf-8"))]
 
 
 def slow(seconds: dict[str, float], limit: float = LIMIT) -> set[str]:

@@ -16,7 +16,7 @@ import proxima
 import proxima_peers
 import proxima_plan
 import proxima_tinker
-from scripts import house, make_docs
+from scripts import house, make_docs, portable
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml"))]
@@ -77,6 +77,39 @@ def test_an_import_inside_a_function_needs_a_seam(monkeypatch):
     assert room == "task" and "proxima.task.made_up: proxima.core" in unused
     monkeypatch.setattr(house, "LATE_IMPORTS", 0)
     assert ("proxima", "1 imports of our own inside functions, at most 0") in house.late_imports([late])
+
+
+def test_text_is_opened_with_its_encoding():
+    """The encoding of the locale is ASCII in a container without one."""
+    wrong = """path.read_text()
+        path.write_text(text, errors="replace")
+        open(name)
+        open(name, "a")
+        path.open()
+        path.open("w")
+        os.fdopen(1, "w")
+        gzip.open(name, "rt")
+        NamedTemporaryFile("w")
+        io.TextIOWrapper(raw)
+        subprocess.run(words, text=True)
+        subprocess.Popen(words, universal_newlines=True)"""
+    right = """path.read_text(encoding="utf-8")
+        path.read_text("utf-8")
+        path.write_text(text, "utf-8")
+        open(name, "rb")
+        path.open("ab")
+        os.open(name, flags)
+        os.fdopen(1, "wb")
+        gzip.open(name)
+        TemporaryFile()
+        Image.open(name)
+        table.open(rows, limit)
+        decoded(text=text)
+        subprocess.run(words, encoding="utf-8", errors="replace")"""
+    for text, expected in ((wrong, 12), (right, 0)):
+        lines = "\n".join(map(str.strip, text.splitlines()))
+        found = list(portable.unspecified_encodings("made_up.py", list(ast.walk(ast.parse(lines)))))
+        assert len(found) == expected, found
 
 
 def test_blocks_for_types_are_counted(monkeypatch):

@@ -28,7 +28,9 @@ def recipe(model: Path) -> dict[str, Any]:
     from tests.runtime.tiny_run import recipe
 
     settings = model / "generation_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": ENDS}))
+    settings.write_text(
+        json.dumps(json.loads(settings.read_text(encoding="utf-8")) | {"eos_token_id": ENDS}), encoding="utf-8"
+    )
     tree = recipe(
         model,
         train__steps=STEPS,
@@ -66,7 +68,7 @@ def campaign(
     began = time.monotonic()
     runs.tree["engine"] = engine(False)
     runs.finish(folder)
-    seconds, operations = time.monotonic() - began, int(runs.counted.read_text())
+    seconds, operations = time.monotonic() - began, int(runs.counted.read_text(encoding="utf-8"))
 
     def measure(name: str, seed: int, over_age: str) -> None:
         try:
@@ -130,7 +132,7 @@ def kill(runs: Killed, folder: Path, seconds: float, operations: int, draws: ran
         for engine in engines:
             os.kill(engine, signal.SIGKILL)
         if status := os.waitpid(pid, 0)[1]:  # the run goes on with another engine
-            raise RuntimeError(f"ended with status {status}: {runs.errors.read_text()[-800:]}")
+            raise RuntimeError(f"ended with status {status}: {runs.errors.read_text(encoding='utf-8')[-800:]}")
         return "engine"
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -142,7 +144,7 @@ def engines_of(pid: int) -> list[int]:
     engines = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            parent = int((place / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             if parent == pid and b"proxima.engine" in (place / "cmdline").read_bytes():
                 engines.append(int(place.name))
         except OSError:  # it has ended

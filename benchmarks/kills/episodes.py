@@ -72,7 +72,7 @@ def campaign(
         while sum(kills_of(done := lines(file, name)).values()) < kills:
             draws = random.Random(f"{seed} {name} {len(done)}")
             run = killer.play(root / name / "run", whole if name == "sync" else None, draws)
-            with file.open("a") as kept:
+            with file.open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps({"kind": name, "commit": commit, **run}) + "\n")
             print(f"  {name} {len(done) + 1}: {run}", file=sys.stderr, flush=True)
     return summary([line for name in kinds for line in lines(file, name)])
@@ -143,8 +143,10 @@ class Killer:
                 ended, status = os.waitpid(pid, os.WNOHANG)
             if ended and not self.hits:
                 self.seconds = min(self.seconds, time.monotonic() - began)
-            if status and not any(words in self.runs.errors.read_text() for words in REFUSED):
-                raise RuntimeError(f"ended with status {status}: {self.runs.errors.read_text()[-2500:]}")
+            if status and not any(words in self.runs.errors.read_text(encoding="utf-8") for words in REFUSED):
+                raise RuntimeError(
+                    f"ended with status {status}: {self.runs.errors.read_text(encoding='utf-8')[-2500:]}"
+                )
             if ended:
                 self.hits += [("start refused", "start")] * bool(status)
                 return not status
@@ -166,7 +168,7 @@ class Killer:
 
 def lines(file: Path, kind: str) -> list[dict[str, Any]]:
     """Return the runs of a kind so far."""
-    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    records = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
     return [line for line in records if line["kind"] == kind]
 
 

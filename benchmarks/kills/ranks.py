@@ -54,7 +54,7 @@ def unfinished(checkpoints: Path) -> list[Path]:
 def check(folder: Path) -> None:
     """Raise RuntimeError if `proxima check` finds anything lost or duplicated."""
     words = [sys.executable, "-m", "proxima.cli.main", "check", str(folder)]
-    code, out, err = run_warm(words, cwd=ROOT, env=environment(), text=True)
+    code, out, err = run_warm(words, cwd=ROOT, env=environment(), encoding="utf-8", errors="replace")
     if code:
         raise RuntimeError(out + err)
 
@@ -62,7 +62,7 @@ def check(folder: Path) -> None:
 def finish(words: list[str], ranks: int, output: Path) -> None:
     with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
         if process.wait(300):
-            raise RuntimeError(output.read_text()[-3000:])
+            raise RuntimeError(output.read_text(encoding="utf-8")[-3000:])
 
 
 def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, checkpoints: Path | None) -> bool:
@@ -70,7 +70,7 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, 
     of the next checkpoint after that. Return False if the run had already ended. Its own line about the dead rank must
     precede torchrun's."""
     with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
-        while "step = " not in output.read_text() and process.poll() is None:
+        while "step = " not in output.read_text(encoding="utf-8") and process.poll() is None:
             time.sleep(0.02)
         time.sleep(seconds)
         while checkpoints is not None and not unfinished(checkpoints) and process.poll() is None:
@@ -83,7 +83,7 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, 
         died = time.monotonic()
         process.wait(120)
         took = time.monotonic() - died
-        text = output.read_text()
+        text = output.read_text(encoding="utf-8")
         named = f"rank {rank} on " in text and text.index(f"rank {rank} on ") < text.index("Root Cause")
         if (
             rank and not named and "exitcode  : -9" in text and "  done: " not in text
@@ -102,7 +102,7 @@ def campaign(kills: int, ranks: int, seed: int, root: Path) -> None:
     reference = ranked(model, root / "reference", **changes)
     finish(reference, ranks, root / "reference.txt")
     expected = weights(root / "reference")
-    span = 1.2 * float((root / "reference.txt").read_text().split(" steps in ")[1].split(" s")[0])
+    span = 1.2 * float((root / "reference.txt").read_text(encoding="utf-8").split(" steps in ")[1].split(" s")[0])
     done = run = 0
     while done < kills:
         run += 1

@@ -50,11 +50,12 @@ class Killed:
         try:
             for stream in (1, 2):
                 os.dup2(os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)  # a test captures those of Python
+            # a test captures those of Python
+            sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, encoding="utf-8")
             faulthandler.dump_traceback_later(HANGS, exit=True, file=2)
             count = watch_operations(kill)
             status = self.go(folder, self.tree, resume=(folder / "run.sqlite").exists()).status
-            self.counted.write_text(str(count[0]))
+            self.counted.write_text(str(count[0]), encoding="utf-8")
             code = 0 if status == "done" else 3
         except BaseException:
             traceback.print_exc()
@@ -65,7 +66,7 @@ class Killed:
         """Run or resume to the end."""
         status = os.waitpid(self.start(folder), 0)[1]
         if status:
-            raise RuntimeError(f"ended with status {status}: {self.errors.read_text()[-2500:]}")
+            raise RuntimeError(f"ended with status {status}: {self.errors.read_text(encoding='utf-8')[-2500:]}")
 
 
 def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:
@@ -150,7 +151,7 @@ def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:
     whole, folder = root / "whole", root / "run"
     began = time.monotonic()
     runs.finish(whole)
-    seconds, operations = time.monotonic() - began, int(runs.counted.read_text())
+    seconds, operations = time.monotonic() - began, int(runs.counted.read_text(encoding="utf-8"))
     expected, files = traces(whole), files_of(whole)
     wrong: list[str] = []
     ended = 0

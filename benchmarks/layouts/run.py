@@ -120,7 +120,7 @@ def two_steps(pair: Pair, folder: Path) -> dict[str, Any]:
     failure = run_command(["train", *words, f"folder={out}"], RANKS, out.with_suffix(".log"))
     steps = []
     if not failure:
-        lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        lines = map(json.loads, (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
         steps = [line["grad_norm"] for line in lines if line["kind"] == "train"]
     return {"seconds": round(time.perf_counter() - start, 1), "grad_norms": steps, "failure": failure}
 

@@ -56,7 +56,7 @@ def cpu_seconds(pool: Any) -> float:
     total, fork_server = 0.0, pool._server.child.process.pid
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = entry.read_text().rpartition(")")[2].split()
+            fields = entry.read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == fork_server:

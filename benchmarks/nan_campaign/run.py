@@ -41,11 +41,11 @@ class Runs:
         answer = self.root / "answer.json"
         if pid := os.fork():
             os.waitpid(pid, 0)
-            return json.loads(answer.read_text())
-        with (self.root / "log.txt").open("w") as log:
+            return json.loads(answer.read_text(encoding="utf-8"))
+        with (self.root / "log.txt").open("w", encoding="utf-8") as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
-            answer.write_text(json.dumps(work()))
+            answer.write_text(json.dumps(work()), encoding="utf-8")
         os._exit(0)
 
     def go(self, folder: Path, *, fault: Fault | None = None, step: int = 0, **changes: Any) -> dict[str, Any]:
@@ -146,7 +146,9 @@ def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
         end = runs.go(runs.folder, fault=fault, step=step)
         problems = runs.problems(end)
         if place == "reward":
-            records = [json.loads(line) for line in (runs.folder / "metrics.jsonl").read_text().splitlines()]
+            records = [
+                json.loads(line) for line in (runs.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            ]
             lost = sum(r.get("reward/invalid", 0) for r in records if r["kind"] == "train")
             problems = [] if (end["status"], lost) == ("done", 1) else [f"{end['status']}, {lost} rewards invalid"]
         else:

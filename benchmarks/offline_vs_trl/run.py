@@ -83,7 +83,7 @@ def write_rows(file: Path, method: str, count: int, words: int) -> Path:
         length = min(300, max(5, round(draw.lognormvariate(0, 0.5) * median)))
         return " ".join(draw.choice(WORDS) for _ in range(length))
 
-    with file.open("w") as out:
+    with file.open("w", encoding="utf-8") as out:
         for _ in range(count):
             row = {"prompt": text(words / 2)}
             row |= {"completion": text(words)} if method == "sft" else {"chosen": text(words), "rejected": text(words)}

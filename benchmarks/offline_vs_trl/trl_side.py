@@ -15,7 +15,7 @@ def main() -> None:
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     torch.set_num_threads(settings["threads"])
-    rows = [json.loads(line) for line in Path(settings["data"]).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(settings["data"]).read_text(encoding="utf-8").splitlines()]
     chats = [
         {key: [{"role": "user" if key == "prompt" else "assistant", "content": text}] for key, text in row.items()}
         for row in rows

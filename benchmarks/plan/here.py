@@ -52,8 +52,8 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
             [*command, f"folder={folder}", f"train.steps={steps}", *words],
             cwd=HERE.parent, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=LIMIT,
         )  # fmt: skip
-        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        peak = json.loads((folder / "summary.json").read_text())["peak_memory_bytes"]
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        peak = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["peak_memory_bytes"]
     steps_trained = [record for record in records if record["kind"] == "train"][1:]
 
     def median(read: Callable[[dict[str, Any]], float]) -> float:

@@ -68,7 +68,7 @@ class LiveTensors(TorchDispatchMode):
 
 def resident(name: str) -> int:
     """Return VmRSS or VmHWM in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
@@ -112,7 +112,8 @@ def main() -> None:
             answer: dict[str, int] = {}
             for sizes in (first, shape):
                 live.most = live.now
-                Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set is that from now on
+                # the peak of the resident set is that from now on
+                Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
                 if ranks.rank == 0:
                     stack.update(objective, [fake_items(config, training, sizes, ranks.size)])
                     answer = {"tensors": live.most, "resident": resident("VmHWM") - before}

@@ -125,7 +125,8 @@ def measured(words: list[str], ranks: int, node: int, program: str = "rank", **o
             cwd=HERE.parent,
             env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank % node)},
             stdout=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
         for rank in range(ranks)
     ]

@@ -47,7 +47,7 @@ class PrivateTensors(LiveTensors):
 
 def private() -> int:
     """Return RssAnon in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 

@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "rows.jsonl"
         text = " ".join(["word"] * (o.length // 2))
-        data.write_text(f'{{"question": "Say it.", "answer": "{text}"}}\n' * 4 * o.examples)
+        data.write_text(f'{{"question": "Say it.", "answer": "{text}"}}\n' * 4 * o.examples, encoding="utf-8")
         for repeat in range(o.repeats):
             for name in o.sides:
                 launcher, ranks = SIDES[name]
@@ -75,6 +75,8 @@ def step_of(words: list[str], launcher: str, ranks: int, sharding: str, folder: 
     command += ["-m", "proxima.cli.main", "train", recipe, *words, *common, "--quiet"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.PIPE)
-    records: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records: list[dict[str, Any]] = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     steps = [record for record in records if record["kind"] == "train"][2:]
     return {"rate": statistics.median(record["tokens_per_second/train"] for record in steps)}

@@ -76,7 +76,7 @@ def write_uneven(models: Path) -> None:
         }
         for i, length in enumerate(lengths)
     ]
-    (models / "uneven.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (models / "uneven.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 UNEVEN = ("task={kind: jsonl, path: MODELS/uneven.jsonl}", "eval.task=null", "eval.every=0", "eval.limit=0")

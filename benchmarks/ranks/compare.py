@@ -41,7 +41,7 @@ CANCELS += (
 
 def records(folder: Path) -> list[dict[str, Any]]:
     """Return a run's metrics without those of the machine; of a step that a resume has written again, the last ones."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     kept = {(line.get("kind"), line.get("step"), line.get("label")): line for line in lines}
     return [{name: x for name, x in line.items() if not _of_the_machine(name)} for line in kept.values()]
 
@@ -99,7 +99,10 @@ def norm_deviations(alone: Path, several: Path) -> dict[str, float]:
 
 def exact_norms(folder: Path) -> list[float]:
     """Return the gradient norm of each update, from what each rank has written about its own gradients."""
-    ranks = [list(map(float, file.read_text().split())) for file in sorted(Path(f"{folder}-squares").glob("*"))]
+    ranks = [
+        list(map(float, file.read_text(encoding="utf-8").split()))
+        for file in sorted(Path(f"{folder}-squares").glob("*"))
+    ]
     return [math.sqrt(sum(squares)) for squares in zip(*ranks, strict=True)]
 
 

@@ -44,7 +44,7 @@ def start(words: Sequence[str], ranks: int, log: Path) -> list[int]:
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         os.environ.update(ONE_THREAD if ranks == 1 else ONE_THREAD | sizes | own)
         os.chdir(ROOT)
-        with log.open("a") as file:
+        with log.open("a", encoding="utf-8") as file:
             for stream in (1, 2):
                 os.dup2(file.fileno(), stream)
         code = 70
@@ -80,7 +80,7 @@ def wait(processes: list[int], log: Path, until: Callable[[], bool] = lambda: Fa
                     codes[pid] = 0 if killed else -9
         time.sleep(0.01)
     if any(codes.values()):
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "rror" in line]
         return f"exit codes {list(codes.values())}: {(errors or lines or ['no output'])[-1].strip()[:300]}"
     return ""
@@ -90,7 +90,7 @@ def _by_torchrun(words: Sequence[str], ranks: int, log: Path) -> str:
     torch_run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     torch_run += ["--master-port", str(free_port()), "-m", "proxima.cli.main"]
     environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    with log.open("w") as file:
+    with log.open("w", encoding="utf-8") as file:
         try:
             code = subprocess.run(
                 [*torch_run, *words], cwd=ROOT, env=environment, stdout=file, stderr=file, timeout=SECONDS

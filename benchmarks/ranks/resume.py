@@ -41,7 +41,7 @@ def resumed(case: Case, place: Place) -> Iterator[dict[str, Any]]:
         metrics = killed / "metrics.jsonl"
 
         def third_step(metrics: Path = metrics) -> bool:
-            return metrics.exists() and '"train", "step": 3' in metrics.read_text()
+            return metrics.exists() and '"train", "step": 3' in metrics.read_text(encoding="utf-8")
 
         wait(processes, folder / "killed.log", until=third_step)
         before = {line.get("step") for line in records(killed)}

@@ -173,7 +173,11 @@ def main() -> None:
                 print("  " + shown(row), file=sys.stderr, flush=True)
     if options.json_out is not None and options.json_out.exists() and len(cases) < len(every):
         measured = {row["case"] for row in rows}
-        rows = [row for row in json.loads(options.json_out.read_text())["rows"] if row["case"] not in measured] + rows
+        rows = [
+            row
+            for row in json.loads(options.json_out.read_text(encoding="utf-8"))["rows"]
+            if row["case"] not in measured
+        ] + rows
     report(rows, options.json_out)
 
 

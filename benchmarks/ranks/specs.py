@@ -33,7 +33,7 @@ class Sgd:
                 gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
                 own = [getattr(gradient, "_local_tensor", gradient).double() for gradient in gradients]
                 folder.mkdir(parents=True, exist_ok=True)
-                with (folder / os.environ.get("RANK", "0")).open("a") as file:
+                with (folder / os.environ.get("RANK", "0")).open("a", encoding="utf-8") as file:
                     file.write(f"{sum(float(x.square().sum()) for x in own)!r}\n")
 
             optimizer.register_step_pre_hook(write)

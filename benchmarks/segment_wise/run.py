@@ -57,7 +57,11 @@ def main() -> None:
     p.add_argument("--sides", nargs="+", default=list(ALGORITHMS), choices=list(ALGORITHMS), help="(default: all)")
     p.add_argument("--keep", type=Path, help="a file of finished runs, which are not made again; new ones are added")
     o = p.parse_args()
-    kept = [json.loads(line) for line in o.keep.read_text().splitlines()] if o.keep and o.keep.exists() else []
+    kept = (
+        [json.loads(line) for line in o.keep.read_text(encoding="utf-8").splitlines()]
+        if o.keep and o.keep.exists()
+        else []
+    )
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         model = make_model(Path(place) / "model")
@@ -75,7 +79,7 @@ def main() -> None:
                 matching = [settings | {"load": load} | figures(records, lag + 2) | weights(records, lag)]
                 print(f"  {json.dumps(matching[0])}", file=sys.stderr, flush=True)
                 if o.keep:
-                    with o.keep.open("a") as file:
+                    with o.keep.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(matching[0]) + "\n")
             runs += matching
     result = report(runs, o.steps)

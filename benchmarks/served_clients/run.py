@@ -13,7 +13,7 @@ from benchmarks.harness import HERE, Side, Spread, finish, need_model, parser, t
 def start_server(model: str, folder: Path, workers: int, dtype: str) -> tuple[subprocess.Popen, str]:
     words = ["serve-training", model, "--name", "served", "--folder", str(folder), "--port", "0", "--dtype", dtype]
     command = [sys.executable, "-m", "proxima", *words, "--workers", str(workers)]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", errors="replace", cwd=HERE.parent)
     line = server.stdout.readline().split()
     if "on" not in line:
         raise RuntimeError("the server did not start")

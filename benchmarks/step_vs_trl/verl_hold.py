@@ -20,7 +20,9 @@ def held(self: Any, data: dict[str, Any], step: int, *rest: Any, **more: Any) ->
     """Log, publish the step's numbers as `step-N.json`, and wait for the file `go-N`."""
     _log(self, data, step, *rest, **more)
     written = FOLDER / f"step-{step}.partial"
-    written.write_text(json.dumps({name: float(value) for name, value in data.items() if _is_number(value)}))
+    written.write_text(
+        json.dumps({name: float(value) for name, value in data.items() if _is_number(value)}), encoding="utf-8"
+    )
     written.rename(FOLDER / f"step-{step}.json")
     while not (FOLDER / f"go-{step}").exists():
         time.sleep(0.002)

@@ -123,7 +123,7 @@ class Trainer:
             if self.process.poll() is not None:
                 raise RuntimeError(f"verl ended with exit code {self.process.returncode} before step {self.step}")
             time.sleep(0.01)
-        return json.loads(logged.read_text())
+        return json.loads(logged.read_text(encoding="utf-8"))
 
     def end(self) -> None:
         """Terminate the program, so that Ray stops its own processes; kill it after 20 s."""

@@ -58,7 +58,7 @@ def made_run(completions: int, tokens: int, model: str) -> Path:
 def server(runs: list[Path]) -> Iterator[str]:
     """Run `proxima view` in its own process, and yield its address."""
     command = [sys.executable, "-m", "proxima.cli.main", "view", *map(str, runs), "--port", "0", "--no-browser"]
-    process = Popen(command, stdout=PIPE, text=True, cwd=HERE.parent)
+    process = Popen(command, stdout=PIPE, encoding="utf-8", errors="replace", cwd=HERE.parent)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().split()[0].partition("#")[0]

@@ -50,13 +50,15 @@ class PeerBenchmark:
     def once(self, texts: Sequence[str]) -> dict[str, Any]:
         """Run the requests; return the tokens, and the seconds from the first request to the last token."""
         data, out = self.folder / "prompts.jsonl", self.folder / "result.json"
-        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+        data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
         more = ["--dataset-path", str(data), "--num-prompts", str(len(texts)), "--result-filename", out.name]
-        done = subprocess.run([*self.command, *more], capture_output=True, text=True, env=self.variables)
+        done = subprocess.run(
+            [*self.command, *more], capture_output=True, encoding="utf-8", errors="replace", env=self.variables
+        )
         if done.returncode:
             message = "; ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
             raise RuntimeError(f"`{PEER}` failed (it needs pandas in the server's environment): {message}")
-        result = json.loads(out.read_text())
+        result = json.loads(out.read_text(encoding="utf-8"))
         return {"tokens": result["total_output_tokens"], "seconds": result["duration"], "failed": result["failed"]}
 
 

@@ -42,7 +42,9 @@ class Worker(VllmDialect):
 
     def __init__(self, way: str) -> None:
         command = [sys.executable, "-m", "benchmarks.weight_ipc.worker", way]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        )
         self.sums = list[int]()  # of the bytes of each bucket, of the last weights
 
     async def load_weights(self, client: Any, facts: ServerFacts, weights: WeightHandover) -> None:

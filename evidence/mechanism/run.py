@@ -139,7 +139,7 @@ async def measure(model: Path, start: str, batches: Sequence[int], out: Path, ma
                     await engine.publish(WeightUpdate(version=version, module=policy.model))
                     steps[-1]["return"] = returns(await answer(engine, fresh, 1, sampling, number, setting.reward))
             line = {"start": start, "batch": number, "mask": name, "before": before, "steps": steps}
-            with out.open("a") as file:
+            with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
             last = steps[-1]
             print(f"{start}, batch {number}, {name}: return {last['return']:.3f}, KL {last['kl']:.2f}", flush=True)

@@ -59,7 +59,7 @@ def main() -> None:
     for chain in sorted(set(o.chains) - whole):
         with without_progress_bars():
             lines[chain] = asyncio.run(Chain(o.model, chain).measure(o.stale, o.fresh))
-        o.out.write_text("".join(json.dumps(line) + "\n" for line in lines.values()))
+        o.out.write_text("".join(json.dumps(line) + "\n" for line in lines.values()), encoding="utf-8")
         print(f"chain {chain} is done", flush=True)
 
 

@@ -36,10 +36,12 @@ def run_trl() -> None:
             write_questions(questions, seed)
             own = {"seed": seed, "shuffled": shuffled, "folder": str(folder / cell), "questions": str(questions)}
             command = [python, str(CLAIM / "trl_side.py"), json.dumps(SETTINGS | own)]
-            with (folder / f"{cell}_{seed}.log").open("w") as log:
-                done = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+            with (folder / f"{cell}_{seed}.log").open("w", encoding="utf-8") as log:
+                done = subprocess.run(
+                    command, stdout=subprocess.PIPE, stderr=log, encoding="utf-8", errors="replace", check=True
+                )
             run = {"sweep": "trl", "cell": cell, "status": "done", **json.loads(done.stdout.splitlines()[-1])}
-            with results.open("a") as file:
+            with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
             print(f"{cell} seed {seed}: {total(run, 'seconds'):.0f} CPU seconds", flush=True)
 
@@ -56,7 +58,7 @@ def write_questions(path: Path, seed: int) -> None:
     for i in map(cursor.row, range(len(rows))):
         text, tokens = f"{rows[i].messages[0]['content']}\n", prompt_tokens(rows[i].messages, tokenizer)
         lines.append(json.dumps({"prompt": text, "tokens": tokens.tolist(), "answer": rows[i].answer}))
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def report(runs: Sequence[Run]) -> None:

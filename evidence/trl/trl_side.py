@@ -78,7 +78,7 @@ def main() -> None:
         dataloader_pin_memory=False,
         seed=settings["seed"],
     )
-    rows = [json.loads(line) for line in Path(settings["questions"]).read_text().splitlines()]
+    rows = [json.loads(line) for line in Path(settings["questions"]).read_text(encoding="utf-8").splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     if tokenizer(rows[0]["prompt"])["input_ids"] != rows[0]["tokens"]:
         sys.exit(f"error: TRL reads {rows[0]['prompt']!r} as {tokenizer(rows[0]['prompt'])['input_ids']}")

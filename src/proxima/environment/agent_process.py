@@ -23,7 +23,7 @@ THREADS = 256  # maximum of concurrent episodes if the function is not async
 
 def main(reference: str) -> None:
     """Run jobs until stdin ends, then exit at once, even if jobs are still running."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # the function may print
     module, _, name = reference.partition(":")
     sys.path.insert(0, os.getcwd())

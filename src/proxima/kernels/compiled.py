@@ -90,7 +90,7 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
             stored or loaded.
     """
     command = compiler()
-    texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
+    texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
     facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()), DIGEST.__name__)
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     fault = _fault(held)
@@ -194,7 +194,13 @@ def _run(*command: str) -> "subprocess.CompletedProcess[str]":
     """Run the compiler; UserError if it hangs. It and all that it started then end."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     ) as process:
         try:
             out, errors = process.communicate(timeout=SECONDS)

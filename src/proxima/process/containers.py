@@ -281,7 +281,7 @@ def run_shown(command: Sequence[str], seconds: float) -> tuple[int, str]:
         kill_group(process.pid)
 
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, text=True, errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(command, encoding="utf-8", errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
         timer = threading.Timer(seconds, kill)
         timer.start()
         try:
@@ -324,7 +324,7 @@ def _remove_folders() -> None:
 
 def _owner(pid: int) -> str:
     """A process of this machine: its name, the process id, and when it started, which tells ids used again apart."""
-    started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    started = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     return f"{_machine()}-{pid}-{started}"
 
 

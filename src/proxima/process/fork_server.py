@@ -83,7 +83,7 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: An
 
 def prefer_oom_kill() -> None:
     """Make the kernel kill this worker, not the run, when the machine runs out of memory."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
         file.write("1000")
 
 

@@ -19,7 +19,7 @@ def limit(name: str, value: int) -> None:
 
 def limit_growth(name: str, column: int, memory_mb: int) -> None:
     """Allow `memory_mb` MiB more than the current use, read from `column` of `/proc/self/statm`, if there is one."""
-    with suppress(OSError), open("/proc/self/statm") as statm:
+    with suppress(OSError), open("/proc/self/statm", encoding="utf-8") as statm:
         limit(name, int(statm.read().split()[column]) * resource.getpagesize() + (memory_mb << 20))
 
 

@@ -108,7 +108,7 @@ class Checksum:
 def write_checksums(folder: Path) -> None:
     """Write the checksums of the files in a folder beside them."""
     text = json.dumps({file.name: astuple(Checksum.of(file)) for file in sorted(folder.iterdir())})
-    (folder / CHECKSUMS).write_text(f"{Checksum.of_bytes(text.encode()).crc32}\n{text}")
+    (folder / CHECKSUMS).write_text(f"{Checksum.of_bytes(text.encode()).crc32}\n{text}", encoding="utf-8")
 
 
 def damage_beside_checksums(file: Path) -> str:

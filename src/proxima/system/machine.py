@@ -103,13 +103,13 @@ def memory_bytes() -> tuple[int | None, int | None]:
     """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
     not report them."""
     try:
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
         total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     except (OSError, KeyError, ValueError):
         return None, None
     try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return total, free
     return min(total, limit), min(free, limit - used)
@@ -135,7 +135,7 @@ def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float 
 def _said(field: str) -> str:
     """The value of a field of `/proc/cpuinfo` for the first core; empty on other systems."""
     try:
-        lines = CPUINFO.read_text().splitlines()
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")

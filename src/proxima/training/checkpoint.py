@@ -139,7 +139,7 @@ def finish_checkpoint(
         "crc32": dict(crc32),
     }
     state["state_crc32"] = _state_crc32(state)
-    (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+    (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
     ordinary_modes(temporary)
     for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
         flush_to_disk(path)
@@ -159,7 +159,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 def read_checkpoint(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`; None if it is missing, damaged, or a copy under another name."""
     try:
-        facts = load_json((path / "state.json").read_text())
+        facts = load_json((path / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     complete = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys()

@@ -275,5 +275,5 @@ def _conversion(model: Any) -> Convert | None:
 def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
-    (folder / "model.safetensors.index.json").write_text(text + "\n")
+    (folder / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
     shutil.rmtree(folder / SHARDS)

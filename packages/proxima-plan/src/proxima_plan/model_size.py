@@ -79,7 +79,7 @@ class ModelFacts:
 @cache
 def known_models() -> dict[str, ModelFacts]:
     """Return the models of `model_size.toml` by name: that of the hub without its owner, in lower case."""
-    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["models"]
+    tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["models"]
     return {name: ModelFacts(**table) for table in tables for name in table.pop("names")}
 
 

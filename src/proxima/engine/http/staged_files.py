@@ -183,7 +183,9 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, *,
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}), encoding="utf-8"
+    )
 
 
 def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
@@ -202,7 +204,7 @@ def _shards(named: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> I
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of the weights in a folder."""
-    return int(load_json((folder / INDEX).read_text())["metadata"]["total_size"])
+    return int(load_json((folder / INDEX).read_text(encoding="utf-8"))["metadata"]["total_size"])
 
 
 class LockedFolder:

@@ -80,7 +80,7 @@ class Buckets:
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / BYTES
-        rows = load_json((folder / PLAN).read_text())
+        rows = load_json((folder / PLAN).read_text(encoding="utf-8"))
         tensors = [(name, getattr(torch, dtype), shape) for row in rows for name, dtype, shape, _ in row]
         self.buckets = tuple(plan_buckets(tensors))
         self.size = sum(bucket.size for bucket in self.buckets)
@@ -88,7 +88,7 @@ class Buckets:
     @classmethod
     def create(cls, folder: Path, buckets: Sequence[Bucket]) -> "Buckets":
         """Allocate a file for a plan. OSError: there is no room."""
-        (folder / PLAN).write_text(json.dumps([bucket.as_json for bucket in buckets]))
+        (folder / PLAN).write_text(json.dumps([bucket.as_json for bucket in buckets]), encoding="utf-8")
         created = cls(folder)
         with created.file.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, created.size)  # memory that is short is an error here, not a signal

@@ -342,12 +342,12 @@ def row_limits(
     model."""
     name = f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
     with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
-        least, most = map(int, (_limits_folder() / name).read_text().split())
+        least, most = map(int, (_limits_folder() / name).read_text(encoding="utf-8").split())
         return least, most
     least, most = find_row_limits(height, width, dtype, packed, threads, transposed=transposed)
     with suppress(OSError, RuntimeError):
         _limits_folder().mkdir(parents=True, exist_ok=True)
-        (_limits_folder() / name).write_text(f"{least} {most}")
+        (_limits_folder() / name).write_text(f"{least} {most}", encoding="utf-8")
     return least, most
 
 
@@ -355,7 +355,7 @@ def row_limits(
 def _limits_folder() -> Path:
     """The folder for this processor, this build of torch, the environment variables its libraries read, and this
     file."""
-    facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text()]
+    facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text(encoding="utf-8")]
     facts += [processor_name(), *sorted(processor_flags())]
     names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
     facts += sorted(f"{name}={value}" for name, value in os.environ.items() if name.startswith(names))

@@ -136,7 +136,9 @@ def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         if untyped.generation_config is not None:
-            (Path(folder) / GENERATION).write_text(json.dumps({"eos_token_id": untyped.generation_config.eos_token_id}))
+            (Path(folder) / GENERATION).write_text(
+                json.dumps({"eos_token_id": untyped.generation_config.eos_token_id}), encoding="utf-8"
+            )
         tokenizer.save_pretrained(folder)
         return {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
 

@@ -114,7 +114,9 @@ class ServerEnvironment:
             UserError: it failed; the message has the last line of its output that explains why.
         """
         try:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+            )
         except OSError as error:
             raise UserError(f"{failure}: {error.strerror or error}") from error
         output = ""

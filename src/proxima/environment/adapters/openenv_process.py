@@ -22,7 +22,7 @@ def open_session(url: str) -> Any:
 
 def main() -> None:
     """Answer calls until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
     sessions: dict[int, Any] = {}

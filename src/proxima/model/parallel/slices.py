@@ -120,7 +120,7 @@ def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
     """The safetensors file of each weight, of a folder or a hub name; None if they are missing."""
     index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
     if index is not None:
-        places: dict[str, str] = load_json(index.read_text())["weight_map"]
+        places: dict[str, str] = load_json(index.read_text(encoding="utf-8"))["weight_map"]
         files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
         local = {name: file for name, file in files.items() if file is not None}
         return {name: local[file] for name, file in places.items()} if len(local) == len(files) else None

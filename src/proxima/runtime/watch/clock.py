@@ -41,7 +41,7 @@ class Clock:
         nanoseconds = 0
         for thread in Path("/proc/self/task").glob("*/schedstat"):
             with suppress(OSError, IndexError, ValueError):  # the thread has ended
-                nanoseconds += int(thread.read_text().split()[1])
+                nanoseconds += int(thread.read_text(encoding="utf-8").split()[1])
         return nanoseconds / 1e9
 
 
