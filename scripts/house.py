@@ -8,7 +8,9 @@
                    `if TYPE_CHECKING`, which hide imports too, are few
     unreachable    every definition is reached by a run, a command or the public API
     rooms          the `__init__` of a room holds its table; it defines no function or class
-    encodings      who opens text says its encoding, in the packages and in the programs beside them; see `portable`
+    encodings      who opens text says its encoding, in the packages and in the programs beside them
+    platform       what only Linux has is in the modules that have an alternative, or need Linux; see `portable`
+    clients        clients of HTTP servers are made in one module
 
 Exit code 1 if a rule is broken. Files of more than 400 lines are listed, but break no rule. `ALLOWED_*` below hold the
 exceptions, each with its reason.
@@ -470,8 +472,28 @@ def locale_texts(modules: list[Module]) -> Iterator[tuple[str, str]]:
                 yield folder, text
 
 
+def linux_only(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Yield calls and files that only Linux has."""
+    for module in modules:
+        if module.name not in portable.LINUX:
+            for text in portable.linux_calls(short(module), module.nodes):
+                yield module.room, text
+    for name in sorted(portable.LINUX.keys() - {module.name for module in modules}):
+        yield room_of(name), f"portable.LINUX names {name}, which is no more"
+
+
+def stray_clients(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Yield clients of HTTP servers that other modules make."""
+    for module in modules:
+        if module.name != portable.CLIENTS and module.name not in portable.ALLOWED_CLIENTS:
+            for text in portable.http_clients(short(module), module.nodes):
+                yield module.room, text
+
+
 RULES = {
     "encodings": locale_texts,
+    "platform": linux_only,
+    "clients": stray_clients,
     "sizes": oversized,
     "names": ambiguous_names,
     "circles": circles,

@@ -1,15 +1,43 @@
 """Rules of `house.py` about what differs from one computer to another.
 
 encodings      who opens text says its encoding: without one it is that of the user's locale
+platform       calls and files that only Linux has are in the modules of `LINUX`
+clients        clients of HTTP servers are made by `system.http_clients`: they ask no proxy for this machine
 """
 
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("scripts", "benchmarks", "examples", "evidence")  # beside the packages
+
+_SANDBOX = "is part of a sandbox, which needs Linux"
+LINUX = {
+    "proxima.system.linux": "the calls, each with what other systems do",
+    "proxima.system.machine": "facts about the machine, or that they are not known",
+    "proxima.process.linux_process": "the calls about processes, each with what other systems do",
+    "proxima.process.entry": "the first thing in a process, which loads no other module: `prctl`",
+    "proxima.process.code_process": _SANDBOX,
+    "proxima.process.code_server": _SANDBOX,
+    "proxima.process.contained": _SANDBOX,
+    "proxima.process.container_guardian": _SANDBOX,
+    "proxima.process.containers": _SANDBOX,
+    "proxima.process.limits": "names of calls that code may not make",
+    "proxima.process.sandbox": _SANDBOX,
+}
+REMEDY = "add a function with a fallback to system.linux, or process.linux_process"
+LINUX_CALLS = re.compile(
+    r"fcntl|posix_fallocate|posix_fadvise|sched_\w+|pidfd_\w+|memfd_create|eventfd\w*|signalfd\w*|timerfd_\w+|inotify\w*"
+    r"|epoll|EPOLL\w+|copy_file_range|splice|sendfile|unshare|setns|getrandom|O_(DIRECT|TMPFILE|PATH)|SO_PEERCRED|SIGRT\w+"
+)
+LINUX_FILES = re.compile(r"(/proc|/sys|/dev/shm)(/.*)?|\0.+")  # and sockets without a file, whose names begin with NUL
+
+CLIENTS = "proxima.system.http_clients"
+CLIENT_CALLS = re.compile(
+    r"httpx\.(Async)?Client|httpx\.(get|post|put|head|stream|request)|urllib\.request\.\w+|urlopen|http\.client\.\w+"
+    r"|requests\.(get|post|put|head|request|Session)|aiohttp\.ClientSession|websockets?\.\w*connect"
+)
+ALLOWED_CLIENTS = {"proxima.process.foreign_runner": "a server in the same process, without a socket"}
 
 # Functions that open a file, each with the position of its mode; "open" as a method of a path has it first.
 MODES = {"open": 1, "fdopen": 1, "NamedTemporaryFile": 0, "TemporaryFile": 0, "SpooledTemporaryFile": 1}
@@ -51,6 +79,30 @@ def _is_locale_text(call: ast.Call, given: dict[str | None, ast.expr]) -> bool:
         and isinstance(mode.value, str)
         and re.fullmatch(r"[rwaxt+]+", mode.value) is not None
     )
+
+
+def linux_calls(path: str, nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Yield the uses of what only Linux has."""
+    for node in nodes:
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or "", *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and LINUX_FILES.fullmatch(node.value):
+            yield f"{path}:{node.lineno}: {node.value!r} is of Linux; {REMEDY}"
+        for name in names:
+            if LINUX_CALLS.fullmatch(name):
+                yield f"{path}:{node.lineno}: {name} is of Linux; {REMEDY}"
+
+
+def http_clients(path: str, nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Yield the clients of HTTP servers that a file makes."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and CLIENT_CALLS.fullmatch(ast.unparse(node.func)):
+            yield f"{path}:{node.lineno}: {ast.unparse(node.func)} may ask a proxy for this machine; use {CLIENTS}"
 
 
 def _is_true(node: ast.expr | None) -> bool:

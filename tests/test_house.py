@@ -112,6 +112,28 @@ def test_text_is_opened_with_its_encoding():
         assert len(found) == expected, found
 
 
+@pytest.mark.parametrize(
+    ("rule", "wrong", "right"),
+    [
+        (
+            portable.linux_calls,
+            "import fcntl\nfrom os import memfd_create\nos.sched_getaffinity(0)\nopen('/proc/stat')\nx.bind('\\0x')",
+            "import select\nselect.poll()\nopen('/dev/null')\nprocess = 'a /proc'\nos.cpu_count()",
+        ),
+        (
+            portable.http_clients,
+            "httpx.AsyncClient(trust_env=False)\nhttpx.get(url)\nurllib.request.urlopen(url)\nrequests.post(url)",
+            "httpx.Limits()\nhttp_client(url)\nself.client.get(url)\nurllib.parse.quote(url)",
+        ),
+    ],
+    ids=["platform", "clients"],
+)
+def test_what_differs_between_computers_has_one_place(rule, wrong, right):
+    found = list(rule("made_up.py", list(ast.walk(ast.parse(wrong)))))
+    assert sorted(int(text.split(":")[1]) for text in found) == list(range(1, len(wrong.splitlines()) + 1)), found
+    assert not list(rule("made_up.py", list(ast.walk(ast.parse(right)))))
+
+
 def test_blocks_for_types_are_counted(monkeypatch):
     monkeypatch.setattr(house, "ALLOWED_LATE_IMPORTS", {})
     monkeypatch.setattr(house, "TYPE_CHECKING_BLOCKS", 1)

@@ -66,7 +66,7 @@ def test_packed_attention_refuses_what_it_does_not_do():
     x = torch.zeros(1, 2, 3, 4)
     with pytest.raises(ValueError, match="packed does not support softcap of Linear; use model.attention=padded"):
         packed_attention(torch.nn.Linear(1, 1), x, x, x, None, softcap=30.0)
-    with pytest.raises(RuntimeError, match="called without segments"):
+    with pytest.raises(UserError, match="called without segments"):
         packed_attention(torch.nn.Linear(1, 1), x, x, x, None)
     model = loaded("llama").model
     policy_model = policy("llama").model

@@ -11,6 +11,10 @@ Imports: every room but `cli`; pandas when a table is requested. Imported by `cl
 To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
 """
 
+import os
+
 from proxima.system.openmp import limit_spinning
+from proxima.system.proxies import exempt_this_machine
 
 limit_spinning()  # now: libgomp reads it when a function below loads torch
+os.environ |= exempt_this_machine()  # and the programs that a run starts, when they do

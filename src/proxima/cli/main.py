@@ -10,11 +10,15 @@ from typing import Any
 from proxima.cli.commands import COMMANDS, call_of, load_command
 from proxima.data.errors import UserError
 from proxima.system.openmp import limit_spinning
+from proxima.system.proxies import exempt_this_machine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
-    limit_spinning()
+    if sys.platform == "win32":
+        print("error: proxima needs Linux or macOS; on Windows install and run it in WSL2", file=sys.stderr)
+        return 2
+    _prepare_process()
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -27,10 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train_rank(**arguments: Any) -> int:
     """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
-    limit_spinning()
+    _prepare_process()
     train, _ = load_command("train", COMMANDS["train"][0])
     assert not isinstance(train, Mapping)
     return exit_code(lambda: train(**arguments))
+
+
+def _prepare_process() -> None:
+    """What this process and those that it starts inherit."""
+    limit_spinning()
+    os.environ |= exempt_this_machine()
 
 
 def _call(words: Sequence[str]) -> Callable[[], int | None]:

@@ -20,6 +20,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
+from proxima.system.proxies import exempt_this_machine
 from proxima.system.user_modules import user_module_file
 
 AGENT = "agent"  # the kind of environment that is an external agent
@@ -64,9 +65,11 @@ class AgentJob:
     model: str = "policy"
 
     def variables(self, base_url: str = "") -> dict[str, str]:
-        """The environment variables of an OpenAI client, for an agent that reaches the endpoint at `base_url`."""
+        """The environment variables of an OpenAI client, for an agent that reaches the endpoint at `base_url`, that of
+        a sandbox or container, and asks no proxy for it."""
         url = base_url or self.base_url
-        return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
+        client = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
+        return client | exempt_this_machine(always=bool(base_url))
 
 
 class Agents(Protocol):

@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-import httpx
-
 from proxima.data import FieldError, as_field_errors, within
 from proxima.environment.agents import AgentJob, AgentSpec, read_to_end, start_program
 from proxima.environment.boxed_agents import ADDRESS, ended, forwarded
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
 from proxima.process.harbor_tasks import HarborTask, read_task
+from proxima.system.http_clients import async_http_client
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the first that the tests have written
 TIMED_OUT = 124  # exit code of the relay
@@ -196,7 +195,7 @@ async def act(container: TaskContainer, job: AgentJob, seconds: float) -> None:
     """Let the model run commands until it calls no tool, or a limit of the episode or `seconds` are reached."""
     messages, deadline = list(job.row["messages"]), time.monotonic() + seconds
     headers = {"Authorization": f"Bearer {job.api_key}"}
-    async with httpx.AsyncClient(base_url=job.base_url, headers=headers, timeout=None, trust_env=False) as client:
+    async with async_http_client(job.base_url, base_url=job.base_url, headers=headers, timeout=None) as client:
         while (left := deadline - time.monotonic()) > 0:
             asked = client.post("/chat/completions", json={"model": job.model, "messages": messages, "tools": [BASH]})
             try:

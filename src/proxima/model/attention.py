@@ -109,7 +109,7 @@ def packed_attention(
 
     Raises:
         UserError: the architecture needs something this path lacks: soft-capped scores, attention sinks, keys and
-            values of unlike sizes.
+            values of unlike sizes; or its layers do not pass on what they are called with.
     """
     if query.shape[-1] != value.shape[-1]:
         unlike = f"keys and values of different sizes, as {type(module).__name__} has"
@@ -123,9 +123,7 @@ def packed_attention(
     if attend is not None:
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
-        raise RuntimeError(
-            "packed attention was called without segments: call the model through `model.policy.Policy`."
-        )
+        raise UserError("packed attention was called without segments: call the model through `model.policy.Policy`.")
     return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
 
 

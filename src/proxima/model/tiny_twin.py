@@ -15,6 +15,7 @@ from torch import nn
 
 from proxima.data import UserError
 from proxima.model.architecture import optional_attribute
+from proxima.model.faults import is_ours
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import without_progress_bars
 
@@ -100,6 +101,8 @@ def _twin(kind: Any, of: Any, longest: int | None) -> Any:
                 twin(input_ids=torch.tensor([[FIRST_ID, FIRST_ID + 1]]), use_cache=False)
             return twin
         except Exception as error:  # of any kind, from the code of the model
+            if is_ours(error, kind):
+                raise
             reasons.append(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}")
     raise UserError(f"{kind.__name__} is not supported: no small copy of it can be made to prove it on ({reasons[0]})")
 

@@ -3,7 +3,6 @@ process. Standard library only."""
 
 import ctypes  # noqa: F401  `end_with_parent` needs it, and between a fork and an exec nothing may be imported
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.process import entry
 from proxima.process.entry import prctl
+from proxima.process.linux_process import children, ends_within
 
 if TYPE_CHECKING:  # few programs run in one
     from proxima.process.sandbox import Sandbox
@@ -97,14 +97,9 @@ def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> in
 def wait_for(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
     """Wait at most `seconds` for a process to end; return its exit code, or None. Returns at once when it ends:
     `Popen.wait` looks only every 50 ms."""
-    with suppress(AttributeError, OSError):  # another system, or an old kernel
-        handle = os.pidfd_open(process.pid)
-        try:
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            return process.wait() if poll.poll(max(0.0, seconds) * 1000) else None
-        finally:
-            os.close(handle)
+    ended = ends_within(process.pid, seconds)
+    if ended is not None:
+        return process.wait() if ended else None
     try:
         return process.wait(max(0.0, seconds))
     except subprocess.TimeoutExpired:
@@ -125,19 +120,12 @@ def adopt_orphans() -> None:
 def kill_children(besides: Set[int] = frozenset()) -> None:
     """Kill every child of this process except those `besides`, then the orphans that this leaves."""
     deadline = time.monotonic() + SECONDS
-    while (orphans := _children() - besides) and time.monotonic() < deadline:
+    while (orphans := children() - besides) and time.monotonic() < deadline:
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
-
-
-def _children() -> set[int]:
-    """The process ids of the children, zombies included; empty if the kernel does not list them."""
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children", encoding="utf-8") as file:
-        return {int(word) for word in file.read().split()}
-    return set()
 
 
 def describe_exit(code: int, said: str = "") -> str:

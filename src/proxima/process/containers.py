@@ -239,8 +239,10 @@ def engine_program(engine: str) -> str:
     """The path of an engine's program.
 
     Raises:
-        ContainerFailed: it is not installed.
+        ContainerFailed: it is not installed, or this is not Linux.
     """
+    if sys.platform != "linux":  # elsewhere they run in a virtual machine, which shares no sockets with this one
+        raise ContainerFailed("engine", engine, "can't start containers: that needs Linux", "run without a container")
     for name in ENGINES if engine == "auto" else (engine,):
         if program := shutil.which(name):
             return program

@@ -14,9 +14,11 @@ import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ENDED = select.POLLHUP | select.POLLERR | select.POLLNVAL
 PR_SET_PDEATHSIG = 1  # sets the signal that this process gets when the thread that started it ends
 
 
@@ -37,8 +39,9 @@ def end_with_parent(number: int = signal.SIGKILL) -> None:
 def end_with(channel: int) -> None:
     """Wait until the other end is closed, for whatever reason, and exit the process. Reads nothing from the channel."""
     hang_up = select.poll()
-    hang_up.register(channel, 0)  # hang-ups are always reported
-    hang_up.poll()
+    hang_up.register(channel, select.POLLHUP)  # Linux always reports it, macOS where it is asked for
+    while not any(event & ENDED for _, event in hang_up.poll()):
+        time.sleep(0.05)  # macOS may report data, too
     os._exit(0)
 
 

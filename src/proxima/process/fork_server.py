@@ -24,6 +24,7 @@ from proxima.process.children import adopt_orphans, kill_children
 from proxima.process.entry import end_with_parent
 from proxima.process.json_lines import LineChannel
 from proxima.process.limits import confine, limit, limit_growth
+from proxima.process.linux_process import prefer_oom_kill
 
 
 def fork_server(control: LineChannel) -> None:
@@ -79,12 +80,6 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: An
         serve(socket.socket(fileno=fd), jobs)
     finally:
         os._exit(0)
-
-
-def prefer_oom_kill() -> None:
-    """Make the kernel kill this worker, not the run, when the machine runs out of memory."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
-        file.write("1000")
 
 
 def kill(pid: int) -> int:

@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from proxima.process.linux_process import memory_pages
+
 
 def limit(name: str, value: int) -> None:
     """Set a limit of this process by its name in `resource`, without RLIMIT_; permanent unless it runs as root."""
@@ -18,9 +20,10 @@ def limit(name: str, value: int) -> None:
 
 
 def limit_growth(name: str, column: int, memory_mb: int) -> None:
-    """Allow `memory_mb` MiB more than the current use, read from `column` of `/proc/self/statm`, if there is one."""
-    with suppress(OSError), open("/proc/self/statm", encoding="utf-8") as statm:
-        limit(name, int(statm.read().split()[column]) * resource.getpagesize() + (memory_mb << 20))
+    """Allow `memory_mb` MiB more than the current use, see `memory_pages`, if it is known."""
+    pages = memory_pages(column)
+    if pages is not None:
+        limit(name, pages * resource.getpagesize() + (memory_mb << 20))
 
 
 FORBIDDEN = (

@@ -18,6 +18,7 @@ from proxima.data import UserError, require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, validated
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
+from proxima.system.http_clients import async_http_client
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # the next attempt may succeed
 MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
@@ -57,7 +58,7 @@ class Http(WeightedReward):
     are invalid, and the run continues. Redirects are not followed: completions and token are only sent to `url`.
 
     Args:
-        url: `http://` or `https://` address; the proxies of the environment are used.
+        url: `http://` or `https://` address; the proxies of the environment are used, except for this machine.
         seconds: time for one attempt, from connecting to the last byte; > 0.
         retries: attempts after the first; >= 0.
         backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` takes
@@ -179,7 +180,7 @@ async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: in
     """Send one request and return the response's body of at most `limit` bytes. httpx's own timeouts restart with each
     byte, so the caller limits the whole exchange."""
     async with (
-        httpx.AsyncClient(timeout=None, verify=_tls()) as client,
+        async_http_client(url, proxied=True, timeout=None, verify=_tls()) as client,
         client.stream("POST", url, content=body, headers=dict(headers)) as response,
     ):
         status = response.status_code

@@ -9,7 +9,9 @@
     openmp           how long threads spin before they sleep
     machine          processor, compiler, cache folder; versions and machine of a run, for `environment.json`
     secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
+    http_clients     all clients of HTTP servers           proxies          never asked for this machine
 
-Imports: the standard library and `data`'s errors. Imported by every room but `data`, `core` and `process`.
+Imports: the standard library and `data`'s errors; `http_clients` httpx. Imported by every room but `data`, `core` and
+`process`.
 To add a helper: a second room needs it, and it knows nothing of either.
 """

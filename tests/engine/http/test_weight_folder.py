@@ -142,7 +142,7 @@ def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(staged_files.fcntl, "flock", no_locks)
+    monkeypatch.setattr("proxima.system.linux.fcntl.flock", no_locks)
     left, again = (written(WeightFolders(tmp_path), llama) for _ in range(2))
     assert left.is_dir() and again.is_dir()
 

@@ -19,6 +19,7 @@ from proxima.data.random import BUSY_SERVER, mix
 from proxima.engine.http.answer_values import error_message, missing, one_line
 from proxima.engine.protocol import ServerError
 from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body, stream_lines
+from proxima.system.http_clients import async_http_client
 from proxima.system.secret_values import HIDDEN, is_secret_value
 from proxima.system.web_requests import is_loopback
 
@@ -111,8 +112,8 @@ class ServerClient:
         self.url, self.seconds, self._key = address.url.rstrip("/"), seconds, address.key
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
-        self._http = httpx.AsyncClient(
-            base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False, verify=_certificates()
+        self._http = async_http_client(
+            self.url, base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, verify=_certificates()
         )
 
     async def close(self) -> None:

@@ -4,7 +4,6 @@ A copy is a Hugging Face folder, which servers read by themselves, or a file of 
 The next process removes the copies that a killed process has left.
 """
 
-import fcntl
 import json
 import os
 import secrets
@@ -29,16 +28,15 @@ from proxima.engine.http.weight_buckets import Buckets, named_weights, write_buc
 from proxima.engine.process.shared_weights import model_as_files
 from proxima.engine.protocol import EngineSetup, ServerError
 from proxima.system.atomic_files import ordinary_modes
+from proxima.system.linux import SHARED_MEMORY, kernel_id, lock
 
 INDEX = "model.safetensors.index.json"
 SHARD = 1 << 28  # bytes of weights per file: a server is given one after the other, and a copy is made of one at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SHARED_MEMORY = Path("/dev/shm")
 KEPT = 2  # the folder that servers have loaded, and the one that they are loading
 ROOM = 1.2  # factor of free memory required for each folder
 PREFIX = "proxima-weights-"
 LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique to each boot of a Linux kernel
 
 
 class WeightFolders:
@@ -221,7 +219,7 @@ class LockedFolder:
         self.path = parent / f"{PREFIX}{secrets.token_hex(8)}"
         self.path.mkdir(0o777 if shared else 0o700)
         self._file = _lock(self.path, may_fail=shared)
-        self._file.write(_kernel())
+        self._file.write(kernel_id())
         self._file.flush()
 
     def remove(self) -> None:
@@ -239,16 +237,9 @@ def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
     """
     file = (folder / f"{LOCK_FILE}.{os.getpid()}").open("xb")
     with suppress(OSError) if may_fail else nullcontext():
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock(file, wait=True)
     os.rename(file.name, folder / LOCK_FILE)
     return file
-
-
-def _kernel() -> bytes:
-    """The boot id of the running kernel; empty if unavailable."""
-    with suppress(OSError):
-        return BOOT.read_bytes().strip()
-    return b""
 
 
 def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
@@ -260,9 +251,9 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
     """
     for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
         try:
-            with file.open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if shared and (not _kernel() or lock.read() != _kernel()):
+            with file.open("rb") as held:
+                lock(held)
+                if shared and (not kernel_id() or held.read() != kernel_id()):
                     continue
                 shutil.rmtree(file.parent, ignore_errors=True)
         except OSError:  # it is locked, owned by another user, or gone

@@ -5,7 +5,6 @@ plan. The weights of a sharded model are gathered straight into it, a layer at a
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from proxima.data.json_reader import load_json
 from proxima.engine.process.shared_weights import TensorPlace, unique_weights
 from proxima.model.architecture import optional_attribute
+from proxima.system.linux import allocate
 
 BUCKET = 1 << 28  # bytes; a larger tensor has a bucket of its own
 ALIGNED = 16  # bytes
@@ -91,7 +91,7 @@ class Buckets:
         (folder / PLAN).write_text(json.dumps([bucket.as_json for bucket in buckets]), encoding="utf-8")
         created = cls(folder)
         with created.file.open("xb") as file:
-            os.posix_fallocate(file.fileno(), 0, created.size)  # memory that is short is an error here, not a signal
+            allocate(file, created.size)
         return created
 
     @property

@@ -24,7 +24,9 @@ from proxima.engine.local.decoder import ROWS, Decoder, Matrix
 from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.engine.local.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder, has_stacked_experts
 from proxima.model.architecture import parts, weight_of
+from proxima.model.faults import is_ours
 from proxima.model.images.image_store import ImageStore
+from proxima.model.parallel.sharding import plain_type
 from proxima.model.proof import Proof, in_own_thread, off, proof_of, reason_of
 
 CACHED = 3  # tokens of a prompt that are not run again
@@ -65,7 +67,9 @@ def decoder_problem(kind: Any, proof: Proof) -> str | None:
     if kind not in proof.problems:
         try:
             proof.problems[kind] = in_own_thread(lambda: _problem(kind, proof))
-        except Exception as error:  # of the model's own code
+        except Exception as error:
+            if is_ours(error, plain_type(proof.twin)):
+                raise
             proof.problems[kind] = reason_of(error)
     return proof.problems[kind]
 

@@ -18,6 +18,7 @@ from proxima.data.json_reader import load_json
 from proxima.model.adapters.lora import plain_weights
 from proxima.model.architecture import reader_of, untie_config
 from proxima.model.pretrained import load_config, load_tokenizer
+from proxima.system.linux import anonymous_memory
 
 ALIGNMENT = 64  # bytes
 HEADER = 8  # words of 8 bytes: version, checksum
@@ -75,7 +76,7 @@ class SharedWeights:
             dtype, start = str(parameter.dtype).removeprefix("torch."), -(-end // ALIGNMENT) * ALIGNMENT
             places.append(TensorPlace(names[0], dtype, tuple(parameter.shape), start, tuple(names[1:])))
             end = places[-1].end
-        return cls(_anonymous_memory(), places)
+        return cls(anonymous_memory(), places)
 
     @property
     def version(self) -> int:
@@ -119,13 +120,6 @@ def unique_weights(model: nn.Module, *, shapes: bool = False) -> Iterator[tuple[
         same = names.get(id(weight), [name])
         if same[0] == name:
             yield same, weight
-
-
-def _anonymous_memory() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("proxima-weights")
-    with tempfile.TemporaryFile() as file:  # already unnamed; in a file system, for lack of anything better
-        return os.dup(file.fileno())
 
 
 def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, UserError, require, require_threads
 from proxima.data.json_reader import load_json
+from proxima.system.linux import has_nvidia_gpu
 from proxima.system.machine import usable_cores
 from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
@@ -317,5 +318,4 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
 
 def has_gpu() -> bool:
     """Return True if this machine has an NVIDIA GPU, without loading its driver."""
-    places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
-    return any(any(devices) for devices in places)
+    return has_nvidia_gpu()

@@ -21,6 +21,7 @@ import httpx
 from proxima.data import FieldError, UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Launch, Serve, find_executable, variable_value
 from proxima.process.children import describe_exit, start_module
+from proxima.system.http_clients import http_client
 
 BEAT = 0.25  # seconds between two polls of a server
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
@@ -90,7 +91,7 @@ class ServerProcess:
     def __init__(self, launch: Launch, key: str, log: Path) -> None:
         self.launch, self.log = launch, log
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(base_url=launch.url, headers=headers, trust_env=False, timeout=ASK_SECONDS)
+        self._http = http_client(launch.url, base_url=launch.url, headers=headers, timeout=ASK_SECONDS)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as stream:
             stream.write(f"$ {launch.by_hand}\n".encode())

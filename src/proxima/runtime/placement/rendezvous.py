@@ -29,6 +29,7 @@ from proxima.runtime.placement.launcher import check_launch, is_rank
 from proxima.runtime.placement.rank_listener import listener_addresses
 from proxima.runtime.placement.rank_messages import ForwardedLines, Lifeline, ignore_signals
 from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
+from proxima.system.linux import SHARED_MEMORY
 from proxima.system.machine import package_version
 from proxima.training.process_ranks import ProcessRanks
 from proxima.training.ranks import ALONE, RankError, Ranks
@@ -209,7 +210,7 @@ def lack_of_space(shared: int) -> str:
     """The space that this node lacks, with the remedy, if it needs that many bytes of shared memory; empty: none."""
     bigger = "start its container with a larger one (docker run --shm-size=8g), or empty it"
     disk = (tempfile.gettempdir(), LEAST_DISK, "free some space there, or set TMPDIR on that node")
-    for folder, least, remedy in (("/dev/shm", shared, bigger), disk):
+    for folder, least, remedy in ((SHARED_MEMORY, shared, bigger), disk):
         if os.path.isdir(folder) and (free := shutil.disk_usage(folder).free) < least:
             return f"{folder} has {free / MIB:,.1f} MiB free, and its node needs {least / MIB:,.0f}; {remedy}"
     return ""

@@ -6,7 +6,6 @@ environments.log
 """
 
 import errno
-import fcntl
 import os
 import shlex
 import shutil
@@ -25,6 +24,7 @@ from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.damage import reading
 from proxima.system.jsonl import dumps, json_text, read_records, utf8
+from proxima.system.linux import lock
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
@@ -252,7 +252,7 @@ class FolderLock:
         self.path, self.shared = path, shared
         self._file = path.open("rb" if shared else "ab", buffering=0)
         try:
-            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            lock(self._file, shared=shared)
         except OSError as error:
             self._file.close()
             noted = ""
@@ -283,8 +283,8 @@ class FolderLock:
 def is_locked(path: Path) -> bool:
     """True while another process writes to the folder of this lock."""
     try:
-        with path.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with path.open("rb") as file:
+            lock(file, shared=True)
     except OSError as error:  # another: no folder, no lock
         return isinstance(error, BlockingIOError)
     return False

@@ -8,10 +8,10 @@ import asyncio
 import selectors
 import time
 from collections.abc import Coroutine
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, TypeVar
+
+from proxima.system.linux import core_wait
 
 T = TypeVar("T")
 
@@ -38,11 +38,7 @@ class Clock:
     def core_wait(self) -> float:
         """Seconds that the present threads of this process could have run and waited for a core, from an arbitrary
         origin; 0 where the kernel does not count them (anywhere but on Linux)."""
-        nanoseconds = 0
-        for thread in Path("/proc/self/task").glob("*/schedstat"):
-            with suppress(OSError, IndexError, ValueError):  # the thread has ended
-                nanoseconds += int(thread.read_text(encoding="utf-8").split()[1])
-        return nanoseconds / 1e9
+        return core_wait()
 
 
 class VirtualClock(Clock):
