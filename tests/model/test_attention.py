@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from proxima.data import UserError
 from proxima.model.attention import ATTENTION
 from tests.campaigns import campaign
 from tests.model.rows import MIXED, assert_close, forked, gradients_of, loaded, policy, reference, rows

@@ -11,6 +11,7 @@ from proxima.cli.main import main
 from proxima.config.resolution import resolve
 from proxima.config.validate import check
 from proxima.data import FieldError, UserError
+from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.model import proof
 from proxima.model.load import load, save
@@ -320,3 +321,40 @@ def test_a_reward_model_with_such_positions_names_its_own_field(tmp_path):
     assert fixed_length(reward._scorer.model) == 100
     with pytest.raises(FieldError, match="max_tokens=1000 is more than the model's own limit, 128 tokens"):
         ModelReward(path=folder, max_tokens=1000).check()
+
+
+def _unreadable(*arguments, **more):
+    return b"\xe9".decode()
+
+
+def _bug(*arguments, **more):
+    return undefined_name  # noqa: F821
+
+
+def _refusing(*arguments, **more):
+    raise ValueError("a bug")
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["proxima.model.tiny_twin.tiny_config", "proxima.model.proof.pack", "proxima.engine.local.decoders.off"],
+    ids=["twin", "batch", "decoder"],
+)
+@pytest.mark.parametrize("fault", [_unreadable, _bug, _refusing], ids=lambda fault: fault.__name__)
+def test_a_fault_of_ours_is_not_the_models(fault, place, monkeypatch):
+    """An unreadable file of ours was "Qwen3ForCausalLM is not supported" in a locale of ASCII."""
+    monkeypatch.setattr(place, fault)
+    with pytest.raises((UnicodeDecodeError, NameError, ValueError)) as raised:
+        made = Proof(hf.LlamaForCausalLM, hf.LlamaConfig(**DENSE), None)
+        made.attention()
+        first_proven(made, fast=False)
+    assert not isinstance(raised.value, UserError)
+
+
+def test_a_fault_of_the_models_code_is_the_models():
+    class Broken(hf.LlamaForCausalLM):
+        def forward(self, *arguments, **more):
+            raise ValueError("broken")
+
+    with pytest.raises(UserError, match="Broken is not supported: .*ValueError: broken"):
+        Proof(Broken, hf.LlamaConfig(**DENSE), None)
