@@ -40,7 +40,7 @@ MEMORY   = $(shell test -z "$$TMPDIR" && test -w /dev/shm && test "$$($(FREE_KB)
 PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --progress --durations=10
 
 help:
-	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
+	@awk '!/^#/ { exit } { sub(/^# ?/, ""); print }' Makefile
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11" >&2; exit 2; }

@@ -1,10 +1,13 @@
 """Numbers and foreign text as a person sees them."""
 
 import math
+from io import StringIO
 
 import pytest
 
 from proxima.view import formatting as n
+from proxima.view.formatting import output_width
+from proxima.view.terminal import table_text
 
 
 @pytest.mark.parametrize(
@@ -95,3 +98,14 @@ def test_a_stream_without_an_encoding_is_written_to():
     stream = Writer()
     n.write_safely(stream, "π\n")
     assert stream.text == "π\n"
+
+
+def test_the_width_of_a_pipe_is_what_columns_says(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    rows = [{"name": "x" * 30, "first": "y" * 20, "second": "z" * 40}]
+    assert output_width(StringIO()) == 60
+    assert max(map(len, table_text(rows, StringIO()).splitlines())) <= 60
+    for unset in ("", "0", "wide"):
+        monkeypatch.setenv("COLUMNS", unset)
+        assert output_width(StringIO()) is None
+        assert max(map(len, table_text(rows, StringIO()).splitlines())) > 90

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.cli.parameters import print_json, terminal_width, truncated
+from proxima.cli.parameters import print_json, truncated
 from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
 from proxima.config.describe import first_sentence
 from proxima.config.families import family_name
@@ -18,6 +18,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
+from proxima.view.formatting import output_width
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
 
@@ -36,7 +37,7 @@ def explain_recipe(
     elif as_json:
         print_json(facts_of(resolved))
     else:
-        print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
+        print(text_of(resolved, width=output_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from proxima.cli.parameters import Argument, AsJson, print_json, terminal_width, truncated
+from proxima.cli.parameters import Argument, AsJson, print_json, truncated
 from proxima.config import json_schema
 from proxima.config.describe import first_sentence
 from proxima.config.scalars import in_one_line
 from proxima.data.errors import UserError, nearest, suggestion
 from proxima.system.user_files import FILE, shipped_layouts, shipped_recipes
+from proxima.view.formatting import output_width
 
 WIDTH = 100
 SLOT = "one slot, or one kind, with fields; default: the names of all kinds"
@@ -42,13 +43,13 @@ def list_kinds(
     if slot is None and not everything:
         return print("\n".join(_names(slots)))
     text = "\n\n".join(_text(name, facts, fields=slot is not None) for name, facts in slots.items())
-    whole = slot is not None or terminal_width(sys.stdout) is None
+    whole = slot is not None or output_width(sys.stdout) is None
     print("\n".join(_fitted(line, whole) for line in text.splitlines()))
 
 
 def _names(slots: dict[str, dict[str, Any]]) -> Iterator[str]:
     """A line or more for each slot, then what shows more."""
-    width, columns = max(map(len, slots)), min(WIDTH, terminal_width(sys.stdout) or WIDTH)
+    width, columns = max(map(len, slots)), min(WIDTH, output_width(sys.stdout) or WIDTH)
     for name, facts in slots.items():
         kinds, first, indent = ", ".join(facts["kinds"]), f"{name:<{width}}  ", " " * (width + 2)
         yield from textwrap.wrap(
@@ -73,7 +74,7 @@ def _named(name: str, slots: dict[str, dict[str, Any]]) -> dict[str, dict[str, A
 def _fitted(line: str, whole: bool = True) -> str:
     """Fit a line to `WIDTH` columns, or the width of a narrower terminal: wrapped below its last column if `whole`,
     else cut."""
-    width = min(WIDTH, terminal_width(sys.stdout) or WIDTH)
+    width = min(WIDTH, output_width(sys.stdout) or WIDTH)
     if len(line) <= width or not whole:
         return truncated(line, width)
     gaps = [gap.end() for gap in re.finditer(r"\S {2,}", line) if gap.end() <= width // 2]

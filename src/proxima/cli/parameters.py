@@ -10,7 +10,6 @@ type is a dataclass expands to the arguments that the fields of that class decla
 
 import argparse
 import inspect
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -187,11 +186,6 @@ def print_json(value: Any) -> None:
 
 def truncated(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def terminal_width(stream: Any) -> int | None:
-    """Columns of a terminal; None for a file or a pipe."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 CHATS = ("messages", "conversations")  # which may end with the completion

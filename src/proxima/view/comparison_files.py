@@ -1,7 +1,6 @@
 """A comparison of runs, printed and as a file: the page, its curves as a figure, or its table, by the suffix."""
 
 import difflib
-import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from proxima.experiments.run_reader import NoMetrics, Run, find_runs, read_run
 from proxima.system.atomic_files import write_atomic
 from proxima.view import comparison_page
 from proxima.view.chart import CELLS, FIGURES, Color, Drawing, Figure, panel_axes, round_ticks, write_figure
-from proxima.view.formatting import printable, significant
+from proxima.view.formatting import output_width, printable, significant
 from proxima.view.terminal import Format, stacked, table_as, table_text
 
 TABLES: dict[str, Format] = {".csv": "csv", ".json": "json", ".md": "md"}
@@ -215,7 +214,7 @@ def _show(comparison: RunComparison, unread: list[str]) -> None:
         {name: printable(text) for name, text in comparison_page.table_columns(row, comparison).items()}
         for row in comparison.rows()
     ]
-    width = min(WIDTH, shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH)
+    width = min(WIDTH, output_width(sys.stdout) or WIDTH)
     tables = (table_text(block, sys.stdout, width=width) for block in stacked(rows, width))
     print("\n\n".join(tables))
     for note in comparison.notes:

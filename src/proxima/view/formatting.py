@@ -1,11 +1,21 @@
 """Formats numbers and makes foreign text safe for a terminal; shared by terminal, log and report."""
 
 import math
+import os
+import shutil
 import unicodedata
 from typing import TextIO, TypeGuard
 
 NONE = "–"  # a missing value
 PATIENCE = 60.0  # seconds without output after which progress is reported if there is no terminal
+
+
+def output_width(stream: TextIO) -> int | None:
+    """Columns for text: `COLUMNS` if it is set, else those of a terminal; None for a file or a pipe."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 def duration(seconds: float | None) -> str:

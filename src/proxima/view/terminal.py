@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proxima.view.formatting import printable
+from proxima.view.formatting import output_width, printable
 
 Format = Literal["text", "json", "csv", "md"]
 Rows = Sequence[Mapping[str, Any]]
@@ -34,14 +34,16 @@ def table_text(
     rows: Sequence[Mapping[str, str | Text]], stream: TextIO, *, left: Sequence[str] = (), width: int = 200
 ) -> str:
     """A table of rows with the same columns, as text: with colours and the width of the stream if that is a terminal,
-    else `width` wide. The first column is folded if necessary; the others are right-aligned unless named in `left`."""
+    else as wide as `COLUMNS` says, or `width`. The first column is folded if necessary; the others are right-aligned
+    unless named in `left`."""
     table, terminal, out = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), stream.isatty(), io.StringIO()
     for i, name in enumerate(rows[0] if rows else ()):
         justify: Any = "left" if i == 0 or name in left else "right"
         table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
     for row in rows:
         table.add_row(*row.values())
-    Console(file=out, force_terminal=terminal, width=None if terminal else width, markup=False).print(table)
+    columns = None if terminal else output_width(stream) or width
+    Console(file=out, force_terminal=terminal, width=columns, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 
 
