@@ -7,8 +7,9 @@ import json
 import os
 import sys
 
-from proxima.cli.main import main
+from proxima.cli.main import leave_ascii, main
 
+leave_ascii()
 codes = {}
 for words in json.loads(sys.argv[1]):
     given = [os.fsdecode(word.encode()) for word in words]

@@ -34,7 +34,8 @@ runtime: {threads: 1}
 """
 SFT = """\
 model: {path: model, dtype: float32, max_length: 256}
-sft: {task: {kind: jsonl, path: rows.jsonl}}
+task: {kind: jsonl, path: rows.jsonl}
+sft: {loss_on: completion}
 train: {steps: 1, examples_per_step: 2}
 runtime: {threads: 1}
 """
@@ -51,13 +52,13 @@ MORE = (
     ["train", "sft.yaml", "folder=sft-é"],
     ["explain", "récipe.yaml", "--all"],
     ["explain", "récipe.yaml", "--yaml"],
-    ["generate", RUN, "--prompt", "Où est né Gödel ? 日本"],
+    ["generate", RUN, "Où est né Gödel ? 日本"],
     ["compare", RUN, RUN],
     ["view", RUN, "--export", "vue é.html"],
-    ["plot", RUN, "--out", "dessin é.svg"],
+    ["plot", "threshold", RUN, "--out", "dessin é.svg"],
     ["check", RUN],
     ["export", RUN, "sortie é"],
-    ["reward", "score", "rows.jsonl", "--reward", "récipe.yaml"],
+    ["reward", "score", "rows.jsonl", "--reward", "récipe.yaml", "--completion", "answer"],
     ["data", "inspect", "récipe.yaml"],
     ["init", "neuf é"],
     ["list", "surrogates"],

@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.platform == "win32":
         print("error: proxima needs Linux or macOS; on Windows install and run it in WSL2", file=sys.stderr)
         return 2
+    if argv is None:
+        leave_ascii()
     _prepare_process()
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -35,6 +37,13 @@ def train_rank(**arguments: Any) -> int:
     train, _ = load_command("train", COMMANDS["train"][0])
     assert not isinstance(train, Mapping)
     return exit_code(lambda: train(**arguments))
+
+
+def leave_ascii() -> None:
+    """Start this program again in Python's UTF-8 mode, if the locale and `PYTHONUTF8` leave it ASCII alone: there no
+    other letter can be in a path, nor be printed."""
+    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
 def _prepare_process() -> None:

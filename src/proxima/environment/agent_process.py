@@ -25,6 +25,7 @@ def main(reference: str) -> None:
     """Run jobs until stdin ends, then exit at once, even if jobs are still running."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # the function may print
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)
     module, _, name = reference.partition(":")
     sys.path.insert(0, os.getcwd())
     function = getattr(importlib.import_module(module), name)

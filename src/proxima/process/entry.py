@@ -7,6 +7,7 @@ because importing a package of proxima would take seconds first. Standard librar
 """
 
 import importlib.util
+import io
 import os
 import runpy
 import select
@@ -63,6 +64,9 @@ def connection_to(path: str) -> str:
 
 if __name__ == "__main__":
     del sys.argv[0]
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what is printed must not fail
     if sys.argv[1].startswith("/"):
         sys.argv[1] = connection_to(sys.argv[1])
     if sys.argv[0].startswith("proxima.process."):

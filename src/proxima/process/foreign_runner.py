@@ -536,6 +536,7 @@ def main() -> None:
     """Run the command; a problem in `play` ends it with one line on stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # the library and the environment may print
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
     given_paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     paths = [os.getcwd(), *map(os.path.abspath, given_paths)]

@@ -24,6 +24,7 @@ def main() -> None:
     """Answer calls until stdin ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)
     sys.path[0] = os.getcwd()  # not this folder, whose files have the names of packages
     sessions: dict[int, Any] = {}
     for line in sys.stdin:
