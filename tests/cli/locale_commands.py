@@ -7,9 +7,9 @@ import json
 import os
 import sys
 
-from proxima.cli.main import leave_ascii, main
+from proxima.cli.main import enter_utf8, main
 
-leave_ascii()
+enter_utf8()
 codes = {}
 for words in json.loads(sys.argv[1]):
     given = [os.fsdecode(word.encode()) for word in words]

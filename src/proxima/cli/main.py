@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("error: proxima needs Linux or macOS; on Windows install and run it in WSL2", file=sys.stderr)
         return 2
     if argv is None:
-        leave_ascii()
+        enter_utf8()
     _prepare_process()
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
@@ -39,11 +39,17 @@ def train_rank(**arguments: Any) -> int:
     return exit_code(lambda: train(**arguments))
 
 
-def leave_ascii() -> None:
-    """Start this program again in Python's UTF-8 mode, if the locale and `PYTHONUTF8` leave it ASCII alone: there no
-    other letter can be in a path, nor be printed."""
-    if sys.getfilesystemencoding() == "ascii" and os.environ.get("PYTHONUTF8") != "1":
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
+def enter_utf8() -> None:
+    """Start this program again in Python's UTF-8 mode, where the locale gives paths another encoding: ASCII lacks most
+    letters, and libraries that are not written in Python take paths as UTF-8 everywhere. A terminal of another encoding
+    keeps it."""
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8" or os.environ.get("PYTHONUTF8") == "1":
+        return
+    environment = os.environ | {"PYTHONUTF8": "1"}
+    if encoding != "ascii":
+        environment.setdefault("PYTHONIOENCODING", f"{encoding}:replace")
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
 def _prepare_process() -> None:
