@@ -36,6 +36,7 @@ FALLBACKS: tuple[dict[str, Any], ...] = (
     {"is_decoder": True},
 )
 SHAPES = ((7, 5), (3, 12), (1, 24), (20, 14))  # tokens of prompt and response
+DRAWN = re.compile(r".*(drop|jitter|noise).*(?<!_mode)(?<!_type)")  # what a released model may draw in training mode
 OF_LOGITS = re.compile(r".*(logit.*(cap|scal|mult|width)|lm_head_mult|output_mult).*")
 
 
@@ -98,6 +99,11 @@ def changes(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, value in vars(base).items():
         if OF_LOGITS.fullmatch(name) and (value is None or isinstance(value, int | float)):
             yield name, {name: 2.5}
+    drawn = {
+        name: 0.2 for name, value in vars(base).items() if DRAWN.fullmatch(name) and isinstance(value, int | float)
+    }
+    if drawn:
+        yield "dropout and noise", drawn
     if hasattr(base, "sliding_window") and not base.sliding_window:
         window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
         yield "sliding_window", {name: value for name, value in window.items() if hasattr(base, name)}
@@ -140,16 +146,21 @@ def trainer(kind: Any, config: Any) -> tuple[float, str]:
     from proxima.model.pretrained import LoadedModel
     from tests.tiny import tiny_tokenizer
 
-    policy = Policy(LoadedModel(model=made(kind, config), tokenizer=tiny_tokenizer(), path="tiny"))
     most, alone = config.get_text_config().vocab_size, made(kind, config)
     rows = [
         Trajectory(prompt_tokens=ids(p, i, most), tokens=ids(r, 50 + i, most), group=i)
         for i, (p, r) in enumerate(SHAPES)
     ]
-    with torch.no_grad():
-        given = policy(policy.pack(rows)).log_prob
-    error = float((given - torch.cat([own_log_prob(alone, row) for row in rows])).abs().max())
-    return error, policy.attention
+    expected = torch.cat([own_log_prob(alone, row) for row in rows])
+    errors = []
+    for checkpointing in (False, True):
+        loaded = LoadedModel(model=made(kind, config).train(), tokenizer=tiny_tokenizer(), path="tiny")
+        policy = Policy(loaded, gradient_checkpointing=checkpointing)
+        first, again = (policy(policy.pack(rows)).log_prob.detach() for _ in range(2))
+        if not torch.equal(first, again):
+            raise ValueError(f"two passes are {float((first - again).abs().max()):.2g} nats apart")
+        errors.append(float((first - expected).abs().max()))
+    return max(errors), policy.attention
 
 
 def engine(kind: Any, config: Any) -> tuple[float, str]:

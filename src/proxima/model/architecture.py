@@ -48,7 +48,6 @@ class TextConfig:
     key_value_heads: int | None
     experts: int
     dense_layers: bool
-    attention_dropout: float | None
     bos: int | None
     eos: int | list[int] | None
     pad: int | None
@@ -67,7 +66,6 @@ class TextConfig:
             key_value_heads=read("num_key_value_heads"),
             experts=next(filter(None, map(read, EXPERT_COUNTS)), 0),
             dense_layers=bool(read("mlp_only_layers")) or read("decoder_sparse_step") not in (None, 1),
-            attention_dropout=read("attention_dropout"),
             bos=read("bos_token_id"),
             eos=read("eos_token_id"),
             pad=read("pad_token_id"),

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from proxima.data import UserError
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
-from proxima.model.architecture import TextConfig, optional_attribute
+from proxima.model.architecture import optional_attribute
 from proxima.model.fused import fused_states, is_plain
 from proxima.model.moe import RoutingPass
 
@@ -98,7 +98,6 @@ def packed_attention(
     segments: "Segments | None" = None,
     attend: Callable[..., Tensor] | None = None,
     scaling: float | None = None,
-    dropout: float = 0.0,
     sliding_window: int | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
@@ -124,7 +123,7 @@ def packed_attention(
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
         raise UserError("packed attention was called without segments: call the model through `model.policy.Policy`.")
-    return attend_segments(segments, q, k, v, scaling, sliding_window, dropout if module.training else 0.0)[None], None
+    return attend_segments(segments, q, k, v, scaling, sliding_window)[None], None
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def _rectangle(rows: list[list[tuple[int, int]]]) -> Tensor:
 
 
 def attend_segments(
-    segments: Segments, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, dropout: float = 0.0
+    segments: Segments, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None
 ) -> Tensor:
     """[L, H, D]: each segment's tokens of q [L, H, D] attend to k, v [L, H_kv, D] of its context and of itself."""
     outputs = []
@@ -225,12 +224,12 @@ def attend_segments(
         seen = torch.cat([block.context, block.query], dim=1).reshape(-1)
         queries = q.index_select(0, own).view(rows, width, *q.shape[1:])
         keys, values = (x.index_select(0, seen).view(rows, -1, *x.shape[1:]) for x in (k, v))
-        out = _attention(queries, keys, values, mask, scale, dropout)
+        out = _attention(queries, keys, values, mask, scale)
         outputs.append(out.reshape(rows * width, *out.shape[2:]))
     return torch.cat(outputs).index_select(0, segments.inverse)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """q [R, T, H, D], k and v [R, S, H_kv, D], mask [R, 1, T, S] (None: causal, T = S) → [R, T, H, D].
 
     Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows use ordinary
@@ -239,7 +238,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     rows, width, heads, dim = q.shape
     reach, kv_heads = k.shape[1], k.shape[2]
     repeat = heads // kv_heads
-    if q.device.type == "cpu" and width * reach <= SHORT and dropout == 0:
+    if q.device.type == "cpu" and width * reach <= SHORT:
         if mask is None:
             mask = torch.ones(width, reach, dtype=torch.bool).tril()[None, None]
         grouped = q.view(rows, width, kv_heads, repeat, dim).permute(0, 2, 3, 1, 4)
@@ -253,9 +252,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     keys, values = (x.transpose(1, 2) for x in (k, v))
     if repeat > 1:
         keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
-    states = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout
-    )
+    states = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale)
     return states.transpose(1, 2)
 
 
@@ -265,10 +262,8 @@ def hidden_varlen(
     """Torch's flash attention for sequences of different lengths, on a GPU.
 
     Raises:
-        UserError: there is no GPU, products are not of 16 bits, or the model uses attention dropout.
+        UserError: there is no GPU, or products are not of 16 bits.
     """
-    if backbone.training and TextConfig.of(backbone.config).attention_dropout:
-        raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     segments = None if images is None else images.segments
     return packed_states(backbone, batch, routing, images, segments=segments, attend=_flash_attention(batch))
 
@@ -287,9 +282,7 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     modules = list(model.modules())
     sizes = [size for module in modules if isinstance(size := optional_attribute(module, "head_dim"), int)]
     fits = bool(sizes) and max(sizes) <= 256 and all(size % 8 == 0 for size in sizes)  # layers may differ
-    drops = any(module.p for module in modules if isinstance(module, nn.Dropout))
-    drops |= bool(TextConfig.of(model.config).attention_dropout)
-    return fits and not drops and "window_size" in signature(varlen_attn).parameters  # torch 2.11
+    return fits and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 
 def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:

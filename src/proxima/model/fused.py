@@ -23,6 +23,7 @@ from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
+from proxima.model.recompute import recomputed, recomputes
 
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",))
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
@@ -55,10 +56,9 @@ def _plain_layer(layer: Any, family: str) -> bool:
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
         return False
     attention = layer.self_attn
-    dropout = layer.training and attention.attention_dropout > 0
     biased = any(getattr(layer.mlp, name).bias is not None for name in ("gate_proj", "up_proj", "down_proj"))
     windowed = hasattr(attention, "sliding_window") and attention.sliding_window
-    return not (dropout or biased or windowed)
+    return not (biased or windowed)
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -85,8 +85,9 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     delta: Tensor | None = None
     for layer in model.layers:
         run = partial(_layer_states, layer, kernels, cos, sin, segments, responses)
-        again = layer.training and layer.gradient_checkpointing
-        x, delta = layer._gradient_checkpointing_func(run, x, delta) if again else run(x, delta)
+        if recomputes(layer):
+            run = partial(recomputed, run)
+        x, delta = run(x, delta)
     states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
     return states
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
-from proxima.model.architecture import optional_attribute
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
@@ -22,6 +21,7 @@ from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
+from proxima.model.recompute import recompute_layers
 
 ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the routers of an MoE model give
 
@@ -104,12 +104,12 @@ class PackedModel:
         replays_routes: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.model = loaded.model
+        self.model = loaded.model.eval()  # a policy whose log-probs depend on a draw has no ratio to itself
         self.longest = fix_positions(self.model, None, loaded.max_length)  # tokens; None: not limited
         proof = proof_of(self.model)
         sharding = loaded.sharding
         split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
-        path = proof.attention(attention)
+        path = proof.attention(attention, recompute=gradient_checkpointing)
         if attention == "auto" and path == "packed" and split is None and loaded.images is None:
             path = "varlen" if has_flash(self.model, self.device, compute_dtype) else path
         attention = path
@@ -129,7 +129,8 @@ class PackedModel:
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             compute_in_autocast(self.model)
             self.reroutes = gradient_checkpointing and attention != "padded" and is_moe(self.model.config)
-        self.set_gradient_checkpointing(gradient_checkpointing)
+        if gradient_checkpointing:
+            recompute_layers(self.model)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them
         if split is not None:
             self.context = ContextGroup(split, self.device, attention)
@@ -142,18 +143,6 @@ class PackedModel:
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight that an optimizer may train, tied ones once."""
         yield from self.model.named_parameters()
-
-    def set_gradient_checkpointing(self, on: bool) -> None:
-        """Recompute activations in the backward pass instead of keeping them."""
-        if on:
-            # `gradient_checkpointing_enable` before transformers 5.23
-            enable = optional_attribute(self.model, "activation_checkpointing_enable")
-            (enable or self.model.gradient_checkpointing_enable)({"use_reentrant": False})
-            self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
-            dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
-            if dropout:
-                field = "model.gradient_checkpointing=true"
-                raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
 
     def pack(self, trajectories: Sequence[Trajectory], *, replay: bool = True) -> PackedBatch:
         """The packed batch for this model, on its device; without `replay` its routers choose.

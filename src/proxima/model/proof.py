@@ -6,11 +6,13 @@ time:
     head       the logits are the output head applied to the last hidden state
     causal     those of a prefix are those of the whole sequence there
     apart      a packed (or padded) batch gives each sequence the log-probs that it has alone
+    repeated   a second pass over the batch gives the same bits, and gradients: no setting leaves anything random
     decoder    the engine, prompt and then token by token, gives the same log-probs; see `proxima.engine.local.decoders`
 
-The first two must hold. Of the ways to run a batch, and of the decoders, the first is chosen for which the law holds;
-if none does, the model is refused with the figure. An exception is a reason too, unless it is a fault of ours: see
-`proxima.model.faults`.
+`head`, `causal` and `repeated` must hold. Of the ways to run a batch, and of the decoders, the first is chosen for
+which the law holds; if none does, the model is refused with the figure. A batch is run as in an update: in eval mode,
+with gradient, and with layers recomputed in the backward pass if the update does so. An exception is a reason too,
+unless it is a fault of ours: see `proxima.model.faults`.
 """
 
 import copy
@@ -30,6 +32,7 @@ from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.faults import is_ours
 from proxima.model.parallel.sharding import plain_type
 from proxima.model.positions import fixed_length, fixed_length_of
+from proxima.model.recompute import recompute_layers
 from proxima.model.tiny_twin import DROPPED, FIRST_ID, make_twin
 
 TOLERANCE = (
@@ -112,6 +115,7 @@ class Proof:
                 raise
             raise self.refused(f"a small copy of it can't be run: {reason_of(error)}") from error
         self.problems: dict[Any, str | None] = {}
+        self._check_repeated()
         self._check_head()
         if not self.scalar:
             self._check_causality()
@@ -139,6 +143,12 @@ class Proof:
         """`own_outputs` of the states that predict the tokens, by the head."""
         outputs: Tensor = self.head(states).float()
         return outputs if self.scalar else outputs.log_softmax(-1)
+
+    def _check_repeated(self) -> None:
+        """Nothing may be drawn in eval mode: a policy whose log-probs depend on a draw has no ratio to itself."""
+        apart = float((self.own_outputs(self.rows[-1]) - self.expected[-1]).abs().max())
+        if apart > 0:
+            raise self.refused(f"two passes of a small copy over the same tokens are {apart:.2g} nats apart")
 
     @torch.no_grad()
     def _check_head(self) -> None:
@@ -186,37 +196,58 @@ class Proof:
             if problem := off(self.own_logits(tokens[:length]).log_softmax(-1), whole[:length]):
                 raise self.refused(f"its log-probs depend on tokens that follow: {problem}")
 
-    def problem(self, attention: str) -> str | None:
-        """How the outputs of a batch that is run this way differ from those of one sequence at a time; None if they do
-        not."""
-        if attention not in self.problems:
-            self.problems[attention] = in_own_thread(lambda: self._problem(attention))
-        return self.problems[attention]
+    def problem(self, attention: str, *, recompute: bool = False) -> str | None:
+        """How the outputs of a batch that is run this way differ from those of one sequence at a time, or from those of
+        a second pass; None if they do not.
 
-    @torch.no_grad()
-    def _problem(self, attention: str) -> str | None:
+        Args:
+            recompute: with gradient checkpointing.
+        """
+        way = attention, recompute
+        if way not in self.problems:
+            self.problems[way] = in_own_thread(lambda: self._problem(attention, recompute))
+        return self.problems[way]
+
+    def _problem(self, attention: str, recompute: bool) -> str | None:
         twin = copy.deepcopy(self.twin)
         if attention != "padded" or twin._supports_sdpa:
             twin.set_attn_implementation(hugging_face_name(attention))
-        backbone, _ = self.parts_of(twin)
-        batch = pack(self.rows, share_prompt=attention != "padded")
+        if recompute:
+            recompute_layers(twin)
         try:
-            outputs = self.of_states(ATTENTION[attention](backbone, batch))
+            first = self._trained(twin, attention)
+            again = self._trained(twin, attention)
         except Exception as error:
             if is_ours(error, plain_type(twin)):
                 raise
             return reason_of(error)
-        return off(outputs, torch.cat(self.expected))
+        apart = max(float((one - other).abs().max()) for one, other in zip(first, again, strict=True))
+        if apart > 0:
+            return f"two passes over the same tokens are {apart:.2g} nats apart"
+        return off(first[0], torch.cat(self.expected))
 
-    def attention(self, asked: str = "auto") -> str:
+    @torch.enable_grad()
+    def _trained(self, twin: Any, attention: str) -> tuple[Tensor, Tensor]:
+        """The outputs of a batch, and the gradient of their mean by the twin's embedding."""
+        backbone, _ = self.parts_of(twin)
+        batch = pack(self.rows, share_prompt=attention != "padded")
+        outputs = self.of_states(ATTENTION[attention](backbone, batch))
+        (gradient,) = torch.autograd.grad(outputs.mean(), twin.get_input_embeddings().weight)
+        return outputs.detach(), gradient
+
+    def attention(self, asked: str = "auto", *, recompute: bool = False) -> str:
         """`packed` if it keeps sequences apart, else `padded` if that does.
+
+        Args:
+            asked: a key of `ATTENTION`, or `auto`.
+            recompute: with gradient checkpointing.
 
         Raises:
             UserError: neither does. FieldError: `asked`, which is not `auto`, does not.
         """
-        tried = {path: self.problem(path) for path in ("packed",) if asked != "padded"}
+        tried = {path: self.problem(path, recompute=recompute) for path in ("packed",) if asked != "padded"}
         if all(tried.values()):
-            tried["padded"] = self.problem("padded")
+            tried["padded"] = self.problem("padded", recompute=recompute)
         path = next((path for path, problem in tried.items() if problem is None), None)
         if path is None:
             reason = "a batch of several sequences does not give the log-probs that each has alone"

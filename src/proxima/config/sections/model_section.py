@@ -123,7 +123,7 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
                 require_length(config, model.max_length)
             require_known_length(config, model.max_length, "model.max_length")
             proof = proof_before_loading(config, model.max_length, scalar=scalar)
-            proof.attention(model.attention if path == "model.path" else "auto")
+            proof.attention(model.attention if path == "model.path" else "auto", recompute=model.gradient_checkpointing)
             engine = r.get("engine")
             if path == "model.path" and not scalar and ENGINES.holds(engine, "local", "local_process"):
                 first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
