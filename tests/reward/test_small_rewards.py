@@ -191,6 +191,9 @@ x + 1: x + 1
 """,
     1.5: r"""
 18: 18.0 | $18 | 18. | 18 dollars | x = 18 | 18 months
+18: The answer is 18. | Total: 18 | = 18 | 18% | **18** | \boxed{18}
+18: 9 * 2 = 18 | So she has 18 eggs left. | $18$ | **Answer:** 18 | it is 2 times 9, which equals 18.
+18: (18) | 18 is the answer
 -18: -$18 | $-18
 1000: 1,000
 1,000: 1000
@@ -202,13 +205,13 @@ x + 1: x + 1
 """,
     0.0: r"""
 17: 18
-18: 9 and 18 | 9 * 2 = 18 | eighteen | 18 and a half
+18: 9 and 18 | 17 or 18 | 20, 18 | eighteen | 18 and a half | not 18 | at least 18 | 18 = x + 2 | 36/2 of 18*x
 -18: --18 | -$-18 | +−18
 1: x + 1 | 1 k
 2: 2x | \sqrt{2} | 2 million | 2 dozens | 2 Millions of dollars | 2 plus three | 2 x
 3: 3 fifths
 4: 4 less than x
-5: 5 squared | 5 percent
+5: 5 squared
 6: 6 factorial
 0: 1/0
 x + 1: x+1

@@ -1,6 +1,7 @@
 """Rewards that compare numbers and text, but no formulas. `marked` has those for marked answers."""
 
 import re
+from collections import deque
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -9,7 +10,17 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
-from proxima.reward.math.marked import as_fraction, as_number, last_number, last_tagged, solution_hint
+from proxima.reward.math.marked import (
+    JOINS_ANOTHER,
+    NUMBER,
+    as_fraction,
+    as_number,
+    last_boxed,
+    last_number,
+    last_tagged,
+    solution_hint,
+    value_of,
+)
 
 NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
 
@@ -43,11 +54,14 @@ class Number(WeightedReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy152(WeightedReward):
-    """2 if the tagged answer is exactly the row's answer, 1.5 if both are the same number, else 0; sets `correct`.
+    """2 if the tagged answer is exactly the row's answer, 1.5 if the number that it states is the same, else 0; sets
+    `correct`.
 
-    The answer is the contents of the last `<tag>…</tag>` without outer whitespace. `18.0`, `$18`, `1,000`, `1/2`,
-    `x = 18` and a number followed by words (`18 dollars`) are numbers, unless a word changes the value: `2 dozens`,
-    `5 squared`, `3 fifths`, `2 x`. The row's answer may be a whole GSM8K solution; the text after its `####` counts.
+    The answer is the contents of the last `<tag>…</tag>` without outer whitespace. The number that it states is its
+    only one, or the last one: 18 of `The answer is 18.`, `Total: 18`, `9 * 2 = 18`, `18%`, `**18**` and `18 dollars`.
+    It states none where the number is part of a formula (`2 x`, `x + 1`), one of several answers (`17 or 18`), denied,
+    or changed by a word (`2 dozens`, `5 squared`, `3 fifths`). The row's answer may be a whole GSM8K solution; the text
+    after its `####` counts.
 
     Args:
         tag: name of the tag around the answer; null: the whole text is the answer.
@@ -55,8 +69,9 @@ class Accuracy152(WeightedReward):
     Raises: ValueError if the row has no answer.
     Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a correct answer in the
         right format gets 3.
-    Differs: its parser takes the only number in a text, whatever surrounds it: `x + 1` is 1, `2 million` is 2, and
-        `1,000` is two numbers and therefore wrong. Here formulas are not numbers, and 1,000 is 1000.
+    Differs: its parser takes the only number in the tag whatever surrounds it (`x + 1` is 1, `2 million` is 2); where
+        there are several, its verl recipe takes the last number of the completion, and its other trainer none. It
+        removes commas before it compares, so that `1,000` gets 2 for 1000; here 1.5.
     """
 
     tag: str | None = "answer"
@@ -82,17 +97,22 @@ class Accuracy152(WeightedReward):
         return Score(value=1.5 if right else 0.0, correct=right)
 
 
-# `x = 18`, `18 dollars`: a number in text that does not change it
-_NUMBER_IN_TEXT = re.compile(
-    r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})"
-    r"(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
+# What introduces an answer: the text after the last of these states it
+_INTRODUCES = re.compile(r"[=:≈]|\b(?:is|are|was|were|equals)\b")
+_MARKUP = re.compile(r"\*\*|__|`|\\[()\[\]]|\\?%")
+_TWO_SIGNS = re.compile(r"\$?[-+\u2212]\$?[-+\u2212]")
+_DENIES = re.compile(
+    r"(?i:\b(?:not|never|neither|either|between|minus|negative|plus|than|at most|at least)\b|n['’]t\b)"
 )
+_OPERATES_BEFORE = re.compile(r"(?:[\w)\]}] {0,3}[-+\u2212][ $]{0,3}|[*/^×÷\\{\[][ $]{0,3}|\w\(?\$?)$")
+_STANDS_ALONE = re.compile(r"[.,;:!?)$]{0,3}(?!\S)(?!\s{0,3}[-+*/^×÷=\u2212])")
+_NEAR = 80  # characters around a number in which a word may change it
 # Scales, fractions, further numbers, operators, doubts; any single letter but `a`: an unknown, or a scale (`1 k`)
 _CHANGES_VALUE = re.compile(
     r"\b(?:(?:dozen|gross|score|lakh|crore|mil|mn|mio|bn|pi|half|halve|third|quarter|fifth|eighth|ninth|twelfth"
     r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"
     r"|(?:four|six|seven|ten|eleven|(?:thir|four|fif|six|seven|eigh|nine)teen|hundred|thousand|(?:m|b|tr|quadr)illion)(?:th)?)s?"
-    r"|plus|minus|percent|percentage|divided|multiplied|squared|cubed|factorial|power|root|mod|modulo|choose|doubled|tripled|halved"
+    r"|plus|minus|divided|multiplied|squared|cubed|factorial|power|root|mod|modulo|choose|doubled|tripled|halved"
     r"|maybe|perhaps|possibly|probably|unless|negative|negated|inverse|below|than|or|not|never|[b-z])\b",
     re.IGNORECASE,
 )
@@ -100,10 +120,37 @@ _CHANGES_VALUE = re.compile(
 
 def _same_number(answer: str, expected: str) -> bool:
     right = _number(expected)
-    match = _NUMBER_IN_TEXT.fullmatch(answer)
-    if right is None or match is None or _CHANGES_VALUE.search(match["words"] or ""):
-        return False
-    return _number(match["number"]) == right
+    return right is not None and _stated_number(answer) == right
+
+
+def _stated_number(answer: str) -> Decimal | Fraction | None:
+    """The number that a text states as its answer; None if it states none."""
+    boxed = last_boxed(answer)
+    text = _MARKUP.sub("", answer if boxed is None else boxed).strip()
+    stated = _INTRODUCES.split(text)[-1].strip()
+    if NUMBER.search(stated) is None:
+        stated = text
+    if _TWO_SIGNS.match(stated):
+        return None
+    whole = _number(stated)
+    return _last_in_words(stated) if whole is None else whole
+
+
+def _last_in_words(text: str) -> Decimal | None:
+    """The last number of a text; None if another one is joined to it, if it is an operand, denied or changed."""
+    numbers = deque(NUMBER.finditer(text), maxlen=2)
+    if not numbers:
+        return None
+    number = numbers[-1]
+    if len(numbers) == 2 and JOINS_ANOTHER.match(text, numbers[0].end()):
+        return None
+    before = text[: number.start()][-_NEAR:]
+    after = text[number.end() :][:_NEAR]
+    if _OPERATES_BEFORE.search(before) or not _STANDS_ALONE.match(after):
+        return None
+    if _DENIES.search(before) or _CHANGES_VALUE.search(after):
+        return None
+    return value_of(text, number)
 
 
 def _number(text: str) -> Decimal | Fraction | None:
