@@ -242,15 +242,20 @@ def with_metrics(page: str) -> str:
 
 
 def with_ideal_ranges(text: str) -> str:
-    """Return the text of docs/mismatch.md with its table of ideal ranges made anew."""
-    from proxima.core.correction.health import IDEAL_RANGES
+    """Return the text of docs/mismatch.md with its table of ranges made anew."""
+    from proxima.core.correction.health import BOUNDED, RANGES
 
     rows = []
-    for ideal in IDEAL_RANGES:
-        words = ideal.words()
-        healthy = words["healthy"] + (" (ours)" if ideal.ours else "")
-        rows.append([f"`{'`, `'.join(ideal.names)}`", healthy, words["watch"], words["broken"], ideal.peer])
-    made = f"{MADE_OF_RANGES}\n{table(['metric', 'healthy', 'watch', 'broken', 'the pull request'], rows)}\n"
+    for each in RANGES:
+        words = each.words()
+        healthy = words["healthy"] + (" (ours)" if each.ours else "")
+        names = f"`{'`, `'.join(each.names)}`"
+        rows.append([names, healthy, words["watch"], words["broken"], each.text, each.page, each.typical])
+    for name, (side, wording) in BOUNDED.items():
+        sign = "≤" if side == "upper" else "≥"
+        rows.append([f"`{name}`", f"{sign} `correction.{side}`", "else", "–", wording, "", ""])
+    head = ["metric", "healthy", "watch", "broken", "the pull request's text", "its page", "typical"]
+    made = f"{MADE_OF_RANGES}\n{table(head, rows)}\n"
     return re.sub(rf"{MADE_OF_RANGES}\n(\|.*\n)+", lambda _: made, text)
 
 

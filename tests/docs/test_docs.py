@@ -187,14 +187,6 @@ def test_the_glossary_has_every_name_of_a_metric_beside_ours():
     assert {name: ours for ours, names in rows for name in re.findall("`(.*?)`", names)} == METRIC_ALIASES
 
 
-def test_the_page_on_the_mismatch_lists_what_health_judges():
-    from proxima.core.correction.guard import MismatchGuard
-    from proxima.core.correction.health import rules
-
-    text = (DOCS / "mismatch.md").read_text(encoding="utf-8")
-    assert all(f"| `{name}` | " in text for name in (rule.metric for rule in rules(MismatchGuard())))
-
-
 def test_the_files_and_the_picture_name_what_is_there():
     page, picture = ((DOCS / name).read_text(encoding="utf-8") for name in ("reading.md", "way_of_the_data.svg"))
     the_loop, after_a_kill = (

@@ -13,6 +13,8 @@ from tests.core.batches import make_batch
     ("name", "ours"),
     [
         ("mismatch_kl", "mismatch/kl"),
+        ("rollout_is_mean", "mismatch/rollout_is_mean"),
+        ("rollout_is_veto_fraction", "correction/rollout_is_veto_fraction"),
         ("mismatch/mismatch_training_ppl", "mismatch/training_ppl"),
         ("rollout_corr/k3_kl", "mismatch/k3_kl"),
         ("actor/rollout_corr/rollout_is_mean", "mismatch/rollout_is_mean"),

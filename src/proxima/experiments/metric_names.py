@@ -3,6 +3,8 @@
 # Prefixes under which verl writes its rollout correction, by generation; what follows is our name under `mismatch/`.
 MISMATCH_PREFIXES = ("rollout_corr/", "mismatch/mismatch_", "mismatch_")
 
+BARE = "rollout_is_"  # as verl's pull request 3694 names its metrics in its text
+
 # What the peers write of a correction: verl beside the mismatch, the names of PR 3694 and of 0.6 among them, and AReaL.
 APPLIED = ("veto_fraction", "batch_norm_factor", "ratio_fraction_high", "ratio_fraction_low", "seq_fraction_high",
            "seq_fraction_low", "clipped_fraction", "seq_clipped_fraction")  # fmt: skip
@@ -84,6 +86,8 @@ def canonical_metric(name: str) -> str:
         name = name.removeprefix(scope)
     if name in METRIC_ALIASES:
         return METRIC_ALIASES[name]
+    if name.startswith(BARE):
+        name = f"mismatch/{name}"
     prefix = next((prefix for prefix in MISMATCH_PREFIXES if name.startswith(prefix)), None)
     name = name if prefix is None else "mismatch/" + name.removeprefix(prefix)
     return METRIC_ALIASES.get(name, name)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from proxima.core.correction.health import healthy_range, verdicts
+from proxima.core.correction.health import range_of, verdicts
 from proxima.evaluation.headline import Headline
 from proxima.evaluation.held_out import named_sets
 from proxima.experiments.run_reader import Run, flat, read_run
@@ -24,7 +24,7 @@ from proxima.system.damage import reading
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
 from proxima.view.log_lines import of_questions, sets_table, why_unknown
 from proxima.view.microscope import PORT
-from proxima.view.microscope.trend import guard_of, last_stages, metric_meanings, trend_of
+from proxima.view.microscope.trend import guard_of, last_stages, metric_meanings, trend_of, weight_bounds_of
 from proxima.view.page import render
 from proxima.view.report_samples import SAMPLED_STEPS, cut, held_out_questions, select_samples
 
@@ -225,15 +225,18 @@ def discarded(run: Run) -> list[dict[str, str]]:
 def ideal_ranges(run: Run) -> list[dict[str, str]]:
     """Return each number of the last steps that has an ideal range, with its verdict and how often it was not
     healthy."""
-    guard = guard_of(run.recipe.get("algorithm"))
-    judged = [(record, verdicts(record, guard)) for record in run.train]
+    algorithm = run.recipe.get("algorithm")
+    guard = guard_of(algorithm)
+    bounds = weight_bounds_of(algorithm)
+    judged = [(record, verdicts(record, guard, bounds)) for record in run.train]
     last = {name: (record[name], verdict) for record, of_step in judged for name, verdict in of_step.items()}
     rows = []
     for name, (_, meaning) in metric_meanings(last).items():
         words = [of_step[name] for _, of_step in judged if name in of_step]
         value, verdict = last[name]
         rows.append({"name": name, "value": significant(value), "verdict": verdict, "meaning": meaning})
-        rows[-1]["ideal"] = healthy_range(name, guard)
+        metric_range = range_of(name, guard, bounds)
+        rows[-1]["ideal"] = "" if metric_range is None else metric_range.words()["healthy"]
         rows[-1] |= {word: f"{words.count(word)}" for word in ("watch", "broken")} | {"of": f"{len(words)}"}
     return rows
 

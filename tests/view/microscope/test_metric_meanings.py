@@ -1,7 +1,6 @@
 """Every metric of a step has a group and a meaning, which the page shows, vital ones first."""
 
-from proxima.core.correction.guard import MismatchGuard
-from proxima.core.correction.health import rules
+from proxima.core.correction.health import HEALTH_CHECKS
 from proxima.experiments.cell_statistics import HELD_OUT
 from proxima.experiments.metric_names import METRIC_ALIASES
 from proxima.view.comparison_page import CHARTS, EXAMPLE_CHARTS
@@ -12,7 +11,7 @@ CHARTED = {*CHARTS, *EXAMPLE_CHARTS} - {HELD_OUT}  # on the page of a comparison
 
 def test_every_metric_that_is_named_has_a_line_of_its_own():
     """The charts of a comparison, the health check, and what other frameworks' names resolve to."""
-    judged = [rule.metric for rule in rules(MismatchGuard())]
+    judged = [check.metric for check in HEALTH_CHECKS]
     named = {*CHARTED, *judged, *METRIC_ALIASES.values(), "updates/skipped", "dropped/uniform_group"}
     about = metric_meanings(named)
     assert len(named) > 60

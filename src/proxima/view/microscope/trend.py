@@ -1,6 +1,7 @@
 """What a run's page draws: the curves of its steps with the meaning of each metric (metrics.yaml), its evaluations, the
 recipe's choices, and the last steps of timeline.json: what works, what waits, and the stage of each prompt."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from proxima.core.correction.guard import MismatchGuard
-from proxima.core.correction.health import verdicts
+from proxima.core.correction.health import ANY, Range, verdicts
 from proxima.data import FieldError
 from proxima.evaluation.headline import Headline
 from proxima.runtime.watch.timeline import (
@@ -39,7 +40,8 @@ def trend_of(records: Sequence[Mapping[str, Any]], algorithm: Mapping[str, Any],
     named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
     about = metric_meanings(named)
     guard = guard_of(algorithm)
-    judged = [verdicts(record, guard) for record in train]
+    bounds = weight_bounds_of(algorithm)
+    judged = [verdicts(record, guard, bounds) for record in train]
     with_verdict = {name for of_step in judged for name in of_step} & named
     return {
         "before": len(steps) - len(train),
@@ -69,6 +71,16 @@ def guard_of(algorithm: Any) -> MismatchGuard:
         return MismatchGuard(**fields) if isinstance(fields, Mapping) else MismatchGuard()
     except (TypeError, FieldError):
         return MismatchGuard()
+
+
+def weight_bounds_of(algorithm: Any) -> Range:
+    """Return lower and upper bound of the weights of the first correction that has some; infinite where it has none."""
+    corrections = algorithm.get("correction") if isinstance(algorithm, Mapping) else None
+    for fields in corrections if isinstance(corrections, list) else [corrections]:
+        if isinstance(fields, Mapping) and _is_number(fields.get("upper")):
+            lower = fields.get("lower")
+            return (float(lower) if _is_number(lower) else -math.inf), float(fields["upper"])
+    return ANY
 
 
 def _is_number(value: Any) -> bool:

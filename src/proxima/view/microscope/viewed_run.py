@@ -15,7 +15,7 @@ from proxima.experiments.run_progress import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
 from proxima.runtime.state.folder import RunFolder, is_locked
 from proxima.view.microscope.step_file import StepFile
-from proxima.view.microscope.trend import VITAL, guard_of, last_stages, metric_groups, trend_of
+from proxima.view.microscope.trend import VITAL, guard_of, last_stages, metric_groups, trend_of, weight_bounds_of
 
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
@@ -257,7 +257,8 @@ class ViewedRun:
 
     def verdicts(self, step: int) -> dict[str, str]:
         """Return healthy, watch or broken for each of the vital metrics of a step that has an ideal range."""
-        return dict(verdicts(self.vital_signs(step), guard_of(self.algorithm)))
+        guard = guard_of(self.algorithm)
+        return dict(verdicts(self.vital_signs(step), guard, weight_bounds_of(self.algorithm)))
 
     def timeline(self) -> list[dict[str, Any]] | None:
         """Return the spans of the last steps of timeline.json, see `last_stages`; None without the file."""
