@@ -119,3 +119,39 @@ def test_an_evaluation_becomes_a_command(tmp_path, peer, text):
     assert held_out["task"]["kind"] == "gsm8k" or held_out["task"]["path"] == "data/gsm8k/test.parquet"
     assert (held_out["samples"], held_out["sampling"]["temperature"]) == (1, 0)
     assert yaml.safe_load(done.text) == done.recipe
+
+
+OF_THE_FORK = {
+    "method": "src/open_r1/grpo_gsm.py --save_strategy=best --pruning=0.5 --metric=smallest --allocation",
+    "baseline": "src/open_r1/grpo_gsm.py --save_strategy=best",
+    "evaluation": "src/open_r1/eval_gsm.py --save_strategy=no",
+}
+SETTINGS = "dataset_name: openai/gsm8k\nreward_funcs: [accuracy, format]\neval_strategy: steps\neval_steps: 100\n"
+SETTINGS += "use_vllm: true\nbeta: 0.04\ntemperature: 1.0\nmetric_for_best_model: eval_accuracy\n"
+
+
+def test_completion_pruning_its_baseline_and_its_evaluation_share_trainer_and_rewards(tmp_path):
+    (tmp_path / "gsm8k.yaml").write_text(SETTINGS, encoding="utf-8")
+    recipes = {}
+    for name, program in OF_THE_FORK.items():
+        script = tmp_path / f"{name}.sh"
+        script.write_text(f"accelerate launch --num_processes=1 {program} --config gsm8k.yaml", encoding="utf-8")
+        recipes[name] = convert(script, "trl").recipe
+    selections = {name: recipe["algorithm"].pop("selection", []) for name, recipe in recipes.items()}
+    assert {name: len(selection) for name, selection in selections.items()} == {
+        "method": 1,
+        "baseline": 0,
+        "evaluation": 0,
+    }
+    method, *others = recipes.values()
+    for section in ("algorithm", "reward", "sampling"):
+        assert [other[section] for other in others] == [method[section]] * 2
+    assert [(each["kind"], each.get("pattern")) for each in method["reward"]] == [
+        ("accuracy_1_5_2", None),
+        ("format", None),
+    ]
+    assert method["algorithm"].get("correction", []) == [] and not method["algorithm"]["reference_kl"]["unbiased"]
+    for recipe in recipes.values():
+        assert (recipe["eval"]["samples"], recipe["eval"]["sampling"]["temperature"]) == (1, 0)
+    for name in ("method", "baseline"):
+        assert recipes[name]["checkpoint"]["keep_best"] is True and recipes[name]["eval"]["metric"] == "accuracy"

@@ -1,6 +1,5 @@
 """Turns a peer's file into a recipe: reads it, converts it with the modules of the peer, and makes it loadable."""
 
-import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -10,12 +9,12 @@ from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.resolution import resolve
 from proxima.config.tree import FILL_IN
 from proxima.config.validate import check
-from proxima.system.user_files import read_text
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.draft import Draft, Entry
 from proxima_peers.convert.known import not_a_training, option_rules, sort_out
 from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
 from proxima_peers.convert.options import Options, on_one_line
+from proxima_peers.convert.pruning_fork import only_evaluates
 from proxima_peers.convert.read import read
 
 
@@ -81,14 +80,10 @@ def offline_training(o: Options, peer: str) -> str | None:
     return module_of(offline).training_of(o) if offline else None
 
 
-OF_CPPO = re.compile(r"\beval_(?:gsm|math)\.py\b")
-
-
 def evaluating_command(draft: Draft, o: Options) -> str:
     """The command for a file that evaluates only: verl's `val_only`, or the evaluation of the completion pruning's
     authors, which takes one answer, greedily. Empty for a training."""
-    file = Path(o.file)
-    pruning = file.suffix in (".sh", ".bash") and OF_CPPO.search(read_text(file, "utf-8-sig")) is not None
+    pruning = only_evaluates(o)
     if not pruning and str(o.flat.get("trainer.val_only")).lower() != "true":
         return ""
     if pruning and "eval.task.kind" in draft.entries:

@@ -1,6 +1,7 @@
 """TRL: `GRPOConfig` as YAML, JSON or a Python file's call; names and defaults of 1.16, older spellings understood."""
 
 import math
+import re
 from typing import Any
 
 from proxima.config.tree import FILL_IN
@@ -8,6 +9,7 @@ from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
+from proxima_peers.convert.pruning_fork import is_pruning_fork
 from proxima_peers.convert.rollout_servers import trl_engine
 from proxima_peers.convert.trl_rewards import reads_solutions, rewards
 
@@ -66,8 +68,9 @@ def convert(o: Options) -> Draft:
 def _prompts(o: Options) -> dict[str, str]:
     """The column with the prompts: TRL reads a chat, or a text as it is; open-r1 makes a user's turn of a text, and so
     does the fork of it by the completion pruning's authors, where it is the column of MATH."""
-    of_open_r1 = o.given("dataset_prompt_column", "system_prompt", "pruning")
-    column = o.get("dataset_prompt_column", default="problem" if o.given("pruning") else "prompt")
+    pruning = is_pruning_fork(o)
+    of_open_r1 = pruning or o.given("dataset_prompt_column", "system_prompt")
+    column = o.get("dataset_prompt_column", default="problem" if pruning else "prompt")
     return {"question" if of_open_r1 else "prompt": str(column)}
 
 
@@ -126,11 +129,20 @@ def dtypes_and_adapter(d: Draft, o: Options) -> None:
         d.drops_given(o, why, *(name for name in OF_COMMAND.values() if name in o.flat))
 
 
+STRATEGIES = ("no", "steps", "epoch")
+
+
+def evaluates(o: Options) -> bool:
+    """True for a training with rewards that is evaluated."""
+    names = ("eval_strategy", "evaluation_strategy")
+    return o.choice(STRATEGIES, *names, default="no") != "no"
+
+
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
     """`eval_strategy`: the test split of the same data, sampled as in training."""
-    strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
-    if strategy == "no":
+    if not evaluates(o):
         return
+    strategy = o.choice(STRATEGIES, "eval_strategy", "evaluation_strategy", default="no")
     o.given("num_generations_eval", "eval_on_start")
     every = o.number("eval_steps", default=500, least=0, most=10**9)
     if every < 1 or strategy == "epoch":
@@ -142,7 +154,29 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
         d.wait("eval.task", "eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
         return
     d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
-    common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
+    greedy = is_pruning_fork(o)  # in the evaluate() of its trainer
+    common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=greedy)
+    _keep_best(d, o)
+
+
+BEST_BY = re.compile(r"(?:eval_)?(?:rewards?/)?(accuracy|reward)(?:_reward)?(?:/mean)?")
+
+
+def _keep_best(d: Draft, o: Options) -> None:
+    """`save_strategy: best`, where the evaluations measure its `metric_for_best_model`."""
+    if o.get("save_strategy") != "best":
+        return
+    written = str(o.get("metric_for_best_model", default="loss"))
+    metric = BEST_BY.fullmatch(written)
+    if metric is None or o.flag("greater_is_better", default=True) is False:
+        _lacks_best(d, written)
+    else:
+        d.put("checkpoint.keep_best", True, o.origin("save_strategy"))
+        d.put("eval.metric", metric[1], o.origin("metric_for_best_model"))
+
+
+def _lacks_best(d: Draft, metric: str) -> None:
+    d.lacks("save_strategy", f"best, by {metric}: checkpoint.keep_best=true, with eval.task, keeps the best here")
 
 
 def _surrogate(d: Draft, o: Options) -> str:
@@ -248,7 +282,7 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
     """The sampler correction, off-policy sequence mask, top-entropy mask."""
     prefix = "vllm_importance_sampling_"
     names = [prefix + name for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
-    if o.flag("use_vllm") and o.flag(prefix + "correction", default=not o.given("pruning")):  # CPPO's trainer has none
+    if o.flag("use_vllm") and o.flag(prefix + "correction", default=not is_pruning_fork(o)):  # which has none
         _sampler_correction(d, o, prefix)
     else:
         off = "the correction is switched off" if o.flag("use_vllm") else "use_vllm is false: TRL corrects no sampler"
@@ -290,7 +324,7 @@ def _penalties(d: Draft, o: Options) -> None:
         d.put("algorithm.reference_kl", None, f"{o.origin('beta')}: 0")
     else:
         unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
-        if o.given("pruning") and not o.given("use_bias_correction_kl"):
+        if is_pruning_fork(o) and not o.given("use_bias_correction_kl"):
             unbiased = (False, "CPPO's trainer does not correct it")
         origin = o.origin("beta")
         d.spec("algorithm.reference_kl", "k3", origin, coefficient=(beta, origin), unbiased=unbiased)
@@ -335,7 +369,7 @@ def _training(d: Draft, o: Options, made: int) -> None:
     common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
     warmup, share = warmups(o)
     common.warmup(d, warmup, share, made, rounded="up")
-    clip_and_save(d, o, made)
+    clip_and_save(d, o, made, best_later=evaluates(o))
 
 
 def adamw(d: Draft, o: Options, lr: float) -> None:
@@ -358,15 +392,19 @@ def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
     return (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled))
 
 
-def clip_and_save(d: Draft, o: Options, made: int) -> None:
-    """Clipping, checkpoints and seed; `made` updates in each of our steps."""
+def clip_and_save(d: Draft, o: Options, made: int, *, best_later: bool = False) -> None:
+    """Clipping, checkpoints and seed.
+
+    Args:
+        made: updates in each of our steps.
+        best_later: the caller converts `save_strategy: best`.
+    """
     d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
     strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
     if strategy == "epoch":
         d.needs("checkpoint.every", "save_strategy: epoch; set it in steps")
-    if strategy == "best":
-        metric = o.get("metric_for_best_model", default="loss")
-        d.lacks("save_strategy", f"best, by {metric}: checkpoint.keep_best=true, with eval.task, keeps the best here")
+    if strategy == "best" and not best_later:
+        _lacks_best(d, str(o.get("metric_for_best_model", default="loss")))
     if strategy == "steps":
         save = o.number("save_steps", default=500, least=0, most=10**9)
         if 0 < save < 1:

@@ -10,6 +10,7 @@ from typing import Any
 from proxima_peers.convert import common
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
+from proxima_peers.convert.pruning_fork import is_pruning_fork
 from proxima_peers.convert.read_python import literal
 
 Found = tuple[str, Fields] | None  # our kind with its fields; None: no equivalent
@@ -122,7 +123,7 @@ def _of_environment(d: Draft, alone: bool) -> None:
 def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:
     """Add the entry of one reward."""
     origin = f"from reward_funcs: {function.name}"
-    own = IN_CPPO.get(function.name) if o.given("pruning") and not function.called else None
+    own = IN_CPPO.get(function.name) if is_pruning_fork(o) and not function.called else None
     make = own or KNOWN.get((function.name, function.called)) if function.arguments is not None else None
     if function.is_model:
         d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
