@@ -10,6 +10,10 @@ from proxima.config.resolution import resolve
 from proxima.core import Importance
 from proxima.data.policy_batch import PolicyBatch
 
+OF_THE_SOURCE = (
+    *("compute_reward", "compute_td_delta", "compute_advantage", "normalize_advantage", "return_targets"),
+    *("action_mask", "PolicyLoss", "ValueLoss", "PairWiseRMLoss", "DPOLoss", "compute_grpo_advantages", "GRPOLoss"),
+)
 NOTEBOOK = Path(__file__).resolve().parents[2] / "examples" / "ppo_by_hand.ipynb"
 
 
@@ -22,7 +26,7 @@ def test_every_function_equals_the_one_by_hand(capsys):
             exec(compile("".join(cell["source"]), NOTEBOOK.name, "exec"), space)
     finally:
         torch.set_default_dtype(dtype)
-    assert capsys.readouterr().out.count("equal:") == 19
+    assert capsys.readouterr().out.count("equal:") == 21
 
 
 def test_every_function_by_hand_is_found_by_its_name():
@@ -35,17 +39,19 @@ def test_every_function_by_hand_is_found_by_its_name():
         .partition("The classic kit")[2]
     )
     table = page.partition("## Masks")[0]
-    assert len(names) == 13
-    assert [name for name in names if f"`{name}`" not in table] == []
+    assert len(names) == 15
+    assert [name for name in (*names, *OF_THE_SOURCE) if f"`{name}`" not in table] == []
 
 
 def test_the_recipes_of_the_walkthrough_average_as_the_notebook_does():
     """A mean over each answer, then over answers: [1, 3] and [6] have the mean (2 + 6) / 2."""
     loss, edges = torch.tensor([1.0, 3.0, 6.0]), torch.tensor([0, 2, 3])
     for recipe in ("cpu/ppo_notebook", "classic/ppo", "classic/grpo"):
-        aggregate = resolve(f"{recipe}").config.algorithm.aggregate
+        config = resolve(recipe).config
+        critics = [config.critic.aggregate] if config.critic is not None else []
         b = PolicyBatch(log_prob=loss, loss_mask=torch.ones(3, dtype=torch.bool), cu_seqlens=edges)
-        assert float(aggregate(loss, b) / aggregate.denominator(b.loss_mask, edges)) == 4.0, recipe
+        for aggregate in (config.algorithm.aggregate, *critics):
+            assert float(aggregate(loss, b) / aggregate.denominator(b.loss_mask, edges)) == 4.0, recipe
 
 
 def test_the_recipe_of_verls_sequence_example_has_its_threshold():
