@@ -85,13 +85,14 @@ def trl_engine(d: Draft, o: Options) -> None:
 
 
 def areal_engine(d: Draft, o: Options) -> None:
-    """`allocation_mode`, or since 1.0 `rollout.backend`: `sglang:d4t2+…` means 4 servers with 2 devices each."""
+    """`allocation_mode`, or since 1.0 `rollout.backend`: `sglang:d4t2+…`, and before `sglang.d4t2+…`, means 4 servers
+    with 2 devices each."""
     names = ("rollout.backend", "allocation_mode")
     if not o.given(*names):
         return
-    kind, _, layout = str(o.get(*names, default="")).partition("+")[0].partition(":")
+    kind, *layout = re.split("[:.]", str(o.get(*names, default="")).partition("+")[0], maxsplit=1)
     if kind in AREAL:
-        sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", layout)}
+        sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", "".join(layout))}
         shape = {"replicas": sizes.get("d", 1), "parallel": sizes.get("t", 1)}
         _served(d, o, AREAL[kind], o.origin(*names), kind=kind, **shape)
 
