@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, OverLengthError
+from proxima.data.packed_batch import pack
 from proxima.model.chat.encode import prompt_tokens
 from proxima.task.example_rows import ChatReader
 from proxima.task.protocol import Row
@@ -111,12 +112,42 @@ def test_rows_that_cannot_be_trained_on(bad, field, reason):
     assert caught.value.field == field
 
 
-def test_a_template_that_renders_earlier_turns_anew_is_refused_by_name():
+LONGER = [*CHAT, USER, {"role": "assistant", "content": "Well."}]
+
+
+def test_a_template_that_renders_earlier_turns_anew_gives_each_turn_its_own_context():
+    """What an engine would have shown before each turn, and the turn as it would have been written."""
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = RETHINKING
-    assert learnt(reader(tokenizer=tokenizer).example(0, row(CHAT, None))) == [f"<t>No.{END}"]
-    with pytest.raises(FieldError, match="turn 3 do not begin with.*sft.loss_on=completion"):
-        reader(tokenizer=tokenizer, loss_on="all_turns").example(0, row(CHAT, None))
+    assert learnt(reader(tokenizer=tokenizer).example(0, row(LONGER, None))) == [f"<t>Well.{END}"]
+    every = reader(tokenizer=tokenizer, loss_on="all_turns").paths(4, row(LONGER, None))
+    assert [learnt(path) for path in every] == [[f"<t>Yes.{END}"], [f"<t>No.{END}"], [f"<t>Well.{END}"]]
+    for path, turn in zip(every, (1, 3, 5), strict=True):
+        shown = prompt_tokens(LONGER[:turn], tokenizer).tolist()
+        assert [*path.prompt_tokens, *path.tokens][: len(shown)] == shown
+        assert (
+            path.loss_mask.tolist() == [False] * (len(shown) - len(path.prompt_tokens)) + [True] * path.loss_mask.sum()
+        )
+    assert len({tuple(path.prompt_tokens) for path in every}) == 1 and {path.group for path in every} == {4}
+    assert len(pack(every).tokens) < sum(map(len, every)) - 2 * len(every[0].prompt_tokens)
+    with pytest.raises(FieldError, match="has 3 paths"):
+        reader(tokenizer=tokenizer, loss_on="all_turns").example(0, row(LONGER, None))
+
+
+def test_a_template_that_keeps_thoughts_has_one_path():
+    (path,) = reader(loss_on="all_turns").paths(0, row(LONGER, None))
+    assert learnt(path) == [f"Yes.{END}", f"No.{END}", f"Well.{END}"]
+
+
+def test_the_paths_that_fit_are_trained_where_rows_are_cut():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = RETHINKING
+    every = reader(tokenizer=tokenizer, loss_on="all_turns").paths(0, row(LONGER, None))
+    context = len(every[1])
+    cut = reader(tokenizer=tokenizer, loss_on="all_turns", context=context, truncate=True).paths(0, row(LONGER, None))
+    assert [learnt(path) for path in cut] == [learnt(path) for path in every[:2]]
+    with pytest.raises(OverLengthError, match=f"the model holds {context}"):
+        reader(tokenizer=tokenizer, loss_on="all_turns", context=context).paths(0, row(LONGER, None))
 
 
 def test_a_long_row_is_refused_or_cut():

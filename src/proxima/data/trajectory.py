@@ -170,6 +170,21 @@ class PreferencePair:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatExample:
+    """A chat whose trained turns are on several paths.
+
+    Args:
+        row: the row number in the data, which is also the `group` of the paths.
+        paths: each trained turn is in the loss of one, after the tokens that an engine would have shown there. A chat
+            template that renders earlier turns anew, without their thoughts say, makes several; they have the same
+            prompt, and what two neighbours begin with is run once.
+    """
+
+    row: int
+    paths: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class LabeledCompletion:
     """A completion that is labeled good or bad, without a counterpart.
 

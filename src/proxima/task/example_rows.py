@@ -42,7 +42,8 @@ class ChatReader:
     wrote: thought, text and tool calls. A turn whose message has `weight: 0` is context.
 
     Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, including
-    the end-of-turn token, after those of `prompt_tokens`. Everything else is context without loss.
+    the end-of-turn token, after those of `prompt_tokens`. Everything else is context without loss. Where a chat
+    template renders earlier turns anew, as without their thoughts, a turn begins another path of the example.
 
     Args:
         tokenizer: the model's.
@@ -62,13 +63,21 @@ class ChatReader:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def example(self, number: int, row: Row) -> Trajectory:
-        """Return the tokens of a row, with the trained ones in `loss_mask`; `number`, that of the row, becomes the
-        group.
+        """Return the only path of a row; raises like `paths`, and FieldError for a row of several."""
+        paths = self.paths(number, row)
+        if len(paths) > 1:
+            what = f"has {len(paths)} paths: the chat template renders earlier turns differently"
+            raise FieldError("messages", answer_excerpt(row.messages[-1]), what, remedy="read its `paths`")
+        return paths[0]
+
+    def paths(self, number: int, row: Row) -> tuple[Trajectory, ...]:
+        """Return the tokens of a row, with the trained ones in `loss_mask`, as the paths of a `ChatExample`; `number`,
+        that of the row, becomes the group.
 
         Raises:
             FieldError: names `completion` or `messages`: it is absent or empty, has no turn of the assistant, or the
                 chat template gives a turn other tokens than an engine would generate.
-            OverLengthError: the example exceeds the context, and `truncate` is off or leaves nothing to train.
+            OverLengthError: a path exceeds the context, and `truncate` is off or leaves nothing to train.
         """
         chat, arguments = self.chat(row), row_arguments(row, self.arguments, self.tokenizer)
         written = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
@@ -79,9 +88,15 @@ class ChatReader:
             what = "has weight 0, and nothing else would be trained"
             what = what if len(written) == 1 else "has weight 0 in all turns of the assistant"
             raise FieldError("messages", answer_excerpt(chat[written[-1]]), what, remedy="remove the row")
-        remedy = "set sft.loss_on=completion, or repair the template"
-        before, tokens, mask = turn_tokens(chat, trained, self.tokenizer, arguments, "completion", remedy)
-        return self._cut(number, before, tokens, mask, chat)
+        turns = turn_paths(chat, trained, self.tokenizer, arguments, "completion")
+        cut = [self._cut(number, sample, path, chat) for sample, path in enumerate(turns)]
+        paths = tuple(path for path in cut if path is not None)
+        if not paths:
+            used = max(len(path.prompt) + len(path.tokens) for path in turns)
+            what = f"has {used} tokens, the model holds {self.context}, and no trained token fits"
+            remedy = "shorten it, or raise model.max_length"
+            raise OverLengthError("messages", answer_excerpt(chat[-1]), what, remedy=remedy)
+        return paths
 
     def chat(self, row: Row) -> tuple[Message, ...]:
         """Return the row as a chat that ends with the assistant's turn, system prompt included; raises like
@@ -122,58 +137,86 @@ class ChatReader:
             raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)
         return row.answer
 
-    def _cut(
-        self, number: int, before: list[int], tokens: list[int], mask: list[bool], chat: Sequence[Message]
-    ) -> Trajectory:
-        """Return the trajectory, cut to the context if `truncate` is set."""
-        room = self.context - len(before)
+    def _cut(self, number: int, sample: int, path: "TurnPath", chat: Sequence[Message]) -> Trajectory | None:
+        """Return the trajectory, cut to the context if `truncate` is set; None if no trained token fits."""
+        room = self.context - len(path.prompt)
+        tokens = path.tokens
+        mask = path.mask
         if len(tokens) > room:
-            used, text = len(before) + len(tokens), answer_excerpt(chat[-1])
-            limit = f"the model holds {self.context}"
-            remedy = "shorten it, raise model.max_length, or set data.over_length=truncate"
             if not self.truncate:
-                raise OverLengthError("messages", text, f"has {used} tokens, {limit}", remedy=remedy)
-            tokens, mask = tokens[: max(0, room)], mask[: max(0, room)]
+                what = f"has {len(path.prompt) + len(tokens)} tokens, the model holds {self.context}"
+                remedy = "shorten it, raise model.max_length, or set data.over_length=truncate"
+                raise OverLengthError("messages", answer_excerpt(chat[-1]), what, remedy=remedy)
+            tokens = tokens[: max(0, room)]
+            mask = mask[: max(0, room)]
             if not any(mask):
-                what = f"has {used} tokens, {limit}, and no trained token fits"
-                raise OverLengthError("messages", text, what, remedy="shorten it, or raise model.max_length")
-        ids, learnt = np.array(tokens, np.int32), np.array(mask, np.bool_)
-        return Trajectory(group=number, prompt_tokens=np.array(before, np.int32), tokens=ids, loss_mask=learnt)
+                return None
+        return Trajectory(
+            group=number,
+            sample=sample,
+            prompt_tokens=np.array(path.prompt, np.int32),
+            tokens=np.array(tokens, np.int32),
+            loss_mask=np.array(mask, np.bool_),
+        )
 
 
-def turn_tokens(
-    chat: Sequence[Message],
-    turns: Sequence[int],
-    tokenizer: Tokenizer,
-    arguments: Mapping[str, Any],
-    field: str,
-    remedy: str,
-) -> tuple[list[int], list[int], list[bool]]:
-    """Return the tokens before the first of these turns of the assistant, the tokens from there to the end of the last,
-    and the mask of the turns' tokens among the latter.
+@dataclass
+class TurnPath:
+    """The tokens of a chat up to the last of some trained turns: `prompt`, `tokens`, and which of the latter are
+    trained."""
+
+    prompt: list[int]
+    tokens: list[int]
+    mask: list[bool]
+
+    @property
+    def whole(self) -> list[int]:
+        return self.prompt + self.tokens
+
+    def begins(self, context: list[int]) -> bool:
+        """True if the context of a later turn continues this path."""
+        return context[: len(self.prompt) + len(self.tokens)] == self.whole
+
+    def add(self, context: list[int], answer: list[int]) -> None:
+        """Add what a later turn follows, and the turn."""
+        between = context[len(self.prompt) + len(self.tokens) :]
+        self.tokens += between + answer
+        self.mask += [False] * len(between) + [True] * len(answer)
+
+    def starting_at(self, place: int) -> "TurnPath":
+        """The same path with a prompt of `place` tokens."""
+        moved = self.prompt[place:]
+        return TurnPath(self.prompt[:place], moved + self.tokens, [False] * len(moved) + self.mask)
+
+
+def turn_paths(
+    chat: Sequence[Message], turns: Sequence[int], tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
+) -> list[TurnPath]:
+    """Return the paths on which these turns of the assistant are trained, each on one, in their order. A turn continues
+    the path of the one before it if its context begins with that path; otherwise it begins another. All have the same
+    prompt: what the first turns of all paths begin with.
 
     Args:
-        field: names the turns in errors. remedy: for a template that renders earlier turns differently.
+        field: names the turns in errors.
 
     Raises:
-        FieldError: nothing precedes the first turn, a turn's tokens differ from those that an engine would generate, or
-            the chat up to a turn does not begin with the tokens of the turns before it.
+        FieldError: nothing precedes the first turn, or a turn's tokens differ from those that an engine would generate.
     """
-    before, tokens, mask = list[int](), list[int](), list[bool]()
+    paths = list[TurnPath]()
     for turn in turns:
         prompt, shown = chat[:turn], answer_excerpt(chat[turn])
         require(bool(prompt), "messages", shown, "begins with the assistant: nothing predicts its first token")
         context = prompt_tokens(prompt, tokenizer, arguments).tolist()
         answer = answer_tokens(prompt, chat[turn], tokenizer, arguments, field).tolist()
-        if not mask:
-            before = context
-        so_far = before + tokens
-        if context[: len(so_far)] != so_far:
-            what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
-            raise FieldError("messages", shown, what + "renders these differently", remedy=remedy)
-        between = context[len(so_far) :]
-        tokens, mask = tokens + between + answer, mask + [False] * len(between) + [True] * len(answer)
-    return before, tokens, mask
+        if not paths or not paths[-1].begins(context):
+            paths.append(TurnPath(context, [], []))
+        paths[-1].add(context, answer)
+    shared = sum(
+        1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*(path.prompt for path in paths), strict=False))
+    )
+    what = "is rendered by the chat template with another first token than the turns before it"
+    require(shared > 0, "messages", answer_excerpt(chat[turns[-1]]), what)
+    return [path.starting_at(shared) for path in paths]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,12 +306,15 @@ class PreferenceReader:
             before = prompt_tokens(chat, self.tokenizer, arguments)
             tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
         else:
-            remedy = "repair the template, or remove the earlier turns"
             places = [len(chat) + turn for turn in turns]
-            parts = turn_tokens((*chat, *said), places, self.tokenizer, arguments, field, remedy)
-            before, tokens, mask = (
-                np.array(part, of) for part, of in zip(parts, (np.int32, np.int32, np.bool_), strict=True)
-            )
+            path, *others = turn_paths((*chat, *said), places, self.tokenizer, arguments, field)
+            if others:
+                what = "the chat template renders earlier turns differently, and the side is no longer one sequence"
+                remedy = "repair the template, or give the earlier turns weight 0"
+                raise FieldError(field, shown, what, remedy=remedy)
+            before = np.array(path.prompt, np.int32)
+            tokens = np.array(path.tokens, np.int32)
+            mask = np.array(path.mask, np.bool_)
         used = len(before) + len(tokens)
         if used > self.context:
             reason = f"does not fit: with its prompt it has {used} tokens, the model holds {self.context}"

@@ -51,4 +51,4 @@ class SftConfig(OfflineConfig):
         )
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        return (self.reader(tokenizer, context).example(number, row),)
+        return self.reader(tokenizer, context).paths(number, row)

@@ -14,7 +14,7 @@ from proxima.core.loss import Loss
 from proxima.data import FieldError
 from proxima.data.flow import Prompt
 from proxima.data.packed_batch import PackedBatch
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import ChatExample, Trajectory
 from proxima.evaluation.intervals import ratio_of_sums
 from proxima.model.chat.answer import shown_answer
 from proxima.model.chat.encode import prompt_tokens
@@ -28,7 +28,7 @@ from proxima.training.stack import TrainStack
 
 
 @dataclass(frozen=True, kw_only=True)
-class SftObjective(Objective[Trajectory]):
+class SftObjective(Objective[Trajectory | ChatExample]):
     """Negative log-likelihood of the tokens in the loss mask, the mean over all of them in an update.
 
         loss = Σ_i Σ_{t in mask_i} -log π(y_t | x_i, y_<t) / Σ_i |mask_i|        nats per token
@@ -40,8 +40,11 @@ class SftObjective(Objective[Trajectory]):
         of the micro-batches.
     """
 
-    def denominators(self, items: Sequence[Trajectory], statistics: Any = None) -> list[Tensor]:
-        return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
+    def sequences(self, item: Trajectory | ChatExample) -> Sequence[Trajectory]:
+        return paths_of(item)
+
+    def denominators(self, items: Sequence[Trajectory | ChatExample], statistics: Any = None) -> list[Tensor]:
+        return [torch.tensor(sum(map(trained_tokens, items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
         learnt = torch.nonzero_static(batch.loss_mask, size=sum(batch.in_loss_of)).flatten()  # waits for no device
@@ -49,7 +52,17 @@ class SftObjective(Objective[Trajectory]):
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]
 
 
-class SftMethod(OfflineMethod[Trajectory]):
+def paths_of(item: Trajectory | ChatExample) -> tuple[Trajectory, ...]:
+    """The sequences of an example; most have one."""
+    return item.paths if isinstance(item, ChatExample) else (item,)
+
+
+def trained_tokens(item: Trajectory | ChatExample) -> int:
+    """The number of an example's tokens that are in the loss."""
+    return sum(map(loss_tokens, paths_of(item)))
+
+
+class SftMethod(OfflineMethod[Trajectory | ChatExample]):
     """Maximises the likelihood of completions, or of all turns of the assistant; see `SftObjective`."""
 
     headline = "loss"
@@ -59,18 +72,24 @@ class SftMethod(OfflineMethod[Trajectory]):
         reader: ChatReader = self.settings.reader(self.tokenizer, self.context)
         return reader
 
-    def item(self, row: Row, number: int) -> Trajectory:
-        return self.reader.example(number, row)
+    def item(self, row: Row, number: int) -> Trajectory | ChatExample:
+        paths = self.reader.paths(number, row)
+        return paths[0] if len(paths) == 1 else ChatExample(row=number, paths=paths)
 
     def objective(self) -> SftObjective:
         return SftObjective()
 
-    def measure(self, stack: TrainStack, items: Sequence[Trajectory]) -> list[tuple[float, int]]:
+    def measure(self, stack: TrainStack, items: Sequence[Trajectory | ChatExample]) -> list[tuple[float, int]]:
         """Negative log-likelihood, nats, and number of tokens in the loss, for each example."""
+        paths = [path for item in items for path in paths_of(item)]
+        log_probs = iter(stack.log_prob(paths))
         measured = []
-        for item, log_prob in zip(items, stack.log_prob(items), strict=True):
-            learnt = log_prob if item.loss_mask is None else log_prob[item.loss_mask]
-            measured.append((-float(learnt.sum(dtype=np.float64)), loss_tokens(item)))
+        for item in items:
+            nats = 0.0
+            for path, log_prob in zip(paths_of(item), log_probs, strict=False):
+                learnt = log_prob if path.loss_mask is None else log_prob[path.loss_mask]
+                nats -= float(learnt.sum(dtype=np.float64))
+            measured.append((nats, trained_tokens(item)))
         return measured
 
     def summarise(self, measured: Sequence[tuple[float, int]]) -> dict[str, float]:
