@@ -20,6 +20,12 @@ Key = tuple[int, int, int]  # of a completion, from the engine to the Parquet: p
 Message = dict[str, Any]
 IMAGE_PLACEHOLDER = "<image>"  # placeholder of an image in a text
 ESCAPED_PLACEHOLDER = "< image>"  # the same as a text of its own
+EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
+
+
+def prompt_name(uid: int) -> str:
+    """A prompt in a message: `prompt 17`, and `held-out question 17` for row 17 of held-out data, counted from 0."""
+    return f"prompt {uid}" if uid < EVAL_UID else f"held-out question {uid - EVAL_UID}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,7 +132,7 @@ class Completion(Columns):
                     raise ValueError(f"Completion.{column.name}: missing for {len(self.tokens)} tokens.")
             self.check_shapes(tokens=len(self.tokens), prompt_tokens=None, sampled=self.sampled)
         except ValueError as error:
-            place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
+            place = f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: {str(error).removesuffix('.')}", remedy=REPAIR) from error
 
     @classmethod
@@ -154,7 +160,7 @@ class Completion(Columns):
         first, last = int(self.policy_version.min()), int(self.policy_version.max())
         if first < 0 or (newest is not None and last > newest):
             wrong, bound = (first, "versions begin with 0") if first < 0 else (last, f"the weights are of {newest}")
-            place = f"prompt {self.prompt_uid}, sample {self.sample}, turn {self.turn}"
+            place = f"{prompt_name(self.prompt_uid)}, sample {self.sample}, turn {self.turn}"
             raise UserError(f"{place}: Completion.policy_version: {wrong}, but {bound}", remedy=REPAIR)
 
     @property
@@ -244,7 +250,7 @@ class Group:
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.completions):
             counts = f"{len(self.scores)} scores for {len(self.completions)} completions"
-            raise ValueError(f"Group.scores: {counts} of prompt {self.prompt.uid}.")
+            raise ValueError(f"Group.scores: {counts} of {prompt_name(self.prompt.uid)}.")
 
     @property
     def paths(self) -> tuple[Completion, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from proxima.data import UserError, require
 from proxima.data.columns import Columns, Floats, Ints
-from proxima.data.flow import Completion, Key, Prompt
+from proxima.data.flow import Completion, Key, Prompt, prompt_name
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel, UnloadedModel
 
@@ -100,7 +100,9 @@ def check_prompt(prompt: Prompt, limit: int) -> None:
     """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit."""
     if not 0 < (count := len(prompt.tokens)) < limit:
         figures = f"{count} tokens; the limit, one new token included, is {limit}."
-        raise UserError(f"prompt {prompt.uid} has {figures if count else 'no tokens; nothing predicts the first one.'}")
+        raise UserError(
+            f"{prompt_name(prompt.uid)} has {figures if count else 'no tokens; nothing predicts the first one.'}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

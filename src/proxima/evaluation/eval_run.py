@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from proxima.data import UserError
-from proxima.data.flow import Group
+from proxima.data.flow import EVAL_UID, Group
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.engine_selection import computes_here
@@ -36,7 +36,6 @@ from proxima.system.atomic_files import atomic_writer, write_atomic
 from proxima.system.jsonl import dumps
 from proxima.system.machine import describe_environment, package_version
 from proxima.task import TASKS
-from proxima.task.prompts import EVAL_UID
 
 ENGINE_LOG = "engine.log"  # output of a process that the engine starts
 LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.data.flow import Completion, Group, Prompt
+from proxima.data.flow import EVAL_UID, Completion, Group, Prompt
 from proxima.data.players import role_metrics
 from proxima.engine.protocol import Engine
 from proxima.evaluation.estimators import powers_of_two
@@ -17,7 +17,7 @@ from proxima.rollout.episodes.figures import episode_metrics
 from proxima.rollout.episodes.played import EpisodeCallback
 from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
-from proxima.task.prompts import EVAL_UID, PromptSource
+from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 
 Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), as `Observer.progress`

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from proxima.data import UserError
-from proxima.data.flow import Completion
+from proxima.data.flow import Completion, prompt_name
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_probe import LARGEST_ROUNDING, rounding, trainer_log_prob
 from proxima.engine.protocol import (
@@ -56,7 +56,7 @@ async def answers(_: EngineUnderTest, engine: Engine) -> None:
 async def columns(_: EngineUnderTest, engine: Engine) -> None:
     """Every request gets one completion with a finite log-prob and a version for each token."""
     for request, c in zip(requests(), await completions(engine, requests()), strict=True):
-        where = f"prompt {c.prompt_uid}, sample {c.sample}"
+        where = f"{prompt_name(c.prompt_uid)}, sample {c.sample}"
         require_that(len(c.tokens) <= request.sampling.max_tokens, f"{where}: {len(c.tokens)} tokens, over max_tokens")
         require_that(c.finish_reason in ("stop", "length"), f"{where}: finish_reason {c.finish_reason!r}")
         require_that(c.temperature == request.sampling.temperature, f"{where}: temperature {c.temperature}")
@@ -79,7 +79,7 @@ async def log_probs(case: EngineUnderTest, engine: Engine) -> None:
     tolerance = rounding_tolerance(case, scoring)
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
-        require_that(off <= tolerance, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")
+        require_that(off <= tolerance, f"{prompt_name(c.prompt_uid)}: log-probs are {off:.3g} nats off score()")
         same = np.array_equal(c.sampled_log_prob, c.untruncated_log_prob)
         require_that(same, "nothing is truncated, yet sampled_log_prob differs from untruncated_log_prob")
 
@@ -89,7 +89,7 @@ async def sampling_masks(_: EngineUnderTest, engine: Engine) -> None:
     for made in await completions(engine, requests()):
         require_that(made.sampling_mask is None, "nothing is truncated, yet a completion has a sampling mask")
     for c in await completions(engine, requests(temperature=0.8, top_k=6, top_p=0.7)):
-        key = f"prompt {c.prompt_uid}, sample {c.sample}"
+        key = f"{prompt_name(c.prompt_uid)}, sample {c.sample}"
         require_that(c.sampling_mask is not None, f"{key}: sampling is truncated, and there is no sampling mask")
         assert c.sampling_mask is not None
         counts = c.sampling_mask.counts
@@ -105,7 +105,7 @@ async def queue_independence(_: EngineUnderTest, engine: Engine) -> None:
     backwards = (await completions(engine, wanted[::-1]))[::-1]
     alone = [(await completions(engine, [request]))[0] for request in wanted]
     for first, second, third in zip(together, backwards, alone, strict=True):
-        key = f"prompt {first.prompt_uid}, sample {first.sample}"
+        key = f"{prompt_name(first.prompt_uid)}, sample {first.sample}"
         require_that(np.array_equal(first.tokens, second.tokens), f"{key} differs with the queue reversed")
         require_that(np.array_equal(first.tokens, third.tokens), f"{key} differs when it is alone")
 

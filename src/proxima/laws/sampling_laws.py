@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.data.flow import Completion
+from proxima.data.flow import Completion, prompt_name
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.laws.engine_case import (
@@ -38,7 +38,7 @@ HOT = 1.5  # second temperature at which frequencies are compared
 async def trainer_log_probs(case: EngineUnderTest, engine: Engine) -> None:
     """At temperature 1, the log-probs are those of the trainer's forward pass."""
     for c, logits in await _with_logits(case, engine, requests(samples=4, max_tokens=16)):
-        _compare(case, c, "untruncated", log_softmax(logits), f"prompt {c.prompt_uid}, temperature 1")
+        _compare(case, c, "untruncated", log_softmax(logits), f"{prompt_name(c.prompt_uid)}, temperature 1")
 
 
 async def temperature(case: EngineUnderTest, engine: Engine) -> None:
@@ -50,7 +50,7 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
             continue
         answers = await _with_logits(case, engine, wanted)
         for c, logits in answers:
-            where = f"prompt {c.prompt_uid}, temperature {value:g}"
+            where = f"{prompt_name(c.prompt_uid)}, temperature {value:g}"
             _compare(case, c, names[-1], log_softmax(logits, value), where, scale=max(1.0, 1 / value))
         reported = np.concatenate([getattr(c, f"{names[-1]}_log_prob") for c, _ in answers])
         right, plain = (
@@ -73,7 +73,7 @@ async def truncation(case: EngineUnderTest, engine: Engine) -> None:
         for c, logits in await _with_logits(case, engine, wanted):
             full = log_softmax(logits)
             over = float(_left_out(full, c.tokens, wanted[0].sampling).mean())
-            where = f"prompt {c.prompt_uid}, {name}={value:g}"
+            where = f"{prompt_name(c.prompt_uid)}, {name}={value:g}"
             text = f"{where}: tokens that it leaves out were drawn ({over:.3g} beyond the edge)"
             require_that(over <= case.bound, text)
             if "untruncated" in there:
@@ -91,7 +91,9 @@ async def most_probable(case: EngineUnderTest, engine: Engine) -> None:
     for c, logits in await _with_logits(case, engine, requests(samples=1, max_tokens=16, temperature=0.0)):
         full = log_softmax(logits)
         short = float((full.max(-1) - chosen_of(full, c.tokens)).mean())
-        require_that(short <= case.bound, f"prompt {c.prompt_uid}: greedy tokens are {short:.3g} nats below the best")
+        require_that(
+            short <= case.bound, f"{prompt_name(c.prompt_uid)}: greedy tokens are {short:.3g} nats below the best"
+        )
 
 
 async def frequencies(case: EngineUnderTest, engine: Engine) -> None:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from proxima.data import UserError, require
-from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.flow import Completion, Group, Prompt, Score, prompt_name
 from proxima.reward.workers.graders import JOBS
 from proxima.reward.workers.user_function import to_float
 
@@ -118,7 +118,7 @@ class WeightedReward:
         try:
             answers = self.right_answers(prompt.answer)
         except ValueError as error:
-            raise ValueError(f"answer {prompt.answer!r:.80} of prompt {prompt.uid} is {error}") from None
+            raise ValueError(f"answer {prompt.answer!r:.80} of {prompt_name(prompt.uid)} is {error}") from None
         unchanged = len(answers) == 1 and answers[0] is prompt.answer
         return [prompt] if unchanged else [replace(prompt, answer=answer) for answer in answers]
 
@@ -300,7 +300,7 @@ def missing_answer(answer: Any) -> str | None:
 def required_answer(prompt: Prompt, kind: str) -> Any:
     """The row's answer; ValueError if the row has no answer."""
     if prompt.answer is None:
-        raise ValueError(f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the answer column")
+        raise ValueError(f"'{kind}' compares with an answer; {prompt_name(prompt.uid)} has none: map the answer column")
     if (missing := missing_answer(prompt.answer)) is not None:
         raise ValueError(f"'{kind}' compares with an answer: {missing}")
     return prompt.answer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import require
-from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.reward.base import Job, PooledReward, validated
 from proxima.reward.math.marked import last_tagged
 from proxima.system.user_modules import require_package
@@ -51,7 +51,7 @@ class ReasoningGymReward(PooledReward):
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
             missing = "its metadata has no entry to score with"
-            raise ValueError(f"prompt {prompt.uid} is not a row of the task 'reasoning_gym': {missing}")
+            raise ValueError(f"{prompt_name(prompt.uid)} is not a row of the task 'reasoning_gym': {missing}")
         answer = self._answer(completion.text)
         if answer is None:
             return Score(value=0.0, correct=False)

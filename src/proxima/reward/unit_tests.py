@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import require
-from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.data.json_reader import load_json
 from proxima.process.sandbox import SandboxChoice, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
@@ -116,7 +116,7 @@ def _column(prompt: Prompt, name: str) -> str:
     value = prompt.metadata.get(name, "")
     if name not in prompt.metadata or not isinstance(value, str | None):
         raise ValueError(
-            f"prompt {prompt.uid} has no text in the column {name!r}; columns: {', '.join(prompt.metadata)}"
+            f"{prompt_name(prompt.uid)} has no text in the column {name!r}; columns: {', '.join(prompt.metadata)}"
         )
     return value or ""
 

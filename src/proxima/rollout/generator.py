@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from proxima.data.flow import Completion, Group, Prompt
+from proxima.data.flow import Completion, Group, Prompt, prompt_name
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.reward.runner import RewardRunner
@@ -181,8 +181,8 @@ class GroupGenerator:
                 missing.discard((completion.prompt_uid, completion.sample))
                 yield completion
         if missing:
-            uids = sorted({uid for uid, _ in missing})
-            raise RuntimeError(f"the engine ended without all completions of prompts {uids}")
+            names = ", ".join(prompt_name(uid) for uid in sorted({uid for uid, _ in missing}))
+            raise RuntimeError(f"the engine ended without all completions of {names}")
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
         """Score the group of a prompt, or of the prompt with which its environment replaced it, by all rewards except

@@ -26,7 +26,6 @@ from proxima.task.protocol import Row, Rows
 PREFIX_STEP = 64  # shared prefixes are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
 NOTED_ROWS = 1000  # the rows that are searched for keys of messages that the template does not write
-EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:

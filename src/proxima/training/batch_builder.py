@@ -16,7 +16,7 @@ from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.selection.protocol import select
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
-from proxima.data.flow import REPAIR, Completion, Group, Key
+from proxima.data.flow import REPAIR, Completion, Group, Key, prompt_name
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -277,7 +277,7 @@ class BatchBuilder:
         """
         complete = True
         for item in items:
-            where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
+            where = f"{prompt_name(item.uid)}, sample {item.sample}, turn {item.turn}"
             if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
                 raise UserError(f"{where}: the engine did not report which tokens could be sampled", remedy=remedy)

@@ -17,7 +17,7 @@ from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import KL, RewardKl
 from proxima.core.segment import segment_index
 from proxima.core.value import value_metrics
-from proxima.data.flow import Completion
+from proxima.data.flow import Completion, prompt_name
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.players import Contribution
@@ -61,7 +61,7 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
             seen = end
         start = end
     if start != count:
-        place = f"prompt {path.prompt_uid}, sample {path.sample}, turn {path.turn}"
+        place = f"{prompt_name(path.prompt_uid)}, sample {path.sample}, turn {path.turn}"
         raise ValueError(f"{place}: its spans have {start} tokens, its path {count}")
 
 

@@ -15,6 +15,7 @@ from proxima.core.surrogate.cppo import Cppo
 from proxima.core.token_reasons import band_of
 from proxima.data import UserError
 from proxima.data.columns import Bools, Floats
+from proxima.data.flow import prompt_name
 from proxima.experiments.divergences import (
     Calibration,
     TrainedCompletion,
@@ -69,9 +70,8 @@ class ThresholdFigure(Drawing):
         if it is EXAMPLE:
             return "CPPO's threshold along a completion (an example, A > 0)"
         what = f"hypothetical, the run used {self.used}: " if self.used else ""
-        return (
-            f"{what}step {it.step}, prompt {it.prompt_uid}, sample {it.sample}, advantage {float(it.advantage[-1]):.3g}"
-        )
+        place = f"step {it.step}, {prompt_name(it.prompt_uid)}, sample {it.sample}"
+        return f"{what}{place}, advantage {float(it.advantage[-1]):.3g}"
 
     @property
     def outcome(self) -> str:

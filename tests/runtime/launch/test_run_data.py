@@ -6,12 +6,12 @@ import shutil
 import pytest
 
 from proxima.config.resolution import resolve
+from proxima.data.flow import EVAL_UID
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import load
 from proxima.model.pretrained import UnloadedModel
 from proxima.runtime.launch.learning import make_learner
 from proxima.runtime.launch.run_data import load_run_data, rollout_needs
-from proxima.task.prompts import EVAL_UID
 from tests.runtime.tiny_run import recipe
 
 

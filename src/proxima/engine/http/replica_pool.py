@@ -10,6 +10,7 @@ from zlib import crc32
 import numpy as np
 
 from proxima.data.columns import Floats, Ints
+from proxima.data.flow import prompt_name
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError, busy_seconds
 from proxima.engine.http.dialect import WrittenTokens
@@ -204,7 +205,7 @@ class ReplicaPool:
             job.finish(job.reason)
         elif job.failures > self.spec.retries:
             uid, sample, _ = job.request.key
-            job.fail(gave_up(f"prompt {uid}, sample {sample}", job.failures, replica, error))
+            job.fail(gave_up(f"{prompt_name(uid)}, sample {sample}", job.failures, replica, error))
         else:
             self.counts["retried"] += 1
             self._queue(job, first=True)

@@ -8,7 +8,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 
 # Commas count only between groups of three; an exponent has at most three digits, which bounds the value.
@@ -169,7 +169,7 @@ class Gsm8kReward(WeightedReward):
         answer = required_answer(prompt, self.kind)
         expected = as_number(str(answer).rpartition("####")[2])
         if expected is None:
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
+            raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is not a number after '####'")
         _, marker, final = completion.text.rpartition("####")
         if marker:
             return binary_score(final_number(final) == expected)

@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from proxima.data import require
-from proxima.data.flow import Completion, Prompt, Score
+from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.marked import (
     JOINS_ANOTHER,
@@ -48,7 +48,7 @@ class Number(WeightedReward):
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
         if (expected := as_number(answer)) is None:
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is {NOT_A_NUMBER}")
+            raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is {NOT_A_NUMBER}")
         return binary_score(last_number(completion.text) == expected)
 
 

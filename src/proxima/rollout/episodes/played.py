@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from proxima.data.columns import Bools, Ints, SamplingMask, filled_by
 from proxima.data.episode import Cut, Episode, EpisodeLife, Span, ToolCall
-from proxima.data.flow import Completion, Message, Prompt
+from proxima.data.flow import Completion, Message, Prompt, prompt_name
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
@@ -345,7 +345,7 @@ async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) ->
     async with aclosing(sampled_turns(engine, [request], times)) as stream:
         async for completion in stream:
             return completion
-    raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
+    raise RuntimeError(f"the engine ended without turn {request.turn} of {prompt_name(request.prompt.uid)}")
 
 
 class EpisodePlayer:

@@ -17,7 +17,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife
-from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER, Completion, Message, Prompt
+from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER, Completion, Message, Prompt, prompt_name
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import Parameters, ToolFormat, read_calls
@@ -39,7 +39,7 @@ from proxima.rollout.episodes.played import (
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.image_files import open_image
-from proxima.task.prompts import EVAL_UID, with_system
+from proxima.task.prompts import with_system
 
 T = TypeVar("T")
 
@@ -178,7 +178,7 @@ class GroupTable:
                 self.turns[completion.sample].append((asked, self.clock()))
                 self.start(self._play, each.request, each, completion)
         if played:
-            raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
+            raise RuntimeError(f"the engine ended without turn 0 of {prompt_name(self.requests[0].prompt.uid)}")
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
         """Play an episode to its end. If its environment fails, restart it with the first turn already sampled."""
@@ -205,8 +205,9 @@ class GroupTable:
         prompt = request.prompt
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
-            name = f"prompt {prompt.uid}" if prompt.uid < EVAL_UID else f"eval {prompt.uid - EVAL_UID}"
-            instance = await self.player.hosts.open(row_of(prompt), seed, f"{name} sample {request.sample}")
+            instance = await self.player.hosts.open(
+                row_of(prompt), seed, f"{prompt_name(prompt.uid)} sample {request.sample}"
+            )
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import UserError
 from proxima.data.columns import filled_by
-from proxima.data.flow import Completion, Group, Key, Prompt, Score
+from proxima.data.flow import Completion, Group, Key, Prompt, Score, prompt_name
 from proxima.data.image_tokens import shown_images
 from proxima.runtime.state.completion_columns import (
     FIELDS,
@@ -137,7 +137,7 @@ def _training(group: Group, completion: Completion, record: CompletionRecord) ->
     per_token = {name: None if source is None else getattr(source, name) for source, names in sources for name in names}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
-            where = f"prompt {group.prompt.uid}, sample {completion.sample}"
+            where = f"{prompt_name(group.prompt.uid)}, sample {completion.sample}"
             raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     sampled, untruncated = completion.sampled_log_prob, completion.untruncated_log_prob
     return {

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.data.episode import EpisodeLife
+from proxima.data.flow import prompt_name
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
 
@@ -140,7 +141,7 @@ class Activity:
 
     def _write(self, uid: int, life: PromptLife, end: float) -> None:
         lane = Lane(2, life.lane)
-        self.timeline.span(f"prompt {uid}", life.enqueued, end, lane, prompt=uid)
+        self.timeline.span(prompt_name(uid), life.enqueued, end, lane, prompt=uid)
         begin = life.enqueued
         for name, until in (("generating", life.generated), ("scoring", life.scored), ("queued", end)):
             if until is not None and life.generated is not None:

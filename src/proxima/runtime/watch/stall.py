@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 
+from proxima.data.flow import prompt_name
 from proxima.engine.protocol import Health
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.watch.activity import Activity
@@ -143,7 +144,7 @@ def _prompts(waiting: Mapping[int, float]) -> str:
     """`prompt 41`, `3 prompts (41, 42, 45)`."""
     uids = sorted(waiting)
     if len(uids) == 1:
-        return f"prompt {uids[0]}"
+        return prompt_name(uids[0])
     shown = ", ".join(map(str, uids[:NAMED])) + (" …" if len(uids) > NAMED else "")
     return f"{len(uids)} prompts ({shown})"
 

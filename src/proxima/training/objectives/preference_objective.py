@@ -17,7 +17,7 @@ from proxima.core.preference.two_sided import Sft
 from proxima.core.segment import segment_count
 from proxima.data import UserError, require
 from proxima.data.field_checks import check_choices
-from proxima.data.flow import Key
+from proxima.data.flow import Key, prompt_name
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
 from proxima.data.transfer import to_device
@@ -193,7 +193,9 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
         if trajectory.turn:
-            reason = f"an episode of prompt {trajectory.uid} has several paths, and a preference compares single ones"
+            reason = (
+                f"an episode of {prompt_name(trajectory.uid)} has several paths, and a preference compares single ones"
+            )
             raise UserError(reason, remedy="set episode.forks=refuse")
         groups.setdefault(trajectory.group, []).append(trajectory)
     pairs: dict[int, PreferencePair] = {}

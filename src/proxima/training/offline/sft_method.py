@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.data import FieldError
-from proxima.data.flow import Prompt
+from proxima.data.flow import EVAL_UID, Prompt
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import ChatExample, Trajectory
 from proxima.evaluation.intervals import ratio_of_sums
@@ -20,7 +20,7 @@ from proxima.model.chat.answer import shown_answer
 from proxima.model.chat.encode import prompt_tokens
 from proxima.model.packed_model import TokenOutputs
 from proxima.task.example_rows import ChatReader
-from proxima.task.prompts import EVAL_UID, row_arguments
+from proxima.task.prompts import row_arguments
 from proxima.task.protocol import Row
 from proxima.training.objectives.protocol import Objective, loss_tokens
 from proxima.training.offline.method import OfflineMethod

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from proxima.data import UserError
-from proxima.data.flow import Key
+from proxima.data.flow import Key, prompt_name
 from proxima.data.json_reader import load_json
 from proxima.runtime.state.completion_columns import FIELDS, torn_file
 from proxima.runtime.state.stored_completions import array_rows
@@ -172,7 +172,7 @@ class StepFile:
         """Return a prompt and its completions. Raises: UserError if the step has no such prompt."""
         rows = [row for row, value in enumerate(self.table["prompt_uid"]) if value == uid]
         if not rows:
-            raise UserError(f"{self.path.name} has no prompt {uid}")
+            raise UserError(f"{self.path.name} has no {prompt_name(uid)}")
         read = self.read(rows, (*GROUP, *TEXTS, "episode"))
         texts = {name: read[0][name] for name in TEXTS}
         completions = [
