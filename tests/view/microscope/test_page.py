@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from proxima.core.surrogate import SURROGATES
+from proxima.data.flow import EVAL_UID, Completion, Group, Prompt, Score
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import write_evals
 from proxima.view.microscope.app import read_notes
 from proxima.view.microscope.exported_page import exported_page
 from proxima.view.microscope.server import open_runs
@@ -233,6 +236,57 @@ OUTSIDE = """all => all.filter((one) => {
   const box = one.getBoundingClientRect(), chart = one.closest("svg").getBoundingClientRect();
   return box.left < chart.left || box.right > chart.right || box.top < chart.top || box.bottom > chart.bottom;
 }).map((one) => one.textContent)"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_text_crosses_its_bar_and_the_samples_of_a_group_wrap(width, browser, runs):
+    with opened(browser, runs, viewport={"width": width, "height": 800}) as page:
+        page.visit("step")
+        page.wait_for_selector(".fates button")
+        assert page.locator(".fates span").evaluate_all(CROSSING) == []
+        page.visit("group")
+        page.wait_for_selector(".columns article .differs")
+        cards = page.locator(".columns article").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect()).map(({left, right, top}) => [left, right, top])"
+        )
+        assert len(cards) == 9 and all(0 <= left < right <= width for left, right, _ in cards)
+        assert len({top for _, _, top in cards}) == (9 if width == 390 else 3)
+
+
+#: Texts that the bar of their row begins or ends in.
+CROSSING = """all => all.filter((one) => {
+  const text = one.getBoundingClientRect(), bar = one.parentElement.querySelector("i").getBoundingClientRect();
+  const beside = bar.right <= text.left || bar.left >= text.right || bar.right >= text.right && bar.left <= text.left;
+  return !beside && bar.top < text.bottom && bar.bottom > text.top;
+}).map((one) => one.textContent)"""
+
+
+@pytest.mark.slow
+def test_held_out_questions_are_filtered_to_those_that_are_still_wrong(browser, tmp_path):
+    make_step(tmp_path, SURROGATES["cppo"](), prompts=1, samples=1)
+    for step, right in ((0, {0, 1}), (1, {1, 2})):
+        write_evals(
+            RunFolder(tmp_path).eval_file(step, "held-out"), step, [asked(row, row in right) for row in range(5)]
+        )
+    with served([tmp_path]) as port, listened(browser, f"http://127.0.0.1:{port}/") as (page, said):
+        page.goto(f"http://127.0.0.1:{port}/#/0/held-out")
+        page.wait_for_selector(".held-out article")
+        about = page.locator(".held-out article > .muted").all_inner_texts()
+        assert [text.split(" · ")[0].removeprefix("held-out question ") for text in about] == list("03421")
+        assert "1 got worse, 2 still wrong, 1 got better, 1 still right" in page.inner_text(".page")
+        page.select_option("select", label="2 still wrong")
+        assert page.locator(".held-out h2").all_inner_texts() == ["3 + 1?", "4 + 1?"]
+        assert str(EVAL_UID) not in page.content()
+        assert said == []
+
+
+def asked(row, right):
+    """A held-out question that was answered right or wrong."""
+    uid = EVAL_UID + row
+    prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"{row} + 1?"},), tokens=(1,), answer=row + 1)
+    score = Score(value=float(right), correct=right)
+    return Group(prompt=prompt, completions=(Completion.of_text(uid, 0, "so", [1]),), scores=(score,))
 
 
 @pytest.mark.slow

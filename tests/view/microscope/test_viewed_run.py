@@ -6,7 +6,7 @@ import pytest
 
 from proxima.core import SURROGATES
 from proxima.data import UserError
-from proxima.data.flow import Completion, Group, Prompt, Score
+from proxima.data.flow import EVAL_UID, Completion, Group, Prompt, Score
 from proxima.runtime.state.folder import FolderLock, RunFolder
 from proxima.runtime.state.rollouts import write_evals
 from proxima.view.microscope.app import held_out_answers
@@ -44,24 +44,30 @@ def test_the_runs_of_a_sweep_are_named_by_cell_and_seed(tmp_path):
     assert distinct([tmp_path / "lr=1e-5" / "seed-1"]) == ["lr=1e-5/seed-1"]
 
 
-def test_held_out_questions_come_worst_first(tmp_path):
+def test_of_held_out_questions_what_is_wrong_comes_before_what_is_right(tmp_path):
     files = RunFolder(tmp_path)
     with pytest.raises(UserError, match="no held-out answers"):
         held_out_answers(files)
-    for step, label, right in ((0, "before", {0, 1}), (4, "after", {1, 2})):
+    # before and after; None: no score
+    states = [(True, True), (True, False), (False, True), (False, None), (False, False), (True, True)]
+    for side, (step, label) in enumerate(((0, "before"), (4, "after"))):
         groups = []
-        for uid in range(4):
-            prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"{uid} + 1?"},), tokens=(1,), answer=uid)
-            said = Completion.of_text(uid, 0, f"{label} {uid}", [1, 2])
-            score = Score.failed("no") if uid == 3 and step else Score(value=float(uid in right), correct=uid in right)
+        for row, correct in enumerate(state[side] for state in states):
+            message = {"role": "user", "content": f"{row} + 1?"}
+            prompt = Prompt(uid=EVAL_UID + row, messages=(message,), tokens=(1,), answer=row)
+            said = Completion.of_text(prompt.uid, 0, f"{label} {row}", [1, 2])
+            score = Score.failed("no") if correct is None else Score(value=float(correct), correct=correct)
             groups.append(Group(prompt=prompt, completions=(said,), scores=(score,)))
         write_evals(files.eval_file(step, label), step, groups)
-    answer = held_out_answers(files)
+        answer = held_out_answers(files)
+        kinds = [(row["name"].removeprefix("held-out question "), row["kind"]) for row in answer["rows"]]
+        if not step:
+            wrong, right = [(str(row), "wrong") for row in (2, 3, 4)], [(str(row), "right") for row in (0, 1, 5)]
+            assert answer["labels"] == ["before the first step"] and kinds == wrong + right
     assert (answer["labels"], answer["metric"]) == (["before the first step", "after step 4"], "accuracy")
-    kinds = {row["uid"]: row["kind"] for row in answer["rows"]}
-    assert [*kinds.items()] == [(0, "worse"), (2, "better"), (1, "same"), (3, "unknown")]
+    assert kinds == [("1", "worse"), ("4", "wrong"), ("2", "better"), ("0", "right"), ("5", "right"), ("3", "unknown")]
+    assert str(EVAL_UID) not in json.dumps(answer)
     first = answer["rows"][0]
-    assert first["question"] == "0 + 1?" and first["answer"] == 0
-    assert first["sides"] == [[{"mark": "right", "text": "before 0"}], [{"mark": "wrong", "text": "after 0"}]]
-    assert answer["rows"][3]["sides"][1] == [{"mark": "no score", "text": "after 3"}]
-    assert json.dumps(answer)
+    assert first["question"] == "1 + 1?" and first["answer"] == 1
+    assert first["sides"] == [[{"mark": "right", "text": "before 1"}], [{"mark": "wrong", "text": "after 1"}]]
+    assert answer["rows"][5]["sides"][1] == [{"mark": "no score", "text": "after 3"}]

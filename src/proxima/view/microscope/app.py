@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxima.data import UserError, require
-from proxima.data.flow import Key
+from proxima.data.flow import Key, prompt_name
 from proxima.data.json_reader import load_json
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.results import QuestionResult, read_completions
@@ -272,12 +272,14 @@ def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
 
 
 ANSWERS, TEXT = 4, 2000  # of a question on each side; characters of an answer
-ORDER = {"worse": 0, "better": 1, "same": 2, "unknown": 3}
+#: What became of a question, in the order of the list: what is wrong comes before what is right.
+KINDS = ("worse", "wrong", "better", "right", "same", "unknown")
 
 
 def held_out_answers(files: RunFolder) -> dict[str, Any]:
     """Return `labels` of the evaluations, the `metric` that tells better from worse, and `rows`: each question with
-    what changed (`kind`), and on each side its answers with their marks.
+    what changed (`kind` of `KINDS`), and on each side its answers with their marks. An unchanged accuracy is `right`
+    at 1 and `wrong` below; without accuracy an unchanged reward is `same`.
 
     Raises:
         UserError: the run has no evaluation, or a file can't be read.
@@ -294,20 +296,18 @@ def held_out_answers(files: RunFolder) -> dict[str, Any]:
         for uid, question in sides[0].items():
             both = [side[uid] for side in sides if uid in side]
             change = _change(both, metric)
-            kind = (
-                "unknown" if change is None else "same" if abs(change) < 1e-12 else "worse" if change < 0 else "better"
-            )
             row = {
-                "uid": uid,
+                "name": prompt_name(uid),
                 "set": name,
                 "question": question.question,
                 "answer": load_json(question.answer),
-                "kind": kind,
+                "kind": _kind(both[-1], change, judged, first=len(sides) == 1),
             }
             rows.append(row | {"change": change, "sides": [_answers(each, judged) for each in both]})
     if not rows:
         raise UserError("the run has no held-out answers: it was not evaluated, or its evals/ are gone")
-    rows.sort(key=lambda row: (ORDER[row["kind"]], row["change"] or 0.0, row["set"], row["uid"]))
+    # stable: questions of a set stay in the order of their uids
+    rows.sort(key=lambda row: (KINDS.index(row["kind"]), row["change"] or 0.0, row["set"]))
     return {"labels": labels, "metric": " and ".join(metrics), "rows": rows}
 
 
@@ -320,6 +320,18 @@ def _change(sides: Sequence[QuestionResult], metric: str) -> float | None:
     """The mean of the last side minus that of the first; None with a single side, or without a score on one."""
     scores = [[float(value) for value in side.values(metric) if value is not None] for side in sides]
     return fmean(scores[-1]) - fmean(scores[0]) if len(scores) > 1 and all(scores) else None
+
+
+def _kind(last: QuestionResult, change: float | None, judged: bool, *, first: bool) -> str:
+    """What became of a question, one of `KINDS`; `first`: there is one evaluation, hence no change."""
+    known = [correct for correct in last.correct if correct is not None]
+    if change is None and not (first and known):
+        return "unknown"
+    if change is not None and abs(change) > 1e-12:
+        return "worse" if change < 0 else "better"
+    if not judged:
+        return "same"
+    return "right" if all(known) else "wrong"
 
 
 def _answers(question: QuestionResult, judged: bool) -> list[dict[str, str]]:

@@ -82,10 +82,10 @@ class Group {
   compareWith(i) {
     if (this.played) return;
     this.base = i;
-    const one = this.group.completions[i], scroll = this.place.scrollLeft;
+    const one = this.group.completions[i], scroll = this.place.scrollTop;
     remember({ base: `${one.sample}.${one.turn || 0}` });
     this.draw();
-    this.place.scrollLeft = scroll;
+    this.place.scrollTop = scroll;
     this.cards[i].querySelector("button").focus({ preventScroll: true });
   }
 

@@ -60,7 +60,7 @@ class Trend {
   drawEvals() {
     const rows = this.trend.evals || [], names = [...new Set([this.trend.headline, ...rows.flatMap((row) => Object.keys(row.metrics))])].filter((name) => !/^(step|time)/.test(name) && rows.some((row) => name in row.metrics)).slice(0, 8);
     if (!rows.length) return;
-    const answers = isFile ? null : h("p", {}, h("a", { href: linkTo(`${this.route.run}/held-out`) }, "Which questions got worse?"));
+    const answers = isFile ? null : h("p", {}, h("a", { href: linkTo(`${this.route.run}/held-out`) }, "Which questions got worse, and which are still wrong?"));
     this.evals.replaceChildren(h("h2", {}, "Held-out results"), answers || "", h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
       h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
       h("tbody", {}, rows.map((row) => h("tr", {}, h("td", {}, row.step), h("td", {}, row.label || ""), names.map((name) => h("td", { class: "n" }, figure(row.metrics[name])))))))));
@@ -199,7 +199,7 @@ export async function trendView(route) {
     { key: "ArrowLeft p", text: "step before", run: () => view.moveTo(view.at - 1) },
     { key: "ArrowRight n", text: "step after", run: () => view.moveTo(view.at + 1) },
     { key: "Enter", text: "open the step", run: () => view.open() },
-    ...(isFile ? [] : [{ key: "w", text: "which questions got worse", run: () => go(`${route.run}/held-out`) }]),
+    ...(isFile ? [] : [{ key: "w", text: "which questions got worse, which are still wrong", run: () => go(`${route.run}/held-out`) }]),
   ];
   return { element: view.element, keys, focus: view.slider, search: view.find, print: () => view.print(), leave: () => view.undrawn.disconnect(), refresh: isFile ? null : () => view.refresh() };
 }
