@@ -325,6 +325,11 @@ def overflowing(datum):
     ("name", "config", "message"),
     [
         ("pg", {}, "no loss 'pg'; known are cross_entropy, importance_sampling, ppo, cispo, dro"),
+        ("importance_samplin", {}, "no loss 'importance_samplin'; did you mean 'importance_sampling'?"),
+        ("gpso", {}, "no loss 'gpso'; did you mean 'gspo'?"),
+        ("ppo", {"surogate": "cppo"}, "unknown 'surogate'; did you mean 'surrogate'?"),
+        ("pg", {"surogate.delta": 0.1}, "unknown 'surogate.delta'; did you mean 'surrogate'?"),
+        ("ppo", {"surrogate": "cppo", "corection": "tis"}, "unknown 'corection'; did you mean 'correction'?"),
         ("ppo", {"clip": 0.2}, "ppo has no 'clip'; it has clip_low_threshold, clip_high_threshold"),
         ("dro", {}, "dro needs beta, the weight of its quadratic term"),
         ("ppo", {"clip_low_threshold": "low"}, "clip_low_threshold='low' must be a number"),

@@ -18,7 +18,7 @@ Source: the SDK's documentation of its losses. Differs: `dro` without `beta` is 
 an unknown key of the config is refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -83,8 +83,12 @@ class ClientLoss:
             core, self.algorithm = _core_algorithm(name, tuple(sorted(config.items())))
             self.name, self._compute = self.algorithm["surrogate"]["kind"], lambda targets: _core_loss(core, targets)
             return
+        for key in sorted(config):
+            if near := _misspelt_field(key):
+                raise UserError(f"loss_fn_config: unknown {key!r:.40}; did you mean {near!r}?")
         if name not in NAMED:
-            raise UserError(f"no loss {name!r:.40}; known are {', '.join(NAMED)}, gspo, and those by a `surrogate`")
+            known = f"known are {', '.join(NAMED)}, gspo, and those by a `surrogate`"
+            raise UserError(f"no loss {name!r:.40}; {_meant(name, (*NAMED, 'gspo')) or known}")
         compute, keys, told = NAMED[name]
         if unknown := sorted(set(config) - set(keys)):
             raise UserError(f"loss_fn_config: {name} has no {unknown[0]!r:.40}; it has {', '.join(keys) or 'no keys'}")
@@ -170,6 +174,18 @@ class LossConfig:
     algorithm: AlgorithmConfig
 
 
+def _meant(name: str, names: Iterable[str]) -> str:
+    """`did you mean 'cispo'?`; empty if no name is near."""
+    near = nearest(name[:LONGEST], names)
+    return f"did you mean {near!r}?" if near else ""
+
+
+def _misspelt_field(key: str) -> str | None:
+    """The one of `FIELDS` that a key such as `surogate` or `surogate.delta` begins with, misspelt; None for others."""
+    slot = key[:LONGEST].partition(".")[0]
+    return None if slot in FIELDS else nearest(slot, FIELDS)
+
+
 @lru_cache(64)
 def _core_algorithm(name: str, config: tuple[tuple[str, float | str], ...]) -> tuple[AlgorithmConfig, dict[str, Any]]:
     """A loss of `proxima.core` by fields of a recipe's `algorithm`, and these as in its config.yaml; `aggregate` is
@@ -182,8 +198,8 @@ def _core_algorithm(name: str, config: tuple[tuple[str, float | str], ...]) -> t
     for key, value in sorted(asked.items()):
         slot, _, inner = key.partition(".")
         if slot not in FIELDS or inner == "kind" or len(key) > LONGEST:
-            near = nearest(key[:LONGEST], FIELDS)
-            raise UserError(f"loss_fn_config: unknown {key!r:.40}" + (f"; did you mean {near}?" if near else ""))
+            meant = _meant(slot, FIELDS)
+            raise UserError(f"loss_fn_config: unknown {key!r:.40}" + (f"; {meant}" if meant else ""))
         if isinstance(value, str) and (":" in value or len(value) > LONGEST):  # a kind outside the table is code
             raise UserError(f"loss_fn_config: no {key} {value!r:.60}; see proxima list {slot}")
         tree.setdefault(slot, {})[inner or "kind"] = _plain(value)
