@@ -50,7 +50,9 @@ class Tracker:
     def problem(self) -> str | None:
         """Explain why runs can't be tracked here, with a remedy, or return None; called before the model is loaded."""
         if self.package and find_spec(self.package) is None:
-            return f"needs the package {self.package}: pip install 'proxima-rl[{self.package}]'"
+            return (
+                f"needs the package {self.package}: pip install 'proxima-rl[{self.package}]', or monitor=[] without it"
+            )
         return None
 
     def open(self, run: TrackedRun) -> TrackerSession:
