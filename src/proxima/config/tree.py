@@ -81,10 +81,12 @@ class Node:
         return line if len(line) <= 60 else line[:57] + "..."
 
     def provenance(self) -> str:
-        """The origin of the value: `command line, over 0.15 of the preset`."""
-        if self.over is None or self.over.mapping is not None or self.over.items is not None:
+        """The origin of the value: `command line, over 0.15 of the preset`. A default is nobody's choice and goes
+        unsaid."""
+        over = self.over
+        if over is None or over.source.origin == "default" or isinstance(over.value, dict | list):
             return self.source.text
-        return f"{self.source.text}, over {self.over.shown()} of {self.over.source.short}"
+        return f"{self.source.text}, over {over.shown()} of {over.source.short}"
 
 
 def node_of(value: Any, source: Source, of_kinds: Source | None = None) -> Node:
