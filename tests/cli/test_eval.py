@@ -171,7 +171,11 @@ def test_compare_several_samples_and_suites(done, proxima, here):
     assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
     out = proxima("eval", "--compare", "a", "b")[1]
     assert "the two differ in" not in out
-    assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
+    assert (
+        "two: B is better by 1.000 (B − A 95 % " in out
+        and "; p = 0.016)" in out
+        and "one: 1 questions with an unknown result" in out
+    )
 
 
 def test_compare_names_what_was_sampled_otherwise(proxima, here):

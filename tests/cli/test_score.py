@@ -208,3 +208,22 @@ def test_a_chat_that_ends_with_the_user_has_nothing_to_score(refusal, here):
     (here / "a.jsonl").write_text(json.dumps({"messages": MESSAGES[:1], "answer": "2"}))
     said = refusal("reward", "score", "a.jsonl", "--reward", "exact")
     assert "a.jsonl, row 0: column 'messages' ends with the user, so there is nothing to score" in said
+
+
+def test_the_columns_are_those_of_the_recipes_task(proxima, here):
+    """The file is like the training's: a question from two columns, and the answers in `gold`."""
+    row = {"topic": "sums", "item": "7 + 5?", "gold": "12", "completion": ["12", "13"]}
+    (here / "a.jsonl").write_text(json.dumps(row) + "\n")
+    (here / "mine.py").write_text(
+        "def asked(prompt, completion):\n"
+        "    return float(prompt.question == 'sums: 7 + 5?' and completion.text == prompt.answer)\n"
+    )
+    recipe = "task: {kind: jsonl, path: train.jsonl, question: '{topic}: {item}', answer: gold}\n"
+    (here / "r.yaml").write_text(recipe + "reward: {kind: function, path: 'mine.py:asked'}\n")
+    code, _, said = proxima("reward", "score", "a.jsonl", "--reward", "r.yaml", "--json-out", "scores.json")
+    assert code == 0, said
+    assert [row["value"] for row in json.loads((here / "scores.json").read_text())["rows"]] == [1.0, 0.0]
+    code, _, said = proxima("reward", "score", "a.jsonl", "--reward", "r.yaml", "--prompt", "topic")
+    assert code == 0, said  # what is named on the command line comes first
+    (here / "b.jsonl").write_text('{"question": "7 + 5?", "completion": "12"}\n')
+    assert proxima("reward", "score", "b.jsonl", "--reward", "r.yaml")[0] == 0  # without these columns: the usual ones

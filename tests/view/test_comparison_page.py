@@ -155,6 +155,16 @@ def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_target_that_is_never_reached_has_no_cost(tmp_path):
+    cells = {"a": {1: (curve([0.1, 0.9]), {})}, "b": {1: (curve([0.1, 0.2]), {})}}
+    result = comparison(make_sweep(tmp_path / "s", cells), target=0.8)
+    reached, never = (row[6:9] for row in page_values(result)["table"])
+    assert "×" not in "".join(reached) and never == ["never"] * 3
+    again = comparison(tmp_path / "s", target=0.8, baseline="b")
+    assert page_values(again)["table"][0][8].endswith("(∞\u00a0×)")  # the other way round it is a saving
+
+
+@pytest.mark.slow
 def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
     rates = {"a": (0.9401, 0.9501), "b": (0.9403, 0.9502)}  # accuracy and reward
     cells = {

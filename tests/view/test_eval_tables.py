@@ -206,13 +206,13 @@ def test_comparison():
         "",
         "accuracy of each question",
         "",
-        "           n                     A                     B   B − A             95 %  won  lost  tied        p",
+        "           n              A [95 %]              B [95 %]   B − A       B − A 95 %  won  lost  tied        p",
         "gsm8k    200  0.050 [0.028, 0.090]  0.075 [0.046, 0.120]  +0.025  −0.010 … +0.060    8     3   189    0.227",
         "math500  500  0.500 [0.450, 0.550]  0.450 [0.400, 0.500]  −0.050  −0.080 … −0.020   40    80   380  < 0.001",
         "",
         "math500: 2 questions with an unknown result on one side are left out",
-        "gsm8k: no significant difference on these 200 questions (± 0.035)",
-        "math500: A is better by 0.050 (p < 0.001)",
+        "gsm8k: no significant difference on these 200 questions (B − A 95 % −0.010 … +0.060)",
+        "math500: A is better by 0.050 (B − A 95 % −0.080 … −0.020; p < 0.001)",
         "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the "
         "questions as pairs",
     ]

@@ -33,7 +33,7 @@ from proxima.system.atomic_files import write_atomic
 from proxima.system.jsonl import json_text
 from proxima.system.machine import usable_cores
 from proxima.system.user_files import find_recipe
-from proxima.task.column_mapping import is_chat
+from proxima.task.column_mapping import ANSWER, ColumnMapping, is_chat
 from proxima.task.local_files import Files
 from proxima.view.formatting import NONE, fixed, printable
 from proxima.view.terminal import table_text
@@ -48,6 +48,7 @@ class ScoreConfig:
     """The fields of a recipe that the command reads."""
 
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
+    task: Annotated[Any, Slot("proxima.task:TASKS")] = None
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
@@ -64,7 +65,7 @@ def score_texts(
     """
     resolved = resolve_rewards(reward, overrides)
     with resolved.locating():
-        texts = read_texts(Path(file), columns, model)
+        texts = read_texts(Path(file), columns, model, resolved.config.task)
         with without_progress_bars():
             counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
             return score(resolved.config, texts, file, counts_tokens=counts)
@@ -120,8 +121,9 @@ def reward_word(text: str) -> str:
     return f"{{kind: function, path: {json.dumps(text)}}}" if function else f"{{kind: {json.dumps(text)}}}"
 
 
-def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Texts:
-    """Read the prompts with their completions; texts are tokenised for `model`, if one is given.
+def read_texts(file: Path, columns: TextColumns, model: str | None = None, recipe_task: Any = None) -> Texts:
+    """Read the prompts with their completions; texts are tokenised for `model`, if one is given. Columns that are not
+    named are those of a recipe's task, if the file has them, as in a training.
 
     Raises:
         UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
@@ -133,14 +135,18 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         present = task.columns()
         if present is None:
             raise UserError(f"{file} is empty; a row is {{prompt, completion, …}}")
-        prompt = chosen("prompt", columns.prompt, PROMPT, present, file)
+        asked_by, answer = of_recipe(recipe_task, present)
+        if columns.prompt or not asked_by:
+            asked_by = {"prompt": chosen("prompt", columns.prompt, PROMPT, present, file)}
+        prompt = asked_by.get("prompt", asked_by.get("messages", ""))
         whole = prompt in CHATS and columns.completion is None and not any(name in present for name in COMPLETION)
         completion = "" if whole else chosen("completion", columns.completion, COMPLETION, present, file)
-        answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
+        if columns.answer:
+            answer = chosen("answer", columns.answer, (), present, file)
         first = task.first() or {}
         as_text = [name for name in (prompt, completion) if isinstance(first.get(name), str) and is_chat(first[name])]
         read = tuple(dict.fromkeys([*columns.json_column, *as_text]))
-        rows = replace(task, prompt=prompt, answer=None, json_columns=read).rows(0)
+        rows = replace(task, **asked_by, answer=None, json_columns=read).rows(0)
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
@@ -169,6 +175,20 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         asked, made = groups.setdefault(metadata["prompt_uid"], (asked, []))
         made += recorded(asked, metadata, answers[0])
     return [*texts, *((asked, made) for asked, made in groups.values() if made)]
+
+
+def of_recipe(task: Any, present: Sequence[str]) -> tuple[dict[str, str], str]:
+    """The field of a recipe's task that names the prompt, with its column or template, and the column of the answers;
+    no field, and `answer`, where the file does not have the columns."""
+    if not isinstance(task, ColumnMapping):
+        return {}, ANSWER
+    fields = task.fields_by_column()
+    found: dict[str, str] = {}
+    for name in ("question", "messages", "prompt"):
+        needed = {column for column, of in fields.items() if of == name}
+        if needed and needed <= set(present):
+            found = {name: getattr(task, name)}
+    return found, task.answer if task.answer in present else ANSWER
 
 
 def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completion]:

@@ -280,8 +280,8 @@ def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
 
 def cost_ratio(cost: TargetCost) -> str:
     """` (1.67 ×)`: the baseline's cost over this one's; ` (1.67 × of 2)` if fewer seeds are common; empty if the median
-    is undetermined."""
-    if cost.ratio is None:
+    is undetermined, and for a target never reached, which has no cost."""
+    if cost.ratio is None or cost.median is None:
         return ""
     of = f" of {cost.pairs}" if cost.pairs < len(cost.values) else ""
     return f" ({'∞' if cost.ratio == float('inf') else fixed(cost.ratio, 2)} ×{of})"

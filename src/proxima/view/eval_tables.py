@@ -218,10 +218,10 @@ def comparison_rows(pairs: Sequence[PairedComparison]) -> list[dict[str, str | T
         {
             "": pair.name,
             "n": count(pair.questions),
-            "A": _side(pair.first),
-            "B": _side(pair.second),
+            "A [95 %]": _side(pair.first),
+            "B [95 %]": _side(pair.second),
             "B − A": Text(signed(pair.difference.value), style="" if pair.p >= SIGNIFICANT else "bold"),
-            "95 %": f"{signed(pair.difference.low)} … {signed(pair.difference.high)}",
+            "B − A 95 %": _difference(pair),
             "won": count(pair.won),
             "lost": count(pair.lost),
             "tied": count(pair.tied),
@@ -273,23 +273,27 @@ def _judged(result: QuestionResult, metric: str) -> str:
 
 
 def verdict(pair: PairedComparison) -> str:
-    """`gsm8k: B is better by 0.045 (p = 0.012)`, or that no difference is significant."""
+    """`gsm8k: B is better by 0.045 (B − A 95 % +0.010 … +0.080; p = 0.012)`, or that no difference is significant."""
     if not pair.won and not pair.lost:
         return (
             f"{pair.name}: no difference: {pair.metric} is the same for each of the {count(pair.questions)} questions"
         )
+    interval = f"B − A 95 % {_difference(pair)}"
     if pair.p >= SIGNIFICANT:
-        half = fixed((pair.difference.high - pair.difference.low) / 2, 3)
-        return f"{pair.name}: no significant difference on these {count(pair.questions)} questions (± {half})"
+        return f"{pair.name}: no significant difference on these {count(pair.questions)} questions ({interval})"
     side, p = "B" if pair.difference.value > 0 else "A", p_value(pair.p)
     is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
     better = f"{side} is {is_better} by {fixed(abs(pair.difference.value), 3)}"
-    return f"{pair.name}: {better} (p {p if p.startswith('<') else f'= {p}'})"
+    return f"{pair.name}: {better} ({interval}; p {p if p.startswith('<') else f'= {p}'})"
 
 
 def p_value(p: float) -> str:
     """`0.012`, `< 0.001`."""
     return "< 0.001" if p < 0.001 else fixed(p, 3)
+
+
+def _difference(pair: PairedComparison) -> str:
+    return f"{signed(pair.difference.low)} … {signed(pair.difference.high)}"
 
 
 def _side(interval: Interval) -> str:
