@@ -34,6 +34,48 @@ def test_a_part_is_filled_in_on_the_command_line_or_in_the_file(converted):
 
 
 @pytest.mark.parametrize(
+    ("options", "placement"),
+    [
+        ({}, None),
+        ({"trainer.n_gpus_per_node": 1, "trainer.nnodes": 1}, None),
+        ({"trainer.n_gpus_per_node": 4}, {"kind": "ray", "ranks": 4}),
+        (
+            {"trainer.nnodes": 2, "actor_rollout_ref.rollout.name": "vllm"},  # of 8 GPUs each, verl's default
+            {"kind": "ray", "ranks": 16, "engines": 16, "colocate": True},
+        ),
+        (
+            {
+                "trainer.n_gpus_per_node": 8,
+                "actor_rollout_ref.rollout.name": "vllm",
+                "actor_rollout_ref.rollout.tensor_model_parallel_size": 2,
+            },
+            {"kind": "ray", "ranks": 8, "engines": 4, "colocate": True},
+        ),
+        (
+            {
+                "trainer.n_gpus_per_node": 6,
+                "actor_rollout_ref.rollout.name": "vllm",
+                "actor_rollout_ref.rollout.tensor_model_parallel_size": 4,
+            },
+            {"kind": "ray", "ranks": 6},
+        ),
+    ],
+)
+def test_the_gpus_of_verl_become_a_placement(converted, options, placement):
+    told = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 4}
+    draft = converted("verl", told | {"actor_rollout_ref.model.path": "org/m"} | options)
+    assert draft.recipe.get("placement") == placement
+    resolve(draft.recipe, ["task=gsm8k", "reward.0.kind=gsm8k"])
+    assert not {"trainer.n_gpus_per_node", "trainer.nnodes"} & {one.name for one in draft.unsupported}
+
+
+def test_the_gpus_of_verls_sft_become_a_placement(converted):
+    told = {"data.train_files": "a.parquet", "model.path": "org/m", "optim.lr": 1e-5, "data.multiturn.enable": True}
+    draft = converted("verl", told | {"trainer.n_gpus_per_node": 2, "trainer.nnodes": 2})
+    assert draft.recipe["placement"] == {"kind": "ray", "ranks": 4}
+
+
+@pytest.mark.parametrize(
     ("peer", "options", "fields"),
     [
         ("trl", {"num_generations": 8, "reward_funcs": ["near"]}, ["model.path", "task.kind", "reward.0.kind"]),

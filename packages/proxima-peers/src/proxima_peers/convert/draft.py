@@ -16,7 +16,19 @@ ALGORITHM = (
     *("selection", "dynamic_sampling", "reference_kl", "penalty", "reward_kl", "entropy_bonus"),
 )
 SECTIONS = (
-    *("model", "task", "data", "sft", "reward_model", "preference", "reward", "algorithm", "critic", "engine"),
+    *(
+        "model",
+        "placement",
+        "task",
+        "data",
+        "sft",
+        "reward_model",
+        "preference",
+        "reward",
+        "algorithm",
+        "critic",
+        "engine",
+    ),
     *("sampling", "episode", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130

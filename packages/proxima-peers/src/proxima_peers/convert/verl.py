@@ -11,7 +11,15 @@ from proxima_peers.convert.rollout_servers import verl_engine
 from proxima_peers.convert.verl_correction import correction
 from proxima_peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 from proxima_peers.convert.verl_reward import reward_manager, scored_by_function, scorer
-from proxima_peers.convert.verl_training import AGGREGATES, batch, gae_critic, lora_by_rank, lora_names, training
+from proxima_peers.convert.verl_training import (
+    AGGREGATES,
+    batch,
+    gae_critic,
+    lora_by_rank,
+    lora_names,
+    placement,
+    training,
+)
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
 
@@ -55,6 +63,7 @@ def convert(o: Options) -> Draft:
     gae_critic(d, o)
     _lora(d, o)
     verl_engine(d, o)
+    placement(d, o)
     _evaluation(d, o, columns)
     multi_turn.verl_episodes(d, o, (longest, o.origin(*LONGEST)))
     multi_turn.held_out(d)

@@ -4,7 +4,7 @@ from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import Rules, option_rules
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.verl_training import lora_by_rank, lora_names
+from proxima_peers.convert.verl_training import lora_by_rank, lora_names, placement
 
 OLDER = "model.partial_pretrain"
 REWARDED = ("actor_rollout_ref.", "algorithm.", "critic.")
@@ -37,6 +37,7 @@ def convert_offline(o: Options, command: str) -> Draft:
     common.task(d, o, "data.train_files", **columns)
     if "messages" not in columns and d.entries["task.kind"].value == "gsm8k":
         d.put("sft.completion", "{solution}\n#### {answer}", "verl trains on the whole solution")
+    placement(d, o)
     _length(d, o)
     common.template_arguments(d, o, "data.apply_chat_template_kwargs")
     turns = "messages" in columns

@@ -162,3 +162,24 @@ def _critic_warmup(d: Draft, o: Options) -> None:
         d.put("critic.warmup_steps", math.floor(share * total + 1e-9), f"{of_share}, times the {total} updates")
     else:
         d.put("critic.warmup_steps", max(0, fixed), origin)
+
+
+GPUS = ("trainer.n_gpus_per_node", "trainer.nnodes")
+
+
+def placement(d: Draft, o: Options) -> None:
+    """The GPUs of a node times the nodes: as many ranks on Ray, whose devices the servers share, as verl's do."""
+    if not o.given(*GPUS):
+        return
+    each, nodes = o.whole(GPUS[0], default=8, least=1), o.whole(GPUS[1], default=1, least=1)
+    if (ranks := each * nodes) == 1:
+        d.drops_given(o, "one GPU, as without a placement", *GPUS)
+        return
+    origin = f"from {GPUS[0]} * {GPUS[1]}"
+    d.spec("placement", "ray", origin, "Started on a Ray cluster, as verl is; placement=local trains in one process.")
+    d.put("placement.ranks", ranks, origin)
+    parallel = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    devices = o.whole(parallel, default=1, least=1)
+    if "engine.serve.replicas" in d.entries and ranks % devices == 0:
+        d.put("placement.engines", ranks // devices, f"{origin}, over {parallel}" if devices > 1 else origin)
+        d.put("placement.colocate", True, "verl's servers have the trainer's GPUs")
