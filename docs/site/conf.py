@@ -5,17 +5,20 @@ Sphinx, because
       to the paragraph before it, flattens lists indented by two spaces and prints the backslash of `\\|` in tables.
     - its folder of sources is the repository: pages outside docs/ are pages, linked files are copied, and no link is
       rewritten. With `--fail-on-warning` a page, anchor, file or picture that is missing ends the build.
-    - search, fonts and scripts come with the site: it needs neither a server nor a network.
+    - fonts and scripts come with the site: it needs neither a server nor a network. Its own search shows pages alone
+      where a script may not read the other files of a folder, so `search.js` finds sections in one file of them all.
     - MkDocs with Material ends in May 2027; Zensical, its successor, is an alpha, and its pages load fonts and a script
       from other addresses.
 """
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from posixpath import join, normpath, relpath
 from typing import Any
+from urllib.parse import quote
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -64,13 +67,12 @@ html_theme_options = {
 }
 SIDEBARS = ("[A-Z]*", "docs/**", "recipes/**", "benchmarks/**", "evidence/**", "packages/**", "tests/**", "search")
 html_sidebars = {page: ["doors.html"] for page in SIDEBARS}  # pages of code have none
-html_static_path = ["site.css"]
+html_static_path = ["site.css", "search.js"]
 html_css_files = ["site.css"]
 templates_path = ["."]
 html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
-html_show_search_summary = False  # a script may not read the other files of a folder
 html_use_index = False
 
 DOORS = re.split(r"^## ", (ROOT / "docs/index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
@@ -97,7 +99,7 @@ def add_navigation(app: Any, name: str, source: list[str]) -> None:
             rows = re.findall(r"^\| \[([^]]+)\]\(([^)#]+)\)", door, flags=re.MULTILINE)
             pages = [(title, normpath(join("docs", page)).rpartition(".")) for title, page in rows]
             entries = [
-                f"{title[0].upper()}{title[1:]} </{page}>"
+                f"{title[0].upper()}{title[1:]} </{page}>".replace("`", "")
                 for title, (page, _, suffix) in pages
                 if suffix in ("md", "rst")
             ]
@@ -126,6 +128,54 @@ def write_redirects(app: Any, failure: Exception | None) -> None:
             f'<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">This page has moved.</a></html>\n',
             encoding="utf-8",
         )
+
+
+LATER = ("CHANGELOG", "benchmarks/", "evidence/", "tests/")  # pages that the search lists after the guides
+
+
+def write_search_sections(app: Any, failure: Exception | None) -> None:
+    """Writes what `search.js` finds: sections, rows of tables and names, with address, page, anchor, title and text."""
+    if failure or app.builder.format != "html":
+        return
+    found: list[list[Any]] = []
+    for name in sorted(app.env.found_docs - {"docs/site/moved"}):
+        weight = 0.4 if name.startswith(LATER) else 1
+        page = app.env.titles[name].astext()
+        for anchor, title, text in sections(app.env.get_doctree(name), "", page):
+            address = app.builder.get_relative_uri("search", name) + (f"#{anchor}" if anchor else "")
+            found.append([address, page, anchor, title, " ".join(text.replace("<br>", " ").split()), weight])
+    script = json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+    Path(app.outdir, "_static/search_sections.js").write_text(f"const SECTIONS = {script};\n", encoding="utf-8")
+
+
+def sections(node: Any, anchor: str, title: str) -> Iterator[tuple[str, str, str]]:
+    """Yields anchor, title and text of this section and of those in it; a row of a table that begins with code, as a
+    field does, and a documented name are sections too."""
+    texts: list[str] = []
+    for child in node.children:
+        if isinstance(child, nodes.section):
+            yield from sections(child, child["ids"][0], child[0].astext())
+        elif isinstance(child, addnodes.desc):
+            ids = child[0].get("ids")
+            yield from sections(child[-1], *((ids[0], child[0]["fullname"]) if ids else (anchor, title)))
+        elif isinstance(child, nodes.table):
+            for row in child.findall(nodes.row):
+                first, *cells = (cell.astext() for cell in row)
+                if any(isinstance(part, nodes.literal) for part in row[0].findall()):
+                    yield f"{anchor}:~:text={quote(first, safe='')}", first, "; ".join(cells)
+                else:
+                    texts.append("; ".join([first, *cells]))
+        elif not isinstance(child, nodes.title | nodes.comment | nodes.raw | addnodes.toctree | addnodes.index):
+            texts.append(child.astext())
+    if texts or isinstance(node, nodes.section):
+        yield anchor, title, "\n".join(texts)
+
+
+def mark_commands(app: Any, doctree: nodes.document, name: str) -> None:
+    """Gives blocks of commands the class by which their lines wrap, so that a comment behind a command is in sight."""
+    for block in doctree.findall(nodes.literal_block):
+        if re.search(r"\S {2,}# ", block.astext()):
+            block["classes"].append("commands")
 
 
 def code_pages(app: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -160,4 +210,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", lambda app, what, name, obj, options, lines: as_rst(lines))
     app.connect("html-collect-pages", code_pages)
     app.connect("doctree-resolved", link_code_pages)
+    app.connect("doctree-resolved", mark_commands)
     app.connect("build-finished", write_redirects)
+    app.connect("build-finished", write_search_sections)

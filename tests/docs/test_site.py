@@ -21,6 +21,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 PAGES = (
     "README",
     "docs/index",
+    "docs/commands",
     "docs/reference",
     "docs/environments",
     "docs/algorithms/cppo",
@@ -166,7 +167,24 @@ def is_readable_in_a_browser(site):
             page.keyboard.press("Control+k")
             page.keyboard.type(word + "\n")
             page.locator(f'#search-results a[href*="docs/{place}"]').first.wait_for()
+        finds_sections_and_fields(page, site)
         launched.close()
+
+
+def finds_sections_and_fields(page, site):
+    """By a name and by words, each with its page and a piece of its text; no guide comes after the history."""
+    asked = {
+        "reward model": ("docs/classic.html#", "docs/rewards.html#a-reward-model"),
+        "most new tokens": ("docs/reference.html#sampling:~:text=sampling.max_tokens",),
+        "max_tokens": ("docs/reference.html#sampling:~:text=sampling.max_tokens",),
+    }
+    for words, places in asked.items():
+        page.goto(f"{site.as_uri()}/search.html?q={words.replace(' ', '+')}")
+        page.locator("#search-results li").first.wait_for()
+        found = page.locator("#search-results li a").evaluate_all("all => all.map((one) => one.getAttribute('href'))")
+        assert all(any(address.startswith(place) for address in found[:4]) for place in places), (words, found[:4])
+        assert not found[0].startswith("CHANGELOG")
+        assert page.locator("#search-results li p mark").first.inner_text().lower() in words
 
 
 def look_at(context, site):
@@ -178,6 +196,11 @@ def look_at(context, site):
     for name in PAGES:
         page.goto(f"{site.as_uri()}/{name}.html")
         assert page.evaluate(CUT_OFF) == [], name
+        assert "`" not in page.locator("nav[aria-label=Pages]").text_content(), name
+        hidden = page.locator(".commands pre").evaluate_all(
+            "all => all.map((one) => one.scrollWidth - one.clientWidth)"
+        )
+        assert max(hidden, default=0) <= 0, name
         page.evaluate(axe.read_text(encoding="utf-8"))
         found = page.evaluate("axe.run({preload: false}).then((result) => result.violations)")
         assert [one for one in found if one["impact"] in ("serious", "critical")] == [], name
