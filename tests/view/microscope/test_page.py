@@ -7,6 +7,7 @@ import re
 import shutil
 from collections import Counter
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -248,10 +249,13 @@ def test_no_text_crosses_its_bar_and_the_samples_of_a_group_wrap(width, browser,
         page.visit("group")
         page.wait_for_selector(".columns article .differs")
         cards = page.locator(".columns article").evaluate_all(
-            "all => all.map((one) => one.getBoundingClientRect()).map(({left, right, top}) => [left, right, top])"
+            "all => all.map((one) => one.getBoundingClientRect()).map((box) => [box.left, box.right, box.top, box.bottom])"
         )
-        assert len(cards) == 9 and all(0 <= left < right <= width for left, right, _ in cards)
-        assert len({top for _, _, top in cards}) == (9 if width == 390 else 3)
+        assert len(cards) == 9 and all(0 <= left < right <= width for left, right, _, _ in cards)
+        rows = sorted({top for _, _, top, _ in cards})
+        assert len(rows) == (9 if width == 390 else 3)
+        for above, below in pairwise(rows):
+            assert max(bottom for _, _, top, bottom in cards if top == above) <= below
 
 
 #: Texts that the bar of their row begins or ends in.
