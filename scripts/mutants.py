@@ -1,4 +1,4 @@
-"""Mutants of every room that computes: change the source in one place, and see which check catches it.
+"""Mutants of eight rooms that compute: change the source in one place, and see which check catches it.
 
     nice python scripts/mutants.py map [--minutes 4]
     nice python scripts/mutants.py ROOM ... [--sample 60 | --signs] [--minutes 4] [--again | --anew] [--only TEXT ...]
