@@ -248,9 +248,9 @@ def test_no_text_crosses_its_bar_and_the_samples_of_a_group_wrap(width, browser,
         assert page.locator(".fates span").evaluate_all(CROSSING) == []
         page.visit("group")
         page.wait_for_selector(".columns article .differs")
-        cards = page.locator(".columns article").evaluate_all(
-            "all => all.map((one) => one.getBoundingClientRect()).map((box) => [box.left, box.right, box.top, box.bottom])"
-        )
+        sides = "[box.left, box.right, box.top, box.bottom]"
+        boxes = f"all => all.map((one) => one.getBoundingClientRect()).map((box) => {sides})"
+        cards = page.locator(".columns article").evaluate_all(boxes)
         assert len(cards) == 9 and all(0 <= left < right <= width for left, right, _, _ in cards)
         rows = sorted({top for _, _, top, _ in cards})
         assert len(rows) == (9 if width == 390 else 3)
