@@ -30,6 +30,19 @@ def test_train_says_what_it_did_and_leaves_a_folder(run, here):
 
 
 @pytest.mark.slow
+def test_a_trial_that_trains_nothing_says_so_without_alarm(proxima, recipe, here):
+    """So tiny a model is never right, and the other reward, which varies, is left out."""
+    words = ["train", recipe(), "reward=number", "eval.task=null", "folder=run"]
+    code, out, err = proxima(*words)
+    assert (code, err) == (1, "note: nothing was trained, so the exit code is 1\n")
+    assert "untrained: 2 steps in " in out and "no step of 2 trained anything; in the last one, every advantage" in out
+    assert "failed" not in out.lower() and "error" not in out.lower()
+    assert json.loads((here / "run" / "summary.json").read_text())["status"] == "untrained"
+    code, out, err = proxima(*words, "--overwrite", "--quiet")
+    assert (code, out) == (1, "") and err.startswith("note: no step of 2 trained anything; in the last one, ")
+
+
+@pytest.mark.slow
 def test_a_resume_that_finds_no_run_starts_one_and_says_so(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "folder=typo", "--resume", "train.steps=1")
     assert (code, err) == (0, "note: typo contains no run to resume: a new run starts there\n")

@@ -110,7 +110,7 @@ def untrained():
     """The last run made its steps, but so small a model had the same reward in each answer."""
     last = max(Path().rglob("summary.json"), key=lambda file: file.stat().st_mtime_ns, default=None)
     summary = {} if last is None else json.loads(last.read_text())
-    return str(summary.get("error")).startswith("no step of")
+    return summary.get("status") == "untrained"
 
 
 def later(page):

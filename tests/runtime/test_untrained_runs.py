@@ -1,4 +1,4 @@
-"""A run in which no update had a gradient ends as failed, says why, and offers no resume."""
+"""A run in which no update had a gradient ends as untrained, says why, and offers no resume."""
 
 import pytest
 
@@ -31,14 +31,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_run_that_trained_nothing_has_failed(name, tiny_model, tmp_path, lent_servers):
+def test_a_run_that_trained_nothing_is_untrained(name, tiny_model, tmp_path, lent_servers):
     changes, why = CASES[name]
     tree = recipe(tiny_model("llama"), train__steps=2, **NO_EVAL, **changes)
-    for resume in (False, True):  # it fails again, and does not turn into a finished run
+    for resume in (False, True):  # it ends so again, and does not turn into a finished run
         with pytest.raises(RunEnded, match=f"^no step of 2 trained anything; in the last one, {why}"):
             go(tmp_path / "run", tree, resume=resume)
         summary = summary_of(tmp_path / "run")
-        assert (summary["status"], summary["steps"], summary["resumable"]) == ("failed", 2, False)
+        assert (summary["status"], summary["steps"], summary["resumable"]) == ("untrained", 2, False)
         assert summary["error"].startswith("no step of 2 trained anything; in the last one, ")  # no name of a class
     assert not any(step.get("grad_norm") for step in steps_of(tmp_path / "run"))
 
@@ -61,7 +61,7 @@ def test_a_fixed_data_set_without_a_gradient_trains_nothing(tiny, tiny_model, tm
     tree = tiny.recipe(tiny_model("llama"), tmp_path, eval={"task": None}, train__steps=2)
     with pytest.raises(RunEnded, match="^no step of 2 trained anything; in the last one, the gradient was 0: its exam"):
         go(tmp_path / "run", tree)
-    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert summary_of(tmp_path / "run")["status"] == "untrained"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 from proxima.api.run_start import resolve_run, train_on_ranks, views_of
 from proxima.config.families import family_name
 from proxima.runtime.launch.run import train as train_run
-from proxima.runtime.loop.training_loop import RunEnded
+from proxima.runtime.loop.training_loop import NothingTrained, RunEnded
 from proxima.runtime.placement.launcher import is_first, places_ranks
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.summary import Summary
@@ -40,10 +40,13 @@ def train_from_shell(
         status = summary.status
         if quiet and is_first():
             print(outcome(summary))
+    except NothingTrained as end:  # its last line says so, too
+        print(f"note: {end}" if quiet else "note: nothing was trained, so the exit code is 1", file=sys.stderr)
+        status = end.status
     except RunEnded as end:  # the run detected that it can't continue: not a bug
         if not end.reported:
             print(f"error: {end}", file=sys.stderr)
-        status = "failed"
+        status = end.status
     except Exception as error:
         error.run_folder = views.run_folder  # type: ignore[attr-defined]  # `report_bug` writes into its log.txt
         raise

@@ -106,7 +106,7 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
     status = summary.get("status")
     if status == "done":
         progress.state, progress.before = RunState.DONE, True
-    elif status == "failed" and not retry_failed:
+    elif status in ("failed", "untrained") and not retry_failed:
         progress.state, progress.before = RunState.FAILED, True
         progress.error = f"{summary.get('error') or 'failed'}; run it again with --retry-failed"
     return progress

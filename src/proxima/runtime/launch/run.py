@@ -210,7 +210,8 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
     resumable = problem.resumable if isinstance(problem, RunEnded) else True
     named = f"{type(problem).__name__}: {problem}".removesuffix(": ")
     error = str(problem) if isinstance(problem, RunEnded | UserError) else named
-    return Ending(status="failed", error=error, resumable=resumable)
+    status = problem.status if isinstance(problem, RunEnded) else "failed"
+    return Ending(status=status, error=error, resumable=resumable)
 
 
 def start_rank(make_work: Callable[[], RlWorkload | OfflineWorkload], ranks: Ranks, message: Start) -> RankModels:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.eval_section import EvalConfig
@@ -98,9 +98,18 @@ class RunEnded(Exception):
         resumable: a plain resume may continue the run; False if it would end in the same way.
     """
 
+    status: ClassVar[str] = "failed"  # in summary.json
+
     def __init__(self, message: str, *, reported: bool = False, resumable: bool = True) -> None:
         super().__init__(message)
         self.reported, self.resumable = reported, resumable
+
+
+class NothingTrained(RunEnded):
+    """All steps are made, but none had a gradient. As of a trial of a few steps, which is no failure, but no training
+    either: the exit code is 1."""
+
+    status = "untrained"
 
 
 def evaluation_is_due(settings: EvalConfig | OfflineEvalConfig, step: int) -> bool:
@@ -317,13 +326,13 @@ class TrainingLoop:
         return f"step {done + 1}: {error}; {remedy}"
 
     def end_if_untrained(self) -> None:
-        """Raise RunEnded if no step of the run had a gradient: such a run is not done."""
+        """Raise NothingTrained if no step of the run had a gradient: such a run is not done."""
         newest_first = self.journal.history()
         last = next(newest_first, None)
         if last is None or any(record.get("grad_norm") for record in chain((last,), newest_first)):
             return
         reason = f"no step of {last['step']} trained anything; in the last one, {self.why_untrained(last)}"
-        raise RunEnded(reason, resumable=False)
+        raise NothingTrained(reason, resumable=False)
 
     def why_untrained(self, record: Mapping[str, Any]) -> str:
         """Say why the step of this record, which had no gradient, trained nothing."""

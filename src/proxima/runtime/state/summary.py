@@ -23,7 +23,8 @@ from proxima.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`.
+    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint), `untrained` (all steps
+    are made, none had a gradient) or `failed`.
 
     `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`, and under `sets` those
     of each further set; `replay` is the run whose rollouts were trained on, and the SHA-256 of these.

@@ -12,7 +12,7 @@ from proxima.runtime.watch.observer import Record
 from proxima.view.trackers.protocol import TrackedRun, Tracker, without_time
 
 LONGEST_VALUE, PARAMETERS_AT_ONCE = 500, 100  # limits of a parameter and of a call, on every kind of server
-STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED", "untrained": "FAILED"}
 
 
 @dataclass(frozen=True, kw_only=True)

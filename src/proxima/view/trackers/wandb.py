@@ -90,4 +90,4 @@ class WandbSession:
 
     def finish(self, summary: Record) -> None:
         self.run.summary.update({f"summary/{name}": value for name, value in summary.items()})
-        self.run.finish(exit_code=int(summary["status"] == "failed"))
+        self.run.finish(exit_code=int(summary["status"] in ("failed", "untrained")))
