@@ -165,7 +165,9 @@ def test_remarks_say_what_it_means_and_what_to_do():
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0, "episode/cut": 0.0, "reward/mean": 0.0})
     assert "check that the environment gives a reward" in nothing
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
-    assert "82.0 % of the completions reached the length limit" in remarks(truncated_fraction=0.82)[0]
+    (cut,) = remarks(truncated_fraction=0.82)
+    assert "82.0 % of the completions reached the length limit" in cut
+    assert "expected and fades, otherwise raise sampling.max_tokens" in cut
     episodes = {"truncated_fraction": 1.0, "episode/cut": 8.0, "episode/cut/context": 2.0, "episode/cut/turns": 6.0}
     reached = "a limit (turns 75.0 %, context 25.0 %); raise episode.turns, model.max_length"
     assert remarks(**episodes) == [f"100.0 % of the episodes reached {reached}"]

@@ -133,7 +133,8 @@ def nothing_learned(record: Record) -> str | None:
 
 def often_truncated(record: Record) -> str | None:
     share = record.get("truncated_fraction") or 0.0
-    text = "completions reached the length limit, often before their answer; raise sampling.max_tokens"
+    text = "completions reached the length limit, often before their answer; while a model learns to be brief this is "
+    text += "expected and fades, otherwise raise sampling.max_tokens"
     if "episode/cut" in record:
         text = f"episodes reached {limits_reached(share, record, 'sampling.max_tokens')}"
     return f"{percent(share)} of the {text}" if share > 0.5 else None
