@@ -30,6 +30,8 @@ VLLM    ?=
 BIN     := .venv/bin
 # The versions that the tests ran with; docs/start.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+# pip says nothing while it works, for minutes. Measured with torch's CPU build.
+SAY = @echo "installing into .venv, silently: about $(1) to download, $(2) on disk, 2 to 5 minutes (on Linux more, if pip brings CUDA: docs/start.md)"
 # Three test processes keep two cores busy, since one of them usually waits for a process; with more than one thread each
 # they fight over the cores. Bytecode is written, because many tests start processes that would compile every module anew.
 SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -43,15 +45,18 @@ help:
 	@awk '!/^#/ { exit } { sub(/^# ?/, ""); print }' Makefile
 
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11" >&2; exit 2; }
+	@command -v $(PYTHON) >/dev/null || { echo "error: PYTHON=$(PYTHON) does not exist; set it to a Python 3.11 or newer" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and 3)'; code=$$?; case $$code in 0) ;; 3) echo "error: PYTHON=$(PYTHON) is older than 3.11; set it to a newer one" >&2; exit 2;; *) echo "error: PYTHON=$(PYTHON) does not run (exit code $$code); set it to a Python 3.11 or newer" >&2; exit 2;; esac
 	$(PYTHON) -m venv .venv
 
 .venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan
+	$(call SAY,0.3 GB,1.5 GB)
+	@$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan
 	@touch $@
 
 .venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml packages/proxima-tinker/pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-tinker
+	$(call SAY,0.6 GB,2.5 GB)
+	@$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-tinker
 	@touch $@ .venv/demo.stamp .venv/site.stamp
 
 .venv/site.stamp: pyproject.toml constraints.txt | .venv/bin/python

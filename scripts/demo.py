@@ -9,6 +9,7 @@ first, the run starts and stops the server, and every proof that it had the trai
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -59,13 +60,14 @@ def main() -> int:
     print("\n" + result(folder))
     if options.engine:
         print("\n" + probes(folder))
-    print(f"\nthe untrained model once more, with {ROOM['--max-tokens']} tokens for an answer", flush=True)
+    print(f"\nthe untrained model once more, with {ROOM['--max-tokens']} tokens for an answer:", flush=True)
     started = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model"]
     room = [str(word) for pair in ROOM.items() for word in pair]
     out = f"{name}/untrained_with_room"
     code = run([*PROXIMA, "eval", model or started, RECIPE, *room, "--out", out, "--overwrite", "--json"], quiet=True)
     if code == 0:
-        print(with_room(REPOSITORY / out))
+        print(with_room(folder, REPOSITORY / out))
+        print("\n" + next_commands(folder))
     return code
 
 
@@ -145,11 +147,40 @@ def probes(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def with_room(folder: Path) -> str:
-    """Return the accuracy of the untrained model when its answers are not cut off."""
-    (suite,) = json.loads((folder / "result.json").read_text(encoding="utf-8"))["suites"].values()
+def with_room(folder: Path, untrained: Path) -> str:
+    """Return the accuracy of the untrained model when its answers are not cut off, and what it says of the gain.
+
+    Args:
+        folder: the run. untrained: the result of that evaluation.
+    """
+    (suite,) = json.loads((untrained / "result.json").read_text(encoding="utf-8"))["suites"].values()
     right, questions = suite["correct"], suite["questions"]
-    return f"held-out accuracy   {right / questions:.3f}   ({right}/{questions}); more than that is skill, not brevity"
+    evals = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["eval"]
+    before, after = evals["before"]["accuracy"], evals["after"]["accuracy"]
+    share = right / questions
+    meaning = "the trained model is not above that: nothing shows that it has learned to add"
+    if after > max(before, share):
+        meaning = (
+            f"so of the gain from {before:.3f} to {after:.3f}, about {max(0.0, share - before):.3f} is only that its "
+            f"answers got shorter;\nthe other {after - max(before, share):.3f} is addition that it has learned"
+        )
+    return f"held-out accuracy   {share:.3f}   ({right}/{questions})\n{meaning}"
+
+
+def next_commands(folder: Path) -> str:
+    """Return the three commands to go on with, to be pasted where `make demo` was typed."""
+    activate = Path(sys.prefix) / "bin" / "activate"
+    commands = [
+        (
+            f"proxima view {shlex.quote(os.path.relpath(folder))}",
+            "each token of this run, in a browser; Ctrl-C ends it",
+        ),
+        ("proxima init mine", "a reward of your own: files to edit and train"),
+    ]
+    if activate.is_file():
+        commands.insert(0, (f"source {shlex.quote(os.path.relpath(activate))}", "this terminal then finds proxima"))
+    width = max(len(command) for command, _ in commands)
+    return "\n".join(["next", *(f"  {command:<{width}}   # {comment}" for command, comment in commands)])
 
 
 def rows_of(folder: Path, label: str) -> dict[int, dict[str, Any]]:

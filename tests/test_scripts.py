@@ -61,6 +61,7 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
 
 @pytest.mark.slow
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
     monkeypatch.setattr(demo, "subprocess", forked_subprocess())
     monkeypatch.setattr(demo, "RECIPE", str(SCRIPTS.parent / "recipes" / "quickstart.yaml"))
@@ -71,10 +72,50 @@ def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monke
     monkeypatch.setattr(sys, "argv", ["demo.py", f"--model={tiny_model('llama')}", *small])
     assert demo.main() == 0
     lines = capfd.readouterr().out.splitlines()
-    assert lines[-2:] == [
-        "the untrained model once more, with 5 tokens for an answer",
-        "held-out accuracy   0.000   (0/3); more than that is skill, not brevity",
+    at = lines.index("the untrained model once more, with 5 tokens for an answer:")
+    assert lines[at + 1 : at + 5] == [
+        "held-out accuracy   0.000   (0/3)",
+        "the trained model is not above that: nothing shows that it has learned to add",
+        "",
+        "next",
     ]
+    commands = [line.partition("#")[0].split() for line in lines[at + 5 :]]
+    assert commands[-2:] == [["proxima", "view", "runs/quickstart"], ["proxima", "init", "mine"]]
+    assert all(command[:1] == ["source"] and Path(command[1]).is_file() for command in commands[:-2])
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share", "meaning"),
+    [
+        (0.03, 0.92, 0.09, "of the gain from 0.030 to 0.920, about 0.060 is only that its answers got shorter"),
+        (0.03, 0.92, 0.09, "the other 0.830 is addition that it has learned"),
+        (0.2, 0.92, 0.09, "about 0.000 is only that its answers got shorter;\nthe other 0.720 is addition"),
+        (0.03, 0.09, 0.09, "the trained model is not above that"),
+    ],
+)
+def test_the_demo_says_how_much_of_the_gain_is_shorter_answers(tmp_path, before, after, share, meaning):
+    accuracy = {"before": {"accuracy": before}, "after": {"accuracy": after}}
+    (tmp_path / "summary.json").write_text(json.dumps({"eval": accuracy}))
+    suite = {"correct": round(100 * share), "questions": 100}
+    (tmp_path / "result.json").write_text(json.dumps({"suites": {"arithmetic": suite}}))
+    said = demo.with_room(tmp_path, tmp_path)
+    assert said.startswith(f"held-out accuracy   {share:.3f}   ({100 * share:.0f}/100)\n") and meaning in said
+
+
+def test_make_says_what_is_wrong_with_a_python(tmp_path):
+    shutil.copy(SCRIPTS.parent / "Makefile", tmp_path)
+    for name, code in (("older", 3), ("broken", 1)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    for python, problem in (
+        ("python3.99", "does not exist"),
+        ("./older", "is older than 3.11"),
+        ("./broken", "does not run (exit code 1)"),
+    ):
+        command = ["make", "-s", "-C", str(tmp_path), ".venv/bin/python", f"PYTHON={python}"]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+        assert done.returncode == 2 and not (tmp_path / ".venv").exists()
+        assert done.stderr.splitlines()[0].startswith(f"error: PYTHON={python} {problem}; set it to a ")
 
 
 @pytest.mark.slow
