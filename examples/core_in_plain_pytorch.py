@@ -1,4 +1,5 @@
-"""CPPO in a plain PyTorch loop with its own network and padded [B, T] tensors: no transformers, no recipe, no trainer.
+"""The trust region `cppo` in a plain PyTorch loop with its own network and padded [B, T] tensors: no transformers, no
+recipe, no trainer.
 
 python examples/core_in_plain_pytorch.py --steps 50 --surrogate cppo
 

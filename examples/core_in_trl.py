@@ -1,4 +1,5 @@
-"""CPPO inside TRL: a GRPOTrainer with our loss. Generation, rewards, advantages, accumulation and logs stay TRL's.
+"""The trust region `cppo` inside TRL: a GRPOTrainer with our loss. Generation, rewards, advantages,
+accumulation and logs stay TRL's.
 
 pip install trl==1.16 .  # in the checkout
 python examples/core_in_trl.py --model HuggingFaceTB/SmolLM2-135M-Instruct

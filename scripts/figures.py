@@ -6,7 +6,8 @@
 An entry of FIGURES is a page, words of it with `{}` in place of each number, and for each of these a benchmark, or a
 file below benchmarks/, the path of the number in it, and its format. Of a benchmark, every result counts,
 `results/DATE_2-cores.json`: the page shows the range of these, `5.2 to 8.6`. Results with other names (`…_ray.json`)
-are of other settings, or of a GPU. The paths `runs` and `machines` count them and their machines.
+are of other settings, or of a GPU. The paths `runs` and `machines` count them and their machines; `dates` is the first
+and the last day of measuring, from the names of their files.
 """
 
 import argparse
@@ -33,9 +34,10 @@ PRUNED = ("pruned_update", "ratio/P=0.875", ".1f")
 
 
 def measured(words: str, *numbers: Number) -> Figure:
-    """Return a row of the README's table, which ends with the number of results and of machines."""
-    counts = ((numbers[0][0], "runs", ""), (numbers[0][0], "machines", ""))
-    return README, words + " {} on {} |", numbers + counts
+    """Return a row of the README's table, which ends with the number of results and of machines, and the dates."""
+    source = numbers[0][0]
+    counts = ((source, "runs", ""), (source, "machines", ""), (source, "dates", ""))
+    return README, words + " {} on {} | {} |", numbers + counts
 
 
 def share(*phases: str, least: str = "limit") -> Number:
@@ -50,15 +52,10 @@ FIGURES: tuple[Figure, ...] = (
     measured("| generation, 32 at once, one thread | a vLLM 0.32 server on the CPU | {} |", VLLM),
     measured("| the prompt computed for each completion | {} |", LONG),
     measured("| an update with 7 of 8 completions pruned | all completions | {} |", PRUNED),
-    measured(
-        "| grading mathematics, {} answers a second on two workers | math-verify alone, in one process | {} |",
-        GRADED,
-        ("math_reward", "per_second/0 over alone/per_second/0", ".1f"),
-    ),
     (
         README,
-        "account for {} of the time of decoding and {} of that of an update",
-        (share("decode", least=PRODUCTS), share("forward", "backward", least=PRODUCTS)),
+        "would take {} of the time of\ndecoding and {} of that of an update ({}).",
+        (share("decode", least=PRODUCTS), share("forward", "backward", least=PRODUCTS), ("where", "dates", "")),
     ),
     (BENCHMARKS, "| {} × as fast, {} × with nothing skipped |", (STEP, BARE)),
     (
@@ -145,9 +142,11 @@ PLAIN = re.compile(
 def results(source: str) -> list[Any]:
     """Return the result in a file, or all of a benchmark, the newest last."""
     if source.endswith(".json"):
-        return [json.loads((ROOT / "benchmarks" / source).read_text(encoding="utf-8"))]
-    files = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if PLAIN.fullmatch(file.name)]
+        files = [ROOT / "benchmarks" / source]
+    else:
+        named = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
+        files = [file for file in named if PLAIN.fullmatch(file.name)]
+    return [{"date": file.name.partition("_")[0]} | json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def figure(source: str, path: str, form: str) -> str:
@@ -167,7 +166,13 @@ def machines(results: list[Any]) -> int:
     return len({(each["machine"]["processor"], each["machine"]["system"]) for each in results})
 
 
-COUNTS: dict[str, Callable[[list[Any]], int]] = {"runs": len, "machines": machines}
+def dates(results: list[Any]) -> str:
+    """Return the first and the last day of measuring: `2026-11-20 to 2026-11-25`."""
+    days = sorted(each["date"] for each in results)
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
+
+
+COUNTS: dict[str, Callable[[list[Any]], int | str]] = {"runs": len, "machines": machines, "dates": dates}
 
 
 def number(result: Any, path: str) -> float:
@@ -185,7 +190,7 @@ def number(result: Any, path: str) -> float:
 
 def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:
     """Return the page with these numbers. Raise ValueError unless the words occur once."""
-    pattern = r"[\d.,]+(?: to [\d.,]+)?(?: %)?".join(re.escape(part) for part in words.split("{}"))
+    pattern = r"[\d.,-]+(?: to [\d.,-]+)?(?: %)?".join(re.escape(part) for part in words.split("{}"))
     new, count = re.subn(pattern, lambda _: words.format(*(figure(*arguments) for arguments in numbers)), text)
     if count != 1:
         raise ValueError(f"{words!r} occurs {count} times")

@@ -56,6 +56,7 @@ def test_a_figure_is_the_range_over_all_results(tmp_path, monkeypatch):
         assert figure("decode", "ratio", "02.0f") == "02 to 09"
         assert figure("decode", "all", ".0f") == "10"  # they agree
         assert (figure("decode", "runs", ""), figure("decode", "machines", "")) == ("3", "2")
+        assert figure("decode", "dates", "") == "2026-01-01 to 2026-01-03"
         for before in ("| 3.1 × |", "| 2 to 3.1 × |", "| 2.2 to 9.0 × |"):
             assert updated(before, "| {} × |", (("decode", "ratio", ".1f"),)) == "| 2.2 to 9.0 × |"
     finally:
