@@ -31,7 +31,7 @@ BIN     := .venv/bin
 # The versions that the tests ran with; docs/start.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 # pip says nothing while it works, for minutes. Measured with torch's CPU build.
-SAY = @echo "installing into .venv, silently: about $(1) to download, $(2) on disk, 2 to 5 minutes (on Linux more, if pip brings CUDA: docs/start.md)"
+SAY = @echo ".venv: pip works silently for 2 to 5 minutes; about $(1) to download, $(2) on disk; more with CUDA (docs/start.md)"
 # Three test processes keep two cores busy, since one of them usually waits for a process; with more than one thread each
 # they fight over the cores. Bytecode is written, because many tests start processes that would compile every module anew.
 SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
