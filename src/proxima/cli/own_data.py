@@ -15,7 +15,7 @@ from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet, find_files
-from proxima.task.protocol import Row, Rows, open_tasks
+from proxima.task.protocol import Row, Rows, unusable_rows
 from proxima.view.formatting import count, printable
 
 TEMPLATES = Path(__file__).parent / "starter" / "own_data"
@@ -95,7 +95,9 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
     columns = find_columns(data, first, question, answer)
     chosen: dict[str, Any] = {columns.field: columns.question, "answer": columns.answer}
     task = task_class(path=data, **chosen)
-    rows = open_tasks({"data": task}, 0)["data"]
+    rows = task.rows(0)
+    for error in unusable_rows(rows):
+        raise error
     read = some_rows(rows)
     require_answers(data, columns.answer, read)
     grading = grading_of([row.answer for row in read])
