@@ -275,3 +275,48 @@ def test_pairs_of_a_table_lack_its_nulls(tmp_path):
     called = f'<call>time{{"zone": "CET"}}{END}'
     assert tiny_tokenizer().decode(reader.pair(1, row, PairColumns()).chosen.tokens) == called
     assert tiny_tokenizer().decode(reader.labeled(1, row, LabelColumns()).completion.tokens) == called
+
+
+def test_json_that_a_table_was_written_to_lacks_its_nulls():
+    """All messages have the same keys; a null that somebody wrote, in other messages or a JSON text, stays."""
+
+    def arguments(asked, called):
+        chat = [
+            {"role": "user", "content": "Go."} | asked,
+            {"role": "assistant", "content": "", "tool_calls": [called]},
+        ]
+        return as_messages(chat, "a row")[-1]["tool_calls"][0]["function"]["arguments"]
+
+    given = {"town": "Bern", "file": None}
+    called = {"type": "function", "function": {"name": "weather", "arguments": given}}
+    as_text = {"type": "function", "function": {"name": "weather", "arguments": json.dumps(given)}}
+    assert arguments({"tool_calls": None}, called) == {"town": "Bern"}
+    assert arguments({}, called) == given
+    assert arguments({"tool_calls": None}, as_text) == given
+    filled = {
+        "name": "read",
+        "parameters": {"type": "object", "properties": {"file": {"type": "string"}, "town": None}},
+    }
+    (tool,) = as_tools([filled], "a row")
+    assert tool["function"]["parameters"]["properties"] == {"file": {"type": "string"}}
+
+
+AS_TEXT = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] }}{% for c in m['tool_calls'] or [] %}"
+    "{{ '<call>' + c['function']['name'] + c['function']['arguments'] }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "template", [AS_TEXT, AS_TEXT.replace("+ c['function']['arguments']", "~ c['function']['arguments']")]
+)
+def test_a_template_that_writes_arguments_as_they_are_gets_json(template):
+    text = tokenizer()
+    text.chat_template = template
+    given = {"zone": "Zürich", "days": [1, 2]}
+    for arguments in (given, json.dumps(given, ensure_ascii=False)):
+        call = {"type": "function", "function": {"name": "time", "arguments": arguments}}
+        chat = as_messages([USER, {"role": "assistant", "content": "", "tool_calls": [call]}], "a row")
+        item = ChatReader(tokenizer=text, context=4096).example(0, Row(messages=chat))
+        assert learnt(item) == [f'<call>time{{"zone": "Zürich", "days": [1, 2]}}{END}']

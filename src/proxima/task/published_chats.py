@@ -44,7 +44,8 @@ def as_messages(value: Any, source: str, *, fills_nulls: bool = False) -> tuple[
     Args:
         source: where the chat was read, for the error.
         fills_nulls: the data come from a table whose objects all have the same keys, so a null among the arguments of a
-            call means that the argument is absent.
+            call means that the argument is absent. Messages that all have the same keys, some with null, are read so
+            in any case: a JSON file that a table was written to has them.
 
     Raises:
         UserError: the value is anything else or empty, a role is unknown, or the model would not see a part or key.
@@ -56,7 +57,16 @@ def as_messages(value: Any, source: str, *, fills_nulls: bool = False) -> tuple[
             raise UserError(f"{source} holds text, expected a list of {{role, content}}; map it as question") from None
     if not isinstance(value, (list, tuple)) or not value:
         raise UserError(f"{source} holds {value!r:.60}, expected a list of {{role, content}}")
+    fills_nulls = fills_nulls or _of_a_table(value)
     return tuple(_message(given, source, fills_nulls) for given in value)
+
+
+def _of_a_table(messages: Sequence[Any]) -> bool:
+    """True if the messages were written from a table, in which all objects have the same keys: each message has all
+    keys of the others, and some of them are null."""
+    objects = [message for message in messages if isinstance(message, Mapping)]
+    shared = len({frozenset(message) for message in objects}) == 1 and len(objects) > 1
+    return shared and any(message[key] is None for message in objects for key in message if key != "content")
 
 
 def _message(given: Any, source: str, fills_nulls: bool) -> Message:
@@ -149,6 +159,7 @@ def _call(call: Any, source: str, fills_nulls: bool) -> dict[str, Any]:
         raise UserError(what, remedy="write it as {type: function, function: {name, arguments}}")
     arguments = function.get("arguments", function.get("parameters"))
     if isinstance(arguments, str):
+        fills_nulls = False  # whoever wrote the text wrote its nulls
         arguments = json_value(arguments or "{}", f"{source}: the arguments of a call of {name!r}")
     if not isinstance(arguments, Mapping | None):
         what = f"{source} holds a call of {name!r} with the arguments {arguments!r:.60}"
@@ -177,8 +188,16 @@ def as_tools(value: Any, source: str, *, fills_nulls: bool = False) -> list[dict
             what = f"{source} holds {tool!r:.60} as a tool, expected {{type: function, function: {{name, parameters}}}}"
             raise UserError(what, remedy="map another column with task.tool_schemas, or set it to null for no tools")
         wrapped = tool if function is not tool else {"type": "function", "function": tool}
-        tools.append(to_json_value(without_nulls(wrapped) if fills_nulls else wrapped))
+        of_table = fills_nulls or _has_null_properties(wrapped)
+        tools.append(to_json_value(without_nulls(wrapped) if of_table else wrapped))
     return tools
+
+
+def _has_null_properties(tool: Mapping[str, Any]) -> bool:
+    """True for a schema that was written from a table: its properties are those of all tools, and null is no schema."""
+    parameters = tool["function"].get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return isinstance(properties, Mapping) and any(schema is None for schema in properties.values())
 
 
 def _listed(value: Any, source: str) -> Sequence[Any]:

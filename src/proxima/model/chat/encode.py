@@ -22,7 +22,9 @@ from proxima.model.chat.template_inputs import (
     current_clock,
     require_read,
     require_written,
+    takes_text_arguments,
     thought_name,
+    with_text_arguments,
 )
 
 # how a chat ends: with the generation prompt; after its last turn; or inside that turn, whose text goes on
@@ -272,7 +274,10 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         clock.named = True
     options = {"add_generation_prompt": ending == "prompt", "continue_final_message": ending == "open"}
     try:
-        text = str(tokenizer.apply_chat_template(list(messages), **arguments, **options, tokenize=False))
+        shown = list(messages)
+        if any(message.get("tool_calls") for message in shown) and takes_text_arguments(tokenizer):
+            shown = [with_text_arguments(message) for message in shown]
+        text = str(tokenizer.apply_chat_template(shown, **arguments, **options, tokenize=False))
         text.encode()  # no tokenizer reads half of a surrogate pair
         return text
     except Exception as error:

@@ -11,6 +11,7 @@ still for the whole process.
 """
 
 import difflib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,6 +126,40 @@ def _ignored(
 def _known(tokenizer: Any) -> dict[tuple[Any, ...], tuple[str, ...]]:
     """What has been found out about a tokenizer's template, by the shape of a message: its role and its keys."""
     return {}
+
+
+def takes_text_arguments(tokenizer: Any) -> bool:
+    """True if the template writes the arguments of a tool call as they are, so that they have to be a JSON text: it
+    fails for an object, or writes Python's spelling of it. Those of DeepSeek V3 and R1 do."""
+    return _takes_text_arguments(tokenizer, str(tokenizer.chat_template or ""))
+
+
+@lru_cache(maxsize=8)
+def _takes_text_arguments(tokenizer: Any, template: str) -> bool:
+    given = {"x": 1}
+    function = {"name": "f", "arguments": given}
+    answer: Message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    chat: list[Message] = [{"role": "user", "content": "?"}, answer]
+
+    def written(message: Message) -> str:
+        try:
+            return str(tokenizer.apply_chat_template([*chat[:-1], message], chat_template=template, tokenize=False))
+        except Exception:  # of any kind: the template is a program
+            return ""
+
+    of_object = written(answer)
+    if of_object and str(given) not in of_object:
+        return False
+    return json.dumps(given) in written(with_text_arguments(answer))
+
+
+def with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its tool calls as JSON texts."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": text}})
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def reads_tools(tokenizer: Any) -> bool:
