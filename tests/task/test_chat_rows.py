@@ -159,3 +159,21 @@ def test_a_long_row_is_refused_or_cut():
     assert len(cut) == context and learnt(cut) == ["Yes"]
     with pytest.raises(OverLengthError, match="no trained token fits"):
         reader(context=len(plain.prompt_tokens), truncate=True).example(0, row())
+
+
+BRIEF = (  # as Qwen3: `enable_thinking=false` writes an empty thought into the prompt
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}{% if m['reasoning_content'] %}"
+    "{{ '<think>\n' + m['reasoning_content'] + '\n</think>\n\n' }}{% endif %}{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
+    "{% if not enable_thinking %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+)
+
+
+def test_a_thought_where_thinking_is_off_is_named():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = BRIEF
+    thinking = row([USER, {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}], None)
+    on = reader(tokenizer=tokenizer, arguments={"enable_thinking": True}).example(0, thinking)
+    assert learnt(on) == [f"<think>\nHm.\n</think>\n\nYes.{END}"]
+    with pytest.raises(FieldError, match="has a thought, and with enable_thinking=false"):
+        reader(tokenizer=tokenizer, arguments={"enable_thinking": False}).example(0, thinking)

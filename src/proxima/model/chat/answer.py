@@ -14,6 +14,7 @@ from proxima.data.columns import Ints
 from proxima.data.flow import Message
 from proxima.model.architecture import optional_attribute
 from proxima.model.chat.encode import SafeMessage, Tokenizer, added_tokens, chat_tokens, is_begun, render_chat
+from proxima.model.chat.template_inputs import THOUGHT
 
 ASKED: Message = {"role": "user", "content": "Hello?"}
 ANSWER: Message = {"role": "assistant", "content": "Hello!"}
@@ -36,7 +37,11 @@ def completion_tokens(
     before, tokens, common = _with_answer(prompt, answer, tokenizer, arguments)
     if common < len(before):
         what = "the tokens of the chat with this answer do not begin with those of its prompt"
-        raise UserError(what, remedy="the template or the tokenizer joins them; remove space around the answer")
+        remedy = "the template or the tokenizer joins them; remove space around the answer"
+        if isinstance(answer, Mapping) and answer.get(THOUGHT) and arguments.get("enable_thinking") is False:
+            what = "has a thought, and with enable_thinking=false the prompt ends after an empty one"
+            remedy = "remove the thought, or set enable_thinking=true for the row"
+        raise UserError(what, remedy=remedy)
     return np.array(tokens[common:], np.int32)
 
 
