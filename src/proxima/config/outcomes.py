@@ -4,7 +4,8 @@
 once a run and written into its config.yaml, so that a resume, an evaluation and every rank compute in the same; the
 others follow from the recipe, the model and the machine at each start.
 
-To add one: a function in `OUTCOMES`, which yields nothing where the recipe chooses itself or leaves the part out.
+To add one: a function in `OUTCOMES`, which yields nothing where the recipe chooses itself or leaves the part out; what
+only a loaded model or engine tells, a workload adds to its `chosen`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,9 @@ from typing import Any
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
 from proxima.data.errors import FieldError
-from proxima.model.precision import ComputeDtype, dtype_choice
-from proxima.model.pretrained import check_device
+from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.model.precision import DECIDED, ComputeDtype, dtype_choice
+from proxima.model.pretrained import check_device, resolve_device
 
 AUTO = "auto"
 
@@ -38,7 +40,9 @@ class Outcome:
 
 def outcomes_of(config: Any) -> list[Outcome]:
     """The outcomes on this machine that can be known before a model is loaded."""
-    return [outcome for find in OUTCOMES for outcome in find(config)]
+    dtypes = list(dtype_outcomes(config))
+    decided, _ = settled(config, None, dtypes)
+    return [*dtypes, *(outcome for find in OUTCOMES for outcome in find(decided))]
 
 
 def outcome_lines(outcomes: Iterable[Outcome]) -> list[str]:
@@ -77,9 +81,15 @@ def dtype_paths(config: Any) -> list[str]:
     return [path for path, _, _ in _dtypes(config)]
 
 
+def undecided_dtypes(config: Any) -> list[str]:
+    """The paths of those that are `auto`."""
+    return [path for path, value, _ in _dtypes(config) if value == AUTO]
+
+
 def _dtypes(config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
     """Path and value of each field of the type `ComputeDtype`, and the section or spec that it is a field of."""
-    for info in fields_of(type(config)):
+    cls: type = type(config)
+    for info in fields_of(cls):
         below, value = f"{path}{info.name}", getattr(config, info.name)
         if info.hint == ComputeDtype:
             yield below, value, config
@@ -96,7 +106,7 @@ def _has_fields(info: FieldInfo) -> bool:
 
 def _gathers_bfloat16(config: Any) -> bool:
     sharding = setting(setting(config, "placement"), "sharding")
-    return setting(sharding, "param_dtype") == "bfloat16"
+    return bool(setting(sharding, "param_dtype") == "bfloat16")
 
 
 def _device_of(config: Any, owner: Any) -> str | None:
@@ -136,15 +146,26 @@ def settled_as(config: Any, earlier: Any) -> Any:
 
 
 def decided_in(earlier: Any, config: Any) -> dict[str, str]:
-    """The dtypes that an earlier config, or the content of its file, has where this one says `auto`, by path."""
+    """The dtypes that an earlier config, or the content of its file, has where this one says `auto`, by path. A model
+    that was trained without an engine is sampled in the dtype of its training."""
     found: dict[str, str] = {}
     for path, value, _ in _dtypes(config):
-        there = earlier
-        for name in path.split("."):
-            there = _child(there, name)
-        if value == AUTO and isinstance(there, str) and there != AUTO:
+        there = _at(earlier, path)
+        if path == "engine.dtype" and there is None and _at(earlier, "engine") is None:
+            there = engine_dtype(earlier)
+        if value == AUTO and there in DECIDED:
             found[path] = there
     return found
+
+
+def engine_dtype(written: Mapping[str, Any]) -> ComputeDtype:
+    """The dtype in which the local engine samples the model of a run, from the content of its config.yaml: that of its
+    own engine, else that of its training; `auto` if it names neither."""
+    for path in ("engine.dtype", "model.compute_dtype"):
+        for dtype in DECIDED:
+            if _at(written, path) == dtype:
+                return dtype
+    return "auto"
 
 
 def with_values(
@@ -182,6 +203,13 @@ def _replaced(value: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
     return replace(value, **changed)
 
 
+def _at(config: Any, path: str) -> Any:
+    """The value at a path of a config, or of the content of its file; None if there is none."""
+    for name in path.split("."):
+        config = _child(config, name)
+    return config
+
+
 def _child(value: Any, name: str) -> Any:
     """A field, or an entry of a mapping or sequence; None if there is none."""
     if isinstance(value, Mapping):
@@ -191,4 +219,20 @@ def _child(value: Any, name: str) -> Any:
     return getattr(value, name, None)
 
 
-OUTCOMES: Sequence[Callable[[Any], Iterator[Outcome]]] = (dtype_outcomes,)
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def kernel_outcomes(config: Any) -> Iterator[Outcome]:
+    """What the C++ kernels of a computation in bfloat16 on a CPU lack on this machine."""
+    computed = {value for path, value, _ in _dtypes(config) if path in ("model.compute_dtype", "engine.dtype")}
+    device = _device_of(config, None)
+    if "bfloat16" not in computed or device is None or resolve_device(device).type != "cpu":
+        return
+    if (reason := unavailable()) is not None:
+        yield Outcome("kernels", "eager torch", reason)
+    elif (reason := unavailable(PRODUCTS)) is not None:
+        yield Outcome("kernels", "C++ for training alone", reason)
+
+
+# of a config in which the dtypes are decided
+OUTCOMES: Sequence[Callable[[Any], Iterator[Outcome]]] = (kernel_outcomes,)

@@ -20,6 +20,8 @@ from proxima.system.machine import processor_name
 
 # of matrix products; a field with this type is decided by `config.outcomes`, whatever its name
 ComputeDtype = Literal["auto", "bfloat16", "float32"]
+Decided = Literal["bfloat16", "float32"]
+DECIDED: tuple[Decided, ...] = ("bfloat16", "float32")
 # float32 is taken only if it is faster by this factor: bfloat16 halves the caches of keys and values, and processors
 # that multiply both at one speed would otherwise alternate between two starts
 MARGIN = 1.1
@@ -32,7 +34,7 @@ REPEATS = 3
 class DtypeChoice:
     """The dtype that `auto` becomes, and why, in words that follow its name and a colon."""
 
-    dtype: Literal["bfloat16", "float32"]
+    dtype: Decided
     reason: str
 
 
@@ -64,7 +66,7 @@ def _on_gpu(device: torch.device) -> DtypeChoice:
 def _measured() -> DtypeChoice:
     """The choice on this CPU."""
     ratio = speed_ratio()
-    dtype: Literal["bfloat16", "float32"] = "float32" if ratio * MARGIN < 1 else "bfloat16"
+    dtype: Decided = "float32" if ratio * MARGIN < 1 else "bfloat16"
     return DtypeChoice(dtype, f"bfloat16 products are {ratio:.2g} × as fast on this processor")
 
 

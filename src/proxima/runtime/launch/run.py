@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.config.families import family_of_config
-from proxima.config.outcomes import decided_dtypes, settled, with_values
+from proxima.config.outcomes import decided_dtypes, outcomes_of, settled, with_values
 from proxima.config.resolved import Resolved, dump
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -24,7 +24,14 @@ from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
 from proxima.runtime.placement.follower import RankModels, follow, read_when_visible
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
-from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, run_outcomes, start_notes, with_date
+from proxima.runtime.resume.changes import (
+    check_inputs,
+    check_resume,
+    date_of_run,
+    dtypes_of_run,
+    start_notes,
+    with_date,
+)
 from proxima.runtime.resume.restore import prepare_resume, report_finished
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -74,8 +81,8 @@ def train(
         folder.check(resume=resume, overwrite=overwrite)
         if resolved is not None:
             require_proven(resolved)
-        outcomes = run_outcomes(config, folder if resume else None)
-        config, resolved = settled(config, resolved, outcomes)
+        dtypes = dtypes_of_run(config, folder if resume else None)
+        config, resolved = settled(config, resolved, dtypes)
         if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
             config, resolved = with_date(config, resolved, date)
         configured = config.data.template_date
@@ -84,7 +91,7 @@ def train(
         workload = opened.enter_context(closing(_workload(config, observer)))
         if template_clock.named and configured is None:
             workload.config, resolved = with_date(config, resolved, template_clock.date)
-        workload.chosen += outcomes
+        workload.chosen += [*dtypes, *outcomes_of(config)]
         workload.notes += clock_notes(template_clock, configured)
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 import torch
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
-from proxima.config.outcomes import Outcome, decided_in, dtype_paths, outcomes_of, with_values
+from proxima.config.outcomes import Outcome, decided_in, dtype_outcomes, with_values
 from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
@@ -41,6 +41,7 @@ from proxima.training.checkpoint import damage, read_checkpoint
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+DTYPES = ("model.compute_dtype", "engine.dtype")
 FIELD = "data.template_date"
 STARTED = "the day on which the run was started"
 KEPT = "the run was started with it"
@@ -126,16 +127,16 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
-    if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
+    if "bfloat16" in map(values.get, DTYPES) and not torch.cuda.is_available():
         now["compiler"] = " ".join(compiler()) or None
-    now["processor"] = device_kind(config.model.device)
+    now["processor"] = device_kind(str(values.get("model.device", "auto")))
     unnamed = {name: now.get(name) for name in ("compiler", "processor")}  # older journals don't name these
     before = {**unnamed, **(journal.get("numerics") or now)}
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
     effect = "the run continues, but differs in the last bits from one that was never interrupted"
     if before["processor"] != now["processor"]:
-        dtypes = [f"{path}={values[path]}" for path in dtype_paths(config)]
+        dtypes = [f"{path}={values[path]}" for path in DTYPES if path in values]
         effect = f"the run keeps {' and '.join(dtypes)}, {effect.removeprefix('the run ')}"
     return f"{', '.join(changed)}: {effect}" if changed else None
 
@@ -312,14 +313,14 @@ def with_date(config: Any, resolved: Resolved[Any] | None, date: str) -> tuple[A
     return with_values(config, resolved, {FIELD: date}, {FIELD: STARTED})
 
 
-def run_outcomes(config: Any, folder: RunFolder | None) -> list[Outcome]:
-    """What `auto` becomes in a run; one that resumes in a folder keeps the dtypes that it was started with, also on
-    another kind of processor."""
+def dtypes_of_run(config: Any, folder: RunFolder | None) -> list[Outcome]:
+    """The dtypes that `auto` becomes in a run; one that resumes in a folder keeps those that it was started with, also
+    on another kind of processor."""
     kept: dict[str, str] = {}
     if folder is not None:
         kept = decided_in(_written(folder), config)
     outcomes = []
-    for outcome in outcomes_of(config):
+    for outcome in dtype_outcomes(config):
         value = kept.get(outcome.path)
         outcomes.append(outcome if value is None else Outcome(outcome.path, value, KEPT))
     return outcomes
