@@ -139,6 +139,11 @@ def decided_dtypes(config: Any, outcomes: Iterable[Outcome]) -> dict[str, str]:
     return {outcome.path: outcome.value for outcome in outcomes if outcome.path in paths}
 
 
+def decided_on_gpus(config: Any) -> Any:
+    """The config with the dtypes that `auto` becomes on GPUs, which nobody may have rented yet."""
+    return with_values(config, None, dict.fromkeys(undecided_dtypes(config), "bfloat16"))[0]
+
+
 def settled_as(config: Any, earlier: Any) -> Any:
     """The config with the dtypes that an earlier config has in place of `auto`: a comparison of the two then finds no
     difference that nobody has asked for."""

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from proxima.config.batch_arithmetic import BatchArithmetic, GroupStep
-from proxima.config.outcomes import dtype_outcomes, outcome_lines, settled, undecided_dtypes, with_values
+from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lines, settled
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
@@ -207,7 +207,7 @@ def planned_config(config: Any, devices: Devices) -> tuple[Any, list[str]]:
     if devices.kind.source == MEASURED:
         outcomes = list(dtype_outcomes(config))
         return settled(config, None, outcomes)[0], outcome_lines(outcomes)
-    return with_values(config, None, dict.fromkeys(undecided_dtypes(config), "bfloat16"))[0], []
+    return decided_on_gpus(config), []
 
 
 def devices_here(config: Any) -> Devices:
