@@ -103,6 +103,21 @@ def _same_draws() -> None:
             torch.cuda.manual_seed_all(0)
 
 
+@pytest.fixture(autouse=True)
+def _same_dtype(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let `auto` be bfloat16 in this process, whatever the processor multiplies fastest; only
+    `tests/model/test_precision.py` measures."""
+    precision = sys.modules.get("proxima.model.precision")
+    if precision is None:
+        yield
+        return
+    measured = precision._measured
+    measured.cache_clear()
+    monkeypatch.setattr(precision, "speed_ratio", lambda: 2.0)
+    yield
+    measured.cache_clear()
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`tiny_model(kind, seed=0)`: a Hugging Face folder with random weights, read-only by agreement; see

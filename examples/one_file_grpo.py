@@ -31,6 +31,7 @@ from proxima.engine.local.local_engine import Local, LocalEngine
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from proxima.model.load import load
 from proxima.model.policy import Policy
+from proxima.model.precision import compute_dtype
 
 SYSTEM = "Reply with only the number."
 SURROGATE = PpoClip(epsilon_low=0.2, epsilon_high=0.28)
@@ -60,7 +61,7 @@ class Settings:
     warmup: int = 5
     max_grad_norm: float = 1.0
     seed: int = 1
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"  # the faster one on this machine
 
 
 # ---- the task: questions, and a judge of answers ---------------------------------------------------------------------
@@ -155,7 +156,9 @@ async def learn(
     model: str, questions: Sequence[Question], reward: Reward, s: Settings
 ) -> tuple[Policy, LocalEngine, list[dict[str, float]]]:
     """Generate, score, compare, update and publish, step by step."""
-    policy = Policy(load(model), compute_dtype=getattr(torch, s.dtype))  # float32 weights; matrix products in `dtype`
+    loaded = load(model)
+    products = compute_dtype(s.dtype, loaded.model.device)
+    policy = Policy(loaded, compute_dtype=products)  # float32 weights; matrix products in `dtype`
     engine = LocalEngine(policy.loaded, Local(slots=s.prompts * s.completions, dtype=s.dtype))  # its own copy of them
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=s.lr, weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / s.warmup))

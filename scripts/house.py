@@ -47,6 +47,7 @@ PUBLIC_ROOMS = tuple(
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "engine": "the command, and an engine that is a server",
+    "outcomes": "of completions, and of fields that are `auto`",
     "reward": "the command, and a file that `proxima init` writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
@@ -106,6 +107,7 @@ ALLOWED_LATE_IMPORTS = dict.fromkeys(
         "proxima.cli.data: proxima.prepare",
         "proxima.cli.data: proxima.prepare.dataset_card",
         "proxima.cli.doctor: proxima.kernels.compiled",
+        "proxima.cli.doctor: proxima.model.precision",
         "proxima.cli.engine: proxima.cli.serving",
         "proxima.cli.engine: proxima.engine.http.detect",
         "proxima.cli.engine: proxima.engine.serve",

@@ -176,19 +176,16 @@ def test_doctor(done, proxima):
     assert output["disk_free_bytes"] > 0
     assert output["kernels"].startswith(("compiled by ", "eager torch ("))
     out = done("doctor")
-    heads = "proxima packages optional cores devices memory disk kernels gemm"
+    heads = "proxima packages optional cores devices memory disk kernels gemm auto"
     assert " ".join(line.split()[0] for line in out.splitlines() if line[:1] != " ") == heads
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("gemm", "advice"), [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)]
-)
-def test_doctor_advises_against_slow_bfloat16(gemm, advice):
-    from proxima.cli.doctor import describe_machine, report_lines
-
-    facts = {**describe_machine(), "gemm_gflops": {"device": "cpu", **gemm}}
-    assert any("bfloat16 is slower" in line for line in report_lines(facts)) is advice
+def test_doctor_says_what_auto_becomes(done, monkeypatch):
+    monkeypatch.setattr("proxima.model.precision.speed_ratio", lambda: 0.25)
+    (line,) = [line for line in done("doctor").splitlines() if line.startswith("auto ")]
+    reason = "bfloat16 products are 0.25 × as fast on this processor"
+    assert line == f"auto      float32 for every dtype that is auto: {reason}"
 
 
 @pytest.mark.slow

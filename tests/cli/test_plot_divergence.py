@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxima.cli.plot import with_values
+from proxima.cli.plot import with_settings
 from proxima.core import Cppo, Dppo
 from proxima.experiments.divergences import (
     Calibration,
@@ -162,7 +162,7 @@ def test_bad_input_of_a_run(proxima, refusal, calibrated):
 def test_values_take_the_place_of_overrides_of_the_same_fields():
     given = ["train.steps=5", "algorithm.surrogate.delta=0.1", " folder =runs/a", "train.steps_more=1", "seed=2"]
     values = {"train.steps": 2, "algorithm.surrogate": "{kind: cppo}", "folder": "runs/b"}
-    assert with_values(given, values) == [
+    assert with_settings(given, values) == [
         "train.steps_more=1",
         "seed=2",
         "train.steps=2",

@@ -317,7 +317,7 @@ async def test_a_caller_that_leaves_takes_its_own_requests_along_and_no_others(s
     ("spec", "field", "value", "says"),
     [
         (Local, "slots", 0, "in [1, 65536]"),
-        (Local, "dtype", "float16", "bfloat16 or float32"),
+        (Local, "dtype", "float16", "auto, bfloat16 or float32"),
         (Local, "prefill_tokens", 0, ">= 1"),
         (Local, "interrupt", "stop", "recompute, keep or finish"),
         (LocalProcess, "threads", -1, "in [0, 1024]"),

@@ -8,6 +8,7 @@ import pytest
 from proxima.engine import ENGINES
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import EngineSetup
+from proxima.laws import engine_laws
 from proxima.laws.engine_case import EngineUnderTest, tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS
 from proxima.laws.law import check_law
@@ -118,3 +119,12 @@ def test_chi_squared_by_hand():
     assert chi_squared(messages, tokens) == (pytest.approx(100 / 50 + 25 / 25 + 25 / 25), 2)
     assert tail_of_chi_squared(4.0, 2) == pytest.approx(np.exp(-2.0))
     assert chi_squared({5: 0.0}, np.full(100, 5)) == (0.0, 0) and tail_of_chi_squared(0.0, 0) == 1.0
+
+
+def test_an_engine_whose_dtype_is_left_to_the_machine_is_held_to_that_which_it_takes(monkeypatch):
+    """In bfloat16 two forward passes may differ by what rounding does to the model."""
+    cases = []
+    monkeypatch.setattr(engine_laws, "check_laws", lambda laws, case: cases.append(case) or ())
+    for spec in (Local(), Local(dtype="float32")):
+        list(engine_laws.check_engine(spec))
+    assert [(case.dtype, case.spec.dtype) for case in cases] == [("bfloat16", "bfloat16"), ("float32", "float32")]

@@ -21,7 +21,7 @@ def planned(model="qwen3-30b-a3b", devices="32xH100-80G", load=LOAD, engines=16,
     (asked,) = read_devices(devices)
     sharding = Sharding(param_dtype="bfloat16", **split)
     layout = DeviceLayout(asked.count - beside, sharding, engines, each, colocated=not beside)
-    spec = ModelConfig(path=model, gradient_checkpointing=load.checkpointing)
+    spec = ModelConfig(path=model, compute_dtype="bfloat16", gradient_checkpointing=load.checkpointing)
     return PlannedRecipe(known_models()[model], spec, load, asked, None).plan(layout)
 
 

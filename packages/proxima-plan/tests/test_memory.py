@@ -15,7 +15,7 @@ from proxima_plan.model_size import ModelFacts, known_models, model_facts
 from .plans import LOAD, changed, planned, small_mixture
 
 KNOWN = known_models()
-SPEC = ModelConfig(path="qwen3-30b-a3b", gradient_checkpointing=True)
+SPEC = ModelConfig(path="qwen3-30b-a3b", compute_dtype="bfloat16", gradient_checkpointing=True)
 
 
 def test_states_are_split_over_all_ranks_whatever_the_groups():

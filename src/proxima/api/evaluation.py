@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.saved import SavedEvaluation
+from proxima.config.outcomes import settled
 from proxima.config.problems import one_problem
 from proxima.config.resolution import Recipe
 from proxima.config.resolved import Resolved
@@ -23,6 +24,8 @@ from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite
 from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
 from proxima.model.chat.template_inputs import fixed_clock
+from proxima.runtime.resume.changes import dtypes_of_run
+from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.view.eval_tables import EvalProgress, results_table
@@ -164,11 +167,15 @@ def run_evaluation(
     resolved = _resolve_evaluation(path, recipe, [*overrides, *options.overrides], options.of_every_set, named=named)
     folder = options.out or _evaluation_folder(model)
     check_folder(folder, overwrite=options.overwrite)
-    config = resolved.config
+    dtypes = dtypes_of_run(resolved.config, RunFolder(Path(model)))  # without a run, those of this machine
+    config, _ = settled(resolved.config, None, dtypes)
     with resolved.locating(), fixed_clock(config.data.template_date):
         questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)
         suites = load_suites(config, questions, options.k)
-        view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
+        view = None
+        if stream is not None:
+            view = EvalProgress(stream, show_results=len(suites) > 1)
+            view.chosen(dtypes)
         try:
             return run_eval(config, suites, ks=options.k, folder=folder, observer=view)
         finally:

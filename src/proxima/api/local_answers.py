@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,7 @@ from proxima.engine.protocol import Request, Sampling, decoded, stop_at
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.positions import require_length
+from proxima.model.precision import ComputeDtype
 from proxima.model.pretrained import load_config, own_stop_tokens, without_progress_bars
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, user_message
@@ -28,7 +29,7 @@ PIECE_SECONDS = 0.05  # between polls of the answer so far
 
 def local_engine(
     path: str,
-    dtype: Literal["bfloat16", "float32"],
+    dtype: ComputeDtype,
     device: str,
     warn: Callable[[str], object],
     *,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from proxima.api.episode_chat import EpisodeChat, Table, make_table, play_episodes
 from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.cli.parameters import Inference, print_json
+from proxima.config.outcomes import engine_dtype
 from proxima.config.problems import one_problem
 from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolution import resolve
@@ -25,6 +26,7 @@ from proxima.data.flow import Completion
 from proxima.engine.local.local_engine import LocalEngine
 from proxima.engine.protocol import Sampling
 from proxima.model.chat.template_inputs import fixed_clock
+from proxima.model.precision import ComputeDtype
 from proxima.rollout.episodes.played import PlayedTurn
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
@@ -47,6 +49,7 @@ class ChosenModel:
         path: the path of the weights; for a run, of its checkpoint.
         data: system prompt and template arguments: those given, else the run's own.
         max_length: tokens of prompt and completion together; None: the model's own limit.
+        dtype: of the engine's products: that given, else the run's own.
         played: the config of the episodes, if there are tools or an environment; None: the model answers once.
     """
 
@@ -54,6 +57,7 @@ class ChosenModel:
     data: DataConfig
     max_length: int | None = None
     played: PlayedConfig | None = None
+    dtype: ComputeDtype = "auto"
     locating: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
@@ -119,7 +123,7 @@ def _engine_of(
     """The tokenizer and the engine of the model."""
     return local_engine(
         chosen.path,
-        inference.dtype,
+        chosen.dtype,
         inference.device,
         warn,
         max_length=chosen.max_length,
@@ -294,7 +298,7 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
     world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
-    plays, longest = bool(world), inference.max_length
+    plays, longest, dtype = bool(world), inference.max_length, inference.dtype
     if longest is not None and longest < 2:
         raise FieldError("--max-length", longest, "must be >= 2")
     if (Path(model) / "config.yaml").is_file():
@@ -302,6 +306,7 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         stored = read_yaml(Path(model) / "config.yaml").to_python()
         plays = plays or _plays(stored)
         longest = longest or (stored.get("model") or {}).get("max_length")
+        dtype = engine_dtype(stored) if dtype == "auto" else dtype
     else:
         if remedy := model_problem(model):
             raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
@@ -311,10 +316,10 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
     if not plays:
-        return ChosenModel(path, resolve(recipe, given, root=PromptConfig).config.data, longest)
+        return ChosenModel(path, resolve(recipe, given, root=PromptConfig).config.data, longest, dtype=dtype)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
     resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
-    return ChosenModel(path, resolved.config.data, longest, resolved.config, resolved.locating)
+    return ChosenModel(path, resolved.config.data, longest, resolved.config, dtype, resolved.locating)
 
 
 def _plays(config: Mapping[str, Any]) -> bool:

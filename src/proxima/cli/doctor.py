@@ -2,6 +2,7 @@
 
 import platform
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,14 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from proxima.kernels.compiled import kernels_in_words
+    from proxima.model.precision import dtype_choice
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]
     devices = [{"name": f"cuda:{i}", "model": name, "memory_bytes": size} for i, (name, size) in enumerate(facts)]
     fastest = "cuda" if devices else "cpu"
     total, free = memory_bytes()
+    choice = dtype_choice(fastest)
     gemm = {dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")}
     return {
         "proxima": __version__,
@@ -51,6 +54,7 @@ def describe_machine() -> dict[str, Any]:
         "memory_bytes": {"total": total, "free": free},
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "gemm_gflops": {"device": fastest, **gemm},
+        "auto": asdict(choice),
         "kernels": kernels_in_words(),
     }
 
@@ -76,10 +80,8 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"kernels   bfloat16 on a CPU: {facts['kernels']}",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
+        f"auto      {facts['auto']['dtype']} for every dtype that is auto: {facts['auto']['reason']}",
     ]
-    if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
-        remedy = "set model.compute_dtype=float32 and engine.dtype=float32"
-        report.append(f"          bfloat16 is slower than float32 here: {remedy}")
     return report
 
 

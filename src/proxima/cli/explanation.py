@@ -4,12 +4,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
 from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
 from proxima.config.describe import first_sentence
 from proxima.config.families import family_name
+from proxima.config.outcomes import outcome_lines, outcomes_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved, ResolvedValue, dump
@@ -48,6 +50,7 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
     estimate = BatchArithmetic(resolved)
     blocks = [trained_block(resolved), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
+    blocks += [f"auto     {line}" for line in outcome_lines(outcomes_of(resolved.config))]
     remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
     columns = min(width or WIDTH, WIDTH)
@@ -59,12 +62,13 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
 
 
 def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
-    """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
+    """`explain` as data: `header`, `values`, `batch`, `auto`, `notes` and `warnings`."""
     estimate = BatchArithmetic(resolved)
     return {
         "header": header_of(resolved.recipe),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
+        "auto": [asdict(outcome) for outcome in outcomes_of(resolved.config)],
         "notes": estimate.notes,
         "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved))],
     }

@@ -208,6 +208,7 @@ TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repea
 TOP_P = "keep the most probable tokens up to this mass"
 MIN_P = "keep tokens with at least this share of the largest probability"
 MAX_LENGTH = "tokens of prompt and completion together; default: the run's own, or the model's limit"
+DTYPE = "of the engine's matrix products and cache; auto: the run's own, or the faster one on this machine (default)"
 MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
 TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
 ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
@@ -222,9 +223,7 @@ class Inference:
     system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
     template_argument: Annotated[Sequence[str], Argument(TEMPLATE_ARGUMENT, "NAME=VALUE", words="append")] = ()
     seed: Annotated[int, Argument("seed of the samples")] = 0
-    dtype: Annotated[Literal["bfloat16", "float32"], Argument("dtype of the engine's matrix products and cache")] = (
-        "bfloat16"
-    )
+    dtype: Annotated[Literal["auto", "bfloat16", "float32"], Argument(DTYPE)] = "auto"
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
     max_length: Annotated[int | None, Argument(MAX_LENGTH)] = None
     temperature: Annotated[float, Argument("0 is greedy (default)", group=SAMPLING)] = 0.0

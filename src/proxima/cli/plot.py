@@ -114,13 +114,13 @@ def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
         "eval.every": 0,
         "checkpoint.every": 0,
     }
-    words = with_values(overrides, settings)
+    words = with_settings(overrides, settings)
     if code := train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True):
         raise SystemExit(code)
     return folder
 
 
-def with_values(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
+def with_settings(overrides: Sequence[str], values: Mapping[str, object]) -> list[str]:
     """The overrides with these values in place of any for the same fields, or for fields below them."""
     fields = [text.partition("=")[0].strip() for text in overrides]
     kept = [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values
+from proxima.config.outcomes import settled_as
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
@@ -110,7 +111,8 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
         before = resolve(config, root=None, import_code=run.resolved.import_code).config
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
-    for path, was, wanted in differences(flat_values(before), flat_values(run.resolved.config), Purpose.RERUN):
+    config_now = settled_as(run.resolved.config, before)
+    for path, was, wanted in differences(flat_values(before), flat_values(config_now), Purpose.RERUN):
         shown = ["absent" if value is ABSENT else in_one_line(value) for value in (was, wanted)]
         message = f"holds a run of another config: {path} is {shown[0]} there and {shown[1]} here"
         return Problem(where, f"{message}; put it back, {remedy}")

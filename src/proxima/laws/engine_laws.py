@@ -3,6 +3,7 @@
 import asyncio
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from proxima.data import UserError
 from proxima.data.flow import Completion, prompt_name
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_probe import LARGEST_ROUNDING, rounding, trainer_log_prob
+from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import (
     Capabilities,
     Engine,
@@ -25,6 +27,7 @@ from proxima.laws.engine_case import EngineUnderTest, completions, engine_law, k
 from proxima.laws.law import LawResult, Violation, check_laws, require_that
 from proxima.laws.sampling_laws import SAMPLING_LAWS
 from proxima.model.load import load
+from proxima.model.precision import dtype_choice
 from proxima.model.pretrained import load_tokenizer
 
 LOG_PROB_TOLERANCE = 0.05  # nats, between two forward passes, unless bfloat16 rounds this model by more
@@ -254,6 +257,8 @@ def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
         close_engine(spec.build(setup))  # what prevents this is about the server, and about no law
     # An engine that holds no weights here and was given no model may return anything, so it is not compared.
     compared = loaded if holds or model is not None else None
+    if isinstance(spec, Local) and spec.dtype == "auto":
+        spec = replace(spec, dtype=dtype_choice("auto").dtype)
     settings = vars(spec)  # an engine of the user may lack these
     quantized = settings.get("quantization") is not None
     case = EngineUnderTest(spec, setup, compared, dtype=settings.get("dtype"), quantized=quantized)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from proxima.model.adapters.lora import Lora
@@ -14,6 +15,7 @@ from proxima.model.packed_model import PassSettings
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
 from proxima.model.positions import fix_positions
+from proxima.model.precision import compute_dtype
 from proxima.model.pretrained import DTYPES, LoadedModel, resolve_device
 from proxima.model.scalar_model import ScalarModel, load_scalar_model
 
@@ -26,7 +28,8 @@ class ModelSource:
         path, revision, device: see `load`; `dtype` is a name of `DTYPES`.
         lora: adapters to train instead of the weights; None: no adapters.
         seed: of the random initialisation of new adapters and heads.
-        attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
+        attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`
+            or `auto`, see `precision`.
         log_prob_chunk: see `Policy`.
         max_length: tokens of the longest sequence, where the factors of positions depend on it, see `fix_positions`;
             None: the model's own limit.
@@ -42,7 +45,7 @@ class ModelSource:
     seed: int = 0
     attention: str = "auto"
     share_prompt: bool = True
-    compute_dtype: str = "bfloat16"
+    compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
     log_prob_chunk: int = 512
     sharding: Sharding | None = None
@@ -114,7 +117,12 @@ class ModelSource:
         names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
         settings = {name: str(getattr(self, name)) for name in names}
         adapter = {} if self.lora is None else {"base of an adapter": "off"}
+        settings["compute_dtype"] = str(self._computes_in).removeprefix("torch.")
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
+
+    @property
+    def _computes_in(self) -> torch.dtype:
+        return compute_dtype(self.compute_dtype, self.device, DTYPES[self.dtype])
 
     def _location(self, saved: str | None) -> tuple[str, str | None, Lora | None]:
         """Path, revision and adapters to load. A checkpoint has the whole model in `saved`, or only its adapter."""
@@ -127,6 +135,6 @@ class ModelSource:
         return {
             "attention": self.attention,
             "share_prompt": self.share_prompt,
-            "compute_dtype": DTYPES[self.compute_dtype],
+            "compute_dtype": self._computes_in,
             "gradient_checkpointing": self.gradient_checkpointing,
         }

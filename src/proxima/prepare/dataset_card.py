@@ -12,7 +12,7 @@ from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256, inspect_file
-from proxima.prepare.write_files import COLUMNS, LISTS, Outcome, SplitData
+from proxima.prepare.write_files import COLUMNS, LISTS, SplitData, SplitOutcome
 from proxima.version import __version__
 
 FORMAT = 1
@@ -33,7 +33,7 @@ def build_card(
     command: str,
     sides: Mapping[str, SplitData],
     overlap: OverlapIndex,
-    outcome: Outcome,
+    outcome: SplitOutcome,
     files: Mapping[str, int],
 ) -> dict[str, Any]:
     """Build the card without the hashes of written files, which `write_card` adds. It has no date and no absolute
@@ -83,13 +83,13 @@ def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     return [{"files": len(inputs), "bytes": size, "sha256": combined, "of": "lines of `sha256 name`"}]
 
 
-def _excluded_by(name: str, outcome: Outcome) -> list[list[OverlapMatch]]:
+def _excluded_by(name: str, outcome: SplitOutcome) -> list[list[OverlapMatch]]:
     """The matches with one evaluation set of each question that it excludes."""
     matches = ([match for match in of if match.where[0] == name] for _, of in outcome.contaminated)
     return [of for of in matches if of]
 
 
-def _counts(side: str, data: SplitData, outcome: Outcome) -> dict[str, int]:
+def _counts(side: str, data: SplitData, outcome: SplitOutcome) -> dict[str, int]:
     """Count the rows of a side by outcome.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.

@@ -17,7 +17,7 @@ from proxima.prepare.locate import CARD, SourceFiles, locate_files
 from proxima.prepare.normalize import normalize, question_key, strip_instructions
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import combined_sha256, inspect_file, iter_source_rows
-from proxima.prepare.write_files import Outcome, SplitData, write_lists, write_tables
+from proxima.prepare.write_files import SplitData, SplitOutcome, write_lists, write_tables
 from proxima.system.atomic_files import atomic_folder
 from proxima.system.jsonl import utf8
 
@@ -146,14 +146,14 @@ def _refuse_unreadable(part: Part, side: str, data: SplitData, options: PrepareO
         )
 
 
-def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out: float | None) -> Outcome:
+def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out: float | None) -> SplitOutcome:
     """Sort the questions into the sides that are written and those that overlap with an evaluation question."""
     questions = {
         side: [(entry.kept, entry.repeats) for entry in data.distinct.questions() if entry.kept]
         for side, data in sides.items()
     }
     training = [(item, repeats, _is_held_out(item.question, held_out)) for item, repeats in questions.get("train", [])]
-    outcome = Outcome({"test": questions.get("test", []), "train": []})
+    outcome = SplitOutcome({"test": questions.get("test", []), "train": []})
     if "test" in sides or held_out:
         test_items = [item for item, _ in outcome.kept["test"]] or [item for item, _, test in training if test]
         overlap.add(EvalSet(_OWN_TEST, [item.question for item in test_items]))

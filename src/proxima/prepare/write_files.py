@@ -44,7 +44,7 @@ class SplitData:
 
 
 @dataclass
-class Outcome:
+class SplitOutcome:
     """What is written: the questions of each side with their repeats, and training questions that are excluded, each
     with the evaluation questions that it overlaps with."""
 
@@ -52,7 +52,9 @@ class Outcome:
     contaminated: list[tuple[Question, Sequence[OverlapMatch]]] = field(default_factory=list)
 
 
-def write_tables(folder: Path, template: Template, sides: Mapping[str, SplitData], outcome: Outcome) -> dict[str, int]:
+def write_tables(
+    folder: Path, template: Template, sides: Mapping[str, SplitData], outcome: SplitOutcome
+) -> dict[str, int]:
     """Write the tables of the sides that have rows, and return the number of rows of each."""
     import pyarrow as pa
     from pyarrow import parquet
@@ -72,7 +74,7 @@ def write_tables(folder: Path, template: Template, sides: Mapping[str, SplitData
     return {file: len(kept) for file, (_, kept) in written.items()}
 
 
-def write_lists(folder: Path, sides: Mapping[str, SplitData], outcome: Outcome) -> dict[str, int]:
+def write_lists(folder: Path, sides: Mapping[str, SplitData], outcome: SplitOutcome) -> dict[str, int]:
     """Write the lists of excluded rows that are not empty, and return the number of lines of each."""
     lists: dict[str, list[dict[str, Any]]] = {name: [] for name in LISTS}
     for side, data in sides.items():

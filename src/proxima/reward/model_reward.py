@@ -14,6 +14,7 @@ from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.trajectory import Trajectory
 from proxima.model.chat.answer import read_tokens
 from proxima.model.positions import fix_positions, require_known_length, require_length
+from proxima.model.precision import ComputeDtype, compute_dtype
 from proxima.model.pretrained import DTYPES, check_device, load_tokenizer, require_rows
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, scalar_config, score_normalization
@@ -45,7 +46,8 @@ class ModelReward(WeightedReward):
             policy.
         tokens_per_forward: tokens of one forward pass; a longer completion gets its own pass.
         dtype: of the weights, `float32` or `bfloat16`.
-        compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
+        compute_dtype: of the matrix products: `float32`, `bfloat16`, or `auto`, the faster one on this machine; the
+            head is float32.
         device: auto, cpu, cuda, cuda:1.
     Returns: Score in units of the reward model; no `correct`.
     Raises: FieldError before the run if the folder is not a supported reward model, the device is missing, or
@@ -64,7 +66,7 @@ class ModelReward(WeightedReward):
     max_tokens: int | None = None
     tokens_per_forward: int = 8192
     dtype: Literal["float32", "bfloat16"] = "float32"
-    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compute_dtype: ComputeDtype = "auto"
     device: str = "auto"
 
     kind = "model"
@@ -127,7 +129,8 @@ class ModelReward(WeightedReward):
             )
         fix_positions(loaded.model, self.max_tokens, loaded.max_length, "max_tokens of the reward")
         loaded.model.requires_grad_(False)
-        return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
+        computed = compute_dtype(self.compute_dtype, loaded.model.device, DTYPES[self.dtype])
+        return ScalarModel(loaded, compute_dtype=computed)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         rows, scores = dict[int, Trajectory](), list[Score]()

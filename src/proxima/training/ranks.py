@@ -5,9 +5,9 @@ No objective, surrogate or advantage knows about ranks. `Ranks` is the case of a
 `proxima.training.process_ranks` implements several.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -230,10 +230,11 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
 @dataclass(frozen=True)
 class Start(Message):
     """Read the data, compare them with the other nodes' data, and load the models, from `checkpoint` if the run resumes
-    from one."""
+    from one. `decided`: the values by path that rank 0 has put in place of `auto`."""
 
     folder: Path
     checkpoint: Path | None
+    decided: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any, Literal, TextIO
 
 from rich.text import Text
 
+from proxima.config.outcomes import Outcome, outcome_lines
 from proxima.data import UserError
 from proxima.data.errors import suggestion
 from proxima.data.flow import Group
@@ -56,6 +57,11 @@ class EvalProgress(EvalObserver):
             self._line.update(self._name, done, total, unit)
         elif self._live:
             self._line.show("loading the model")
+
+    def chosen(self, outcomes: Sequence[Outcome]) -> None:
+        """Say what the settings that are left to the machine have become."""
+        for line in outcome_lines(outcomes):
+            self._line.write(f"auto  {printable(line)}")
 
     def suite_started(self, name: str, questions: int, answers: int) -> None:
         self._name = name

@@ -2,6 +2,7 @@
 
 12:04:31  proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1      runs/add-7f3c
 12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
+12:04:31  auto   model.compute_dtype and engine.dtype = bfloat16: bfloat16 products are 2.4 × as fast on this processor
 12:04:49  eval  before   accuracy 0.125   25/200                                                           18 s
 12:04:53  step   1/40   reward 0.17  length 8.1  kl 0.0002  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 40s
 """
@@ -13,6 +14,7 @@ from io import FileIO
 from shlex import quote
 from typing import Any, NamedTuple
 
+from proxima.config.outcomes import outcome_lines
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data.flow import Group
 from proxima.data.players import NO_ROLES
@@ -102,6 +104,8 @@ class LogLines(Observer):
         self._info = info
         self._line(_justified(header(info), str(info.folder)))
         self._line(f"step = {info.composition}")
+        for line in outcome_lines(info.chosen):
+            self._line(f"auto   {printable(line)}")
         if info.resumed_at:
             records = RunFolder(info.folder).read_metrics()  # up to the step after which it resumes
             self._evals = [record for record in records if record["kind"] == "eval"]

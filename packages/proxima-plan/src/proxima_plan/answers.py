@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.cli.explanation import trained_block
+from proxima.config.outcomes import decided_in
 from proxima.config.resolved import Resolved
 from proxima.engine.local.decoder import padded_rows
 from proxima.view.formatting import count, duration, rate
 from proxima.view.terminal import table_text
 from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
-from proxima_plan.forecast import StepPlan, plan_recipe
+from proxima_plan.forecast import StepPlan, plan_recipe, planned_config
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
 from proxima_plan.proposals import proposals, words_of
@@ -28,7 +29,9 @@ def planned(
     plan, waits, notes = plan_recipe(resolved, devices, mean=mean), dict[str, Any](), list[str]()
     if exact:
         ranks, code = plan.layout.ranks, resolved.import_code
-        rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
+        decided = decided_in(planned_config(resolved.config, devices)[0], resolved.config)
+        words = [f"{path}={dtype}" for path, dtype in decided.items()]
+        rehearsal = rehearse_recipe(str(resolved.recipe), [*overrides, *words], ranks, import_code=code)
         ratio = sum(plan.memory.trainer.values()) / rehearsal.peak - 1
         counted = f"{rehearsal.peak / GIB:.2f} GiB of a rank, counted in {rehearsal.seconds:.0f} s"
         waited = ", ".join(f"{what} {times}" for what, times in sorted(rehearsal.waits.items()))

@@ -7,12 +7,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from proxima.config.batch_arithmetic import BatchArithmetic, GroupStep
+from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lines, settled
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
-from proxima_plan.devices import CPU, Devices, this_machine
+from proxima_plan.devices import CPU, MEASURED, Devices, this_machine
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
@@ -39,7 +40,8 @@ class PlannedRecipe:
         Raises:
             UserError: its completions can't have that mean, or its model's size is unknown.
         """
-        config, spread = resolved.config, devices.kind.rates.spread
+        config, chosen = planned_config(resolved.config, devices)
+        spread = devices.kind.rates.spread
         model, own = trained_model(config.model)
         estimate = BatchArithmetic(resolved, reads_model=own is not None)
         if isinstance(estimate.batch, GroupStep):
@@ -54,6 +56,7 @@ class PlannedRecipe:
             raise UserError("--mean-length: the recipe generates no completions; leave it out")
         else:
             load = load_of_examples(config, estimate.batch)
+        estimate.notes += chosen
         if own is None:
             estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
         return cls(model, config.model, load, devices, own or model.config(), tuple(estimate.notes))
@@ -198,9 +201,19 @@ def generating(resolved: Resolved[Any], option: str, remedy: str = "leave it out
     return resolved.config
 
 
+def planned_config(config: Any, devices: Devices) -> tuple[Any, list[str]]:
+    """The config with the dtypes that `auto` becomes on these devices, and lines that say why where they were measured;
+    those of the table multiply bfloat16 fastest."""
+    if devices.kind.source == MEASURED:
+        outcomes = list(dtype_outcomes(config))
+        return settled(config, None, outcomes)[0], outcome_lines(outcomes)
+    return decided_on_gpus(config), []
+
+
 def devices_here(config: Any) -> Devices:
     """Measure this machine for the ranks of a config's placement."""
     device = str(resolve_device(config.model.device))
+    config, _ = settled(config, None, list(dtype_outcomes(config)))
     return this_machine(config.model.compute_dtype, device, placed_ranks(config.placement))
 
 

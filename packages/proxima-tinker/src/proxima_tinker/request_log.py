@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +40,19 @@ class StoredRequest(NamedTuple):
     kind: str
     body: bytes | None
     answer: Answer | None
+
+
+def recorded_model(path: Path) -> str | None:
+    """The model that the file at `path` was written for; None if there is no such file, or it can't be read, which
+    `RequestLog` reports."""
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            row = db.execute("SELECT value FROM records WHERE kind = 'server' AND id = 'model'").fetchone()
+        return None if row is None else str(load_json(row[0]))
+    except (sqlite3.Error, ValueError):
+        return None
 
 
 class RequestLog:

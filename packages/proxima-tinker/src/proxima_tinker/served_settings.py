@@ -9,6 +9,7 @@ from proxima.data import require
 
 MAX_LENGTH = "tokens of the longest sequence, for a model whose position factors depend on it (longrope)"
 NAME = "the name by which clients ask for the model; default: its path"
+DTYPE = "of matrix products; weights are float32; auto (default): that of the folder, or the faster one on this machine"
 WORKERS = "calls of different clients that compute at the same time, on the cores divided by it; 1 is fastest for one"
 
 
@@ -25,7 +26,7 @@ class Settings:
     folder: Annotated[Path, Argument("state of models, and their records")] = Path("runs/served")
     name: Annotated[str | None, Argument(NAME)] = None
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
-    dtype: Annotated[Literal["bfloat16", "float32"], Argument("of matrix products; weights are float32")] = "bfloat16"
+    dtype: Annotated[Literal["auto", "bfloat16", "float32"], Argument(DTYPE)] = "auto"
     workers: Annotated[int, _count(WORKERS)] = 1
     tokens: Annotated[int, _count("of one forward pass of training")] = 4096
     slots: Annotated[int, _count("completions of one sampler at a time")] = 64

@@ -32,6 +32,7 @@ from proxima.engine.local.local_engine import Local
 from proxima.model.files import base_in_memory
 from proxima.model.load import load, save_trained
 from proxima.model.positions import fix_positions, require_length
+from proxima.model.precision import DECIDED, dtype_choice
 from proxima.model.pretrained import DTYPES, LoadedModel, load_config
 from proxima.runtime.state.folder import FolderLock
 from proxima.runtime.watch.disk import Disk
@@ -39,7 +40,7 @@ from proxima.system.atomic_files import atomic_folder, write_atomic
 from proxima.system.damage import Checksum, damage_beside_checksums, write_checksums
 from proxima.system.full_disk import as_disk_full, is_disk_full
 from proxima_tinker.losses import ClientLoss
-from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog
+from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog, recorded_model
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
@@ -53,6 +54,7 @@ SNAPSHOTS = 8  # unnamed weights for samplers that are kept for each model
 SAMPLES_KEPT, MOST_SAMPLES = 600.0, 16_384  # seconds, number; the SDK asks at once, and samples again what is gone
 GAP_SECONDS = 60.0  # a request waits so long for an earlier one that has not come
 LEFT_SECONDS = 900.0  # without a heartbeat, after which a client has left; the SDK sends one every ten seconds
+JOURNAL = "journal.sqlite"
 STATE_EVERY = 20  # a state is written when the work since the last one took so many times as long as writing it
 OTHERS, LOAD = "load or sample other weights", "load saved weights into the model, or make a new one from them"
 RUNS_AGAIN = "Ctrl-C ends the server, which writes the weights when it is started again"
@@ -103,6 +105,26 @@ def load_base(settings: Settings) -> LoadedModel:
     return loaded
 
 
+def with_dtype(settings: Settings, log: Callable[[str], None]) -> Settings:
+    """The settings with a dtype in place of `auto`: that of the folder, so that its models go on as they began, also on
+    another kind of processor; in a new folder, the faster one on this machine, which is logged."""
+    if settings.dtype != "auto":
+        return settings
+    kept = recorded_model(settings.folder / JOURNAL)
+    for dtype in DECIDED:
+        decided = replace(settings, dtype=dtype)
+        if kept == _named(decided):
+            return decided
+    choice = dtype_choice(settings.device)
+    log(f"auto  --dtype {choice.dtype}: {choice.reason}")
+    return replace(settings, dtype=choice.dtype)
+
+
+def _named(settings: Settings) -> str:
+    """The model by which a folder knows that it is its own."""
+    return f"{settings.path} in {settings.dtype}"
+
+
 class Service:
     """A server's state, used from one event loop; tensors are touched in the threads of `Workers`.
 
@@ -114,10 +136,11 @@ class Service:
     """
 
     def __init__(self, settings: Settings, threads: int, log: Callable[[str], None]) -> None:
-        self.settings, self.name, self.log = settings, settings.name or settings.path, log
+        self.name, self.log = settings.name or settings.path, log
         settings.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(settings.folder / "lock", remedy="stop that server, or choose another --folder")
-        self.journal = RequestLog(settings.folder / "journal.sqlite", f"{settings.path} in {settings.dtype}")
+        self.settings = settings = with_dtype(settings, log)
+        self.journal = RequestLog(settings.folder / JOURNAL, _named(settings))
         loaded = load_base(settings)
         loaded.model.requires_grad_(False)
         self.vocabulary = int(loaded.model.config.get_text_config().vocab_size)

@@ -27,6 +27,7 @@ from proxima.model.images.image_store import ImageStore
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.positions import require_known_length, require_length
+from proxima.model.precision import ComputeDtype
 from proxima.model.pretrained import (
     READERS,
     RESIZE,
@@ -56,7 +57,9 @@ class ModelConfig:
     path: Annotated[str, "Hugging Face name, folder, .gguf file, or a run: its newest checkpoint"]
     revision: Annotated[str | None, "hub revision"] = None
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
-    compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
+    compute_dtype: Annotated[
+        ComputeDtype, "of the matrix products of forward and backward (autocast); auto: the faster one on this machine"
+    ] = "auto"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
     attention: Annotated[Attention, "keeps packed sequences apart; varlen: flash attention, on a GPU"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt, and what prompts begin with, once in training"] = True

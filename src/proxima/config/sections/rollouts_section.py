@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.comparable import ABSENT, flat_values
+from proxima.config.outcomes import settled_as
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Findings, Resolved
@@ -44,7 +45,7 @@ def stored_groups_are_as_configured(r: Resolved[Any], folder: str | None, rollou
 
 def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
     """Yield the first differing field of each part of the config that decided what was generated."""
-    first, second = flat_values(before), flat_values(r.config)
+    first, second = flat_values(before), flat_values(settled_as(r.config, before))
     paths = [path for path in dict.fromkeys([*second, *first]) if not _below(path, NOT_STORED)]
     # without dynamic sampling, a step trains on the groups that are stored
     refilled = r.config.algorithm.dynamic_sampling is not None

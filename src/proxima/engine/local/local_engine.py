@@ -36,7 +36,8 @@ from proxima.engine.protocol import (
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.moe import require_moe
 from proxima.model.positions import fix_positions
-from proxima.model.pretrained import DTYPES, LoadedModel
+from proxima.model.precision import ComputeDtype, compute_dtype
+from proxima.model.pretrained import LoadedModel
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
@@ -47,8 +48,8 @@ class Local(EngineSpec):
 
     Args:
         slots: concurrent completions; others wait. Rounded up to a multiple of 8.
-        dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs
-            are float32.
+        dtype: of the engine's matrix products and cache: `bfloat16`, `float32`, or `auto`, the faster one on this
+            machine; norms, residual stream and log-probs are float32.
         decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast if supported.
         prefill_tokens: prompt tokens per prefill.
         top_k_log_probs: number of most probable tokens reported with each token, at most the vocabulary: for the
@@ -70,7 +71,7 @@ class Local(EngineSpec):
     needs_weights: ClassVar[bool] = True
 
     slots: int = 64
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: ComputeDtype = "auto"
     decoder: Literal["auto", "fast", "general"] = "auto"
     prefill_tokens: int = 2048
     top_k_log_probs: int = 0
@@ -133,7 +134,8 @@ def make_decoder(loaded: LoadedModel, spec: Local, seed: int = 0) -> Decoder:
     Raises:
         UserError: as for `check_decoder` and `proven_decoder`.
     """
-    model, dtype = loaded.model, DTYPES[spec.dtype]
+    model = loaded.model
+    dtype = compute_dtype(spec.dtype, model.device)
     check_decoder(model, spec)
     kind = proven_decoder(model, fast=loaded.images is None and spec.decoder != "general")
     build: Callable[..., Decoder] = kind

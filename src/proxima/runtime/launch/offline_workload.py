@@ -9,6 +9,7 @@ import torch
 
 from proxima.config.describe import class_at
 from proxima.config.families import Family
+from proxima.config.outcomes import Outcome
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError
 from proxima.model.compute_thread import ComputeThread
@@ -35,6 +36,7 @@ class OfflineWorkload:
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config, self.family = config, family
+        self.chosen: list[Outcome] = []
         run = Path(config.folder) if config.folder else None
         model = config.model.unloaded([config.task, config.eval.task], run)
         self.context, self.images = model.context, model.images
@@ -96,6 +98,7 @@ class OfflineWorkload:
             step=f"{config.train.examples_per_step:,} examples",
             steps=self.steps,
             finished=finished,
+            chosen=self.chosen,
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

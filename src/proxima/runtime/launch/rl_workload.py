@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.batch_arithmetic import group_arithmetic, prompts_and_kept, prompts_at_once
+from proxima.config.outcomes import Outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.placement_section import RayPlacement
@@ -52,6 +53,7 @@ class RlWorkload:
 
     def __init__(self, config: RunConfig) -> None:
         self.config, self.steps = config, config.train.steps
+        self.chosen: list[Outcome] = []
         self.data = load_run_data(config)
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes, self.images = self.data.notes, self.data.images
@@ -130,6 +132,7 @@ class RlWorkload:
             steps=train.steps,
             finished=finished,
             replay_of=config.replayed,
+            chosen=self.chosen,
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

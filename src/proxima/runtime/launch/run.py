@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.config.families import family_of_config
+from proxima.config.outcomes import decided_dtypes, outcomes_of, settled, with_values
 from proxima.config.resolved import Resolved, dump
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -23,7 +24,14 @@ from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
 from proxima.runtime.placement.follower import RankModels, follow, read_when_visible
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
-from proxima.runtime.resume.changes import check_inputs, check_resume, date_of_run, start_notes, with_date
+from proxima.runtime.resume.changes import (
+    check_inputs,
+    check_resume,
+    date_of_run,
+    dtypes_of_run,
+    start_notes,
+    with_date,
+)
 from proxima.runtime.resume.restore import prepare_resume, report_finished
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -68,11 +76,13 @@ def train(
     observer, clock = observer or Observer(), clock or Clock()
     with ranks_of(config) as ranks, without_progress_bars(), ExitStack() as opened:
         if ranks.rank > 0:
-            return follow(partial(start_rank, partial(_workload, config, observer), ranks), ranks)
+            return follow(partial(start_rank, config, partial(_workload, observer=observer), ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
         if resolved is not None:
             require_proven(resolved)
+        dtypes = dtypes_of_run(config, folder if resume else None)
+        config, resolved = settled(config, resolved, dtypes)
         if resume and config.data.template_date is None and (date := date_of_run(folder)) is not None:
             config, resolved = with_date(config, resolved, date)
         configured = config.data.template_date
@@ -81,6 +91,7 @@ def train(
         workload = opened.enter_context(closing(_workload(config, observer)))
         if template_clock.named and configured is None:
             workload.config, resolved = with_date(config, resolved, template_clock.date)
+        workload.chosen += [*dtypes, *outcomes_of(config)]
         workload.notes += clock_notes(template_clock, configured)
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
@@ -127,7 +138,8 @@ async def _run(
                 await compute.run(ranks.end, finished)
                 return finished
         observer.progress("load", 0, 1, "models")
-        with ranks.call(Start(folder.path, None if checkpoint is None else checkpoint.path)):
+        decided = decided_dtypes(config, work.chosen)
+        with ranks.call(Start(folder.path, None if checkpoint is None else checkpoint.path, decided)):
             await compute.run(_compare_files, hashes, ranks)
             hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
             loaded = await compute.run(load_models, work.load, checkpoint)
@@ -214,11 +226,16 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> Ending:
     return Ending(status=status, error=error, resumable=resumable)
 
 
-def start_rank(make_work: Callable[[], RlWorkload | OfflineWorkload], ranks: Ranks, message: Start) -> RankModels:
+def start_rank(
+    config: RunConfig | OfflineConfig,
+    make_work: Callable[[RunConfig | OfflineConfig], RlWorkload | OfflineWorkload],
+    ranks: Ranks,
+    message: Start,
+) -> RankModels:
     """Do on another rank what the run does on rank 0: data, files, weights, the state of a checkpoint; `make_work`
-    makes its workload."""
+    makes its workload from the config, in which `auto` is what rank 0 has decided."""
     read_when_visible("run folder", message.folder, Path.is_dir)
-    work = make_work()
+    work = make_work(with_values(config, None, message.decided)[0])
     if (images := work.images) is not None:
         images.follow(message.folder / "images")
     agree_on_files(work.hashes, ranks)

@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.data.flow import Group, Prompt, Score
 from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.precision import Decided
 from proxima.runtime.loop.step_review import mean_metrics
 from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
@@ -119,8 +122,8 @@ UNSCORED = Score(value=float("nan"), valid=False)  # no reward is computed
 
 
 class HeldOutSamples:
-    """Held-out prompts, at least one, and a local engine that completes them greedily with the trained weights.
-    `max_length` bounds the tokens of prompt and completion together."""
+    """Held-out prompts, at least one, and a local engine that completes them greedily with the trained weights, in the
+    dtype of the training. `max_length` bounds the tokens of prompt and completion together."""
 
     def __init__(
         self, prompts: Sequence[Prompt], stack: TrainStack, compute: ComputeThread, *, max_tokens: int, max_length: int
@@ -129,7 +132,8 @@ class HeldOutSamples:
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         weights = compute.call(stack.gathered, stack.model.device)
         setup = replace(EngineSetup.of(weights, max_length), compute=compute)
-        self.engine = Local(slots=len(prompts)).build(setup)
+        dtype: Decided = "bfloat16" if stack.model.compute_dtype == torch.bfloat16 else "float32"
+        self.engine = Local(slots=len(prompts), dtype=dtype).build(setup)
 
     async def groups(self, version: int) -> list[Group]:
         """A group with one unscored completion for each prompt, under the current weights."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from proxima.config.outcomes import Outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.eval_section import EvalConfig
 from proxima.config.sections.offline_section import OfflineConfig, OfflineEvalConfig
@@ -50,6 +51,7 @@ class Workload(Protocol):
     """The work of a run, built from its config with its data, before weights are loaded."""
 
     notes: list[str]  # warnings about the data
+    chosen: list[Outcome]  # of fields that are `auto`
     steps: int  # of the whole run
 
     @property

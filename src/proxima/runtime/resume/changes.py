@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypedDict
@@ -15,6 +14,7 @@ from typing import Any, TypedDict
 import torch
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
+from proxima.config.outcomes import Outcome, decided_in, dtype_outcomes, with_values
 from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
@@ -26,6 +26,7 @@ from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment.agents import AGENT, RUNNERS
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
+from proxima.model.precision import device_kind
 from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment
 from proxima.reward import REWARDS
 from proxima.runtime.resume.refuse import refusals
@@ -40,8 +41,10 @@ from proxima.training.checkpoint import damage, read_checkpoint
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+DTYPES = ("model.compute_dtype", "engine.dtype")
 FIELD = "data.template_date"
 STARTED = "the day on which the run was started"
+KEPT = "the run was started with it"
 
 
 class Change(TypedDict):
@@ -124,12 +127,17 @@ def numerics_note(journal: Journal, config: Any) -> str | None:
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}
-    if "bfloat16" in {values.get("model.compute_dtype"), values.get("engine.dtype")} and not torch.cuda.is_available():
+    if "bfloat16" in map(values.get, DTYPES) and not torch.cuda.is_available():
         now["compiler"] = " ".join(compiler()) or None
-    before = {"compiler": now.get("compiler"), **(journal.get("numerics") or now)}  # older journals don't name it
+    now["processor"] = device_kind(str(values.get("model.device", "auto")))
+    unnamed = {name: now.get(name) for name in ("compiler", "processor")}  # older journals don't name these
+    before = {**unnamed, **(journal.get("numerics") or now)}
     journal.set("numerics", now)
     changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
     effect = "the run continues, but differs in the last bits from one that was never interrupted"
+    if before["processor"] != now["processor"]:
+        dtypes = [f"{path}={values[path]}" for path in DTYPES if path in values]
+        effect = f"the run keeps {' and '.join(dtypes)}, {effect.removeprefix('the run ')}"
     return f"{', '.join(changed)}: {effect}" if changed else None
 
 
@@ -291,28 +299,37 @@ def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], ro
         raise FieldError("rollouts", rollouts, reason, remedy=remedy)
 
 
-# ---- the date that the chat template reads ---------------------------------------------------------------------------
+# ---- what a run decides at its start ---------------------------------------------------------------------------------
 
 
 def date_of_run(folder: RunFolder) -> str | None:
-    """The date of the run in a folder; None if it has none, or there is no run."""
-    if not folder.config.is_file():
-        return None
-
-    data: Any = read_yaml(folder.config).to_python()
-    date = (data.get("data") or {}).get("template_date")
+    """The date of the run in a folder, which the chat template reads; None if it has none, or there is no run."""
+    date = (_written(folder).get("data") or {}).get("template_date")
     return None if date is None else str(date)
 
 
 def with_date(config: Any, resolved: Resolved[Any] | None, date: str) -> tuple[Any, Resolved[Any] | None]:
     """The config, and the same with provenance, with this date for the chat template."""
-    config = replace(config, data=replace(config.data, template_date=date))
-    if resolved is None:
-        return config, None
-    entries = tuple(
-        replace(entry, value=date, source=STARTED, where=STARTED, origin="file", is_default=False)
-        if entry.path == FIELD
-        else entry
-        for entry in resolved.entries
-    )
-    return config, replace(resolved, config=config, entries=entries)
+    return with_values(config, resolved, {FIELD: date}, {FIELD: STARTED})
+
+
+def dtypes_of_run(config: Any, folder: RunFolder | None) -> list[Outcome]:
+    """The dtypes that `auto` becomes in a run; one that resumes in a folder keeps those that it was started with, also
+    on another kind of processor."""
+    kept: dict[str, str] = {}
+    if folder is not None:
+        kept = decided_in(_written(folder), config)
+    outcomes = []
+    for outcome in dtype_outcomes(config):
+        value = kept.get(outcome.path)
+        outcomes.append(outcome if value is None else Outcome(outcome.path, value, KEPT))
+    return outcomes
+
+
+def _written(folder: RunFolder) -> Mapping[str, Any]:
+    """The config.yaml of the run in a folder; empty if there is no run."""
+    if not folder.config.is_file():
+        return {}
+
+    written: Any = read_yaml(folder.config).to_python()
+    return written or {}

@@ -8,6 +8,7 @@ from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import TRAIN, family_of_config
+from proxima.config.outcomes import settled_as
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
@@ -84,7 +85,8 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
             f"the run in {folder} is {kinds[0]}, the recipe {kinds[1]}", remedy=f"{own_settings}, or set another folder"
         )
     sources = {entry.path: entry.where for entry in resolved.entries}
-    changes = list(differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN))
+    config = settled_as(resolved.config, before.config)
+    changes = list(differences(flat_values(before.config), flat_values(config), Purpose.RERUN))
     changed = {path for path, _, _ in changes}
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from proxima.config.describe import kind_of
+from proxima.config.outcomes import Outcome
 from proxima.config.presets import ALGORITHMS
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -61,6 +62,7 @@ def run_info(
     steps: int,
     finished: int,
     replay_of: Path | None = None,
+    chosen: Sequence[Outcome] = (),
 ) -> RunInfo:
     """The facts known at the start, or when the run resumes after `finished` steps; `loaded` is None if no step is
     left, `step` is what a step consists of, in words."""
@@ -80,6 +82,7 @@ def run_info(
         dtype=dtype if dtype == config.model.dtype else f"{dtype} autocast",
         resumed_at=finished,
         replay_of=replay_of,
+        chosen=tuple(chosen),
     )
 
 

@@ -11,6 +11,7 @@ from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
 
+from proxima.config.outcomes import Outcome
 from proxima.data.flow import Group
 
 Stage = Literal["check", "tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
@@ -35,6 +36,7 @@ class RunInfo:
     dtype: str = "float32"  # `bfloat16 autocast` where the weights have another
     resumed_at: int = 0  # the last finished step when this process resumed the run; 0 for a new run
     replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
+    chosen: Sequence[Outcome] = ()  # what the fields that the recipe leaves to the machine have become
 
 
 class Observer:

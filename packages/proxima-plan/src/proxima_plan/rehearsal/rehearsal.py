@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep, GroupStep
 from proxima.config.families import family_name
+from proxima.config.outcomes import decided_on_gpus
 from proxima.config.resolution import resolve
 from proxima.data import UserError
 from proxima.data.trajectory import Trajectory
@@ -106,6 +107,7 @@ def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWa
         UserError: the config of the model can't be read; or a step fails, e.g. because a tensor is on the wrong device:
             the exception, with the line of our code.
     """
+    config = decided_on_gpus(config)  # as which the fake device behaves
     start, device, sharding = time.perf_counter(), fake_device(), _sharding(config, ranks)
     together = 1 if sharding is None else sharding.ranks_per_share
     watch = watch or DeviceWatch()

@@ -1,0 +1,243 @@
+"""What `auto` becomes: each field that a recipe leaves to the machine has an outcome, with its reason.
+
+`explain` shows the outcomes on this machine, and a run says its own in its first lines. Those of dtypes are decided
+once a run and written into its config.yaml, so that a resume, an evaluation and every rank compute in the same; the
+others follow from the recipe, the model and the machine at each start.
+
+To add one: a function in `OUTCOMES`, which yields nothing where the recipe chooses itself or leaves the part out; what
+only a loaded model or engine tells, a workload adds to its `chosen`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from proxima.config.describe import FieldInfo, fields_of, setting
+from proxima.config.resolved import Resolved
+from proxima.data.errors import FieldError
+from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.model.precision import DECIDED, ComputeDtype, dtype_choice
+from proxima.model.pretrained import check_device, resolve_device
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an `auto` field becomes.
+
+    Args:
+        path: its dotted path, `engine.dtype`.
+        value: in the words of the recipe where it has such a word.
+        reason: why, in words that follow the value and a colon.
+    """
+
+    path: str
+    value: str
+    reason: str
+
+
+def outcomes_of(config: Any) -> list[Outcome]:
+    """The outcomes on this machine that can be known before a model is loaded."""
+    dtypes = list(dtype_outcomes(config))
+    decided, _ = settled(config, None, dtypes)
+    return [*dtypes, *(outcome for find in OUTCOMES for outcome in find(decided))]
+
+
+def outcome_lines(outcomes: Iterable[Outcome]) -> list[str]:
+    """A line for each value and its reason: `model.compute_dtype and engine.dtype = float32: bfloat16 products …`."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for outcome in outcomes:
+        paths.setdefault((outcome.value, outcome.reason), []).append(outcome.path)
+    return [f"{_listed(fields)} = {value}: {reason}" for (value, reason), fields in paths.items()]
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------------
+
+
+def dtype_outcomes(config: Any) -> Iterator[Outcome]:
+    """The dtype of each field of the type `ComputeDtype` that the recipe leaves to the machine. A spec with a device of
+    its own is decided for that one; weights in bfloat16 have products in bfloat16."""
+    for path, value, owner in _dtypes(config):
+        if value != AUTO:
+            continue
+        weights = setting(owner, "dtype")
+        if weights == "bfloat16":
+            yield Outcome(path, "bfloat16", f"the weights are ({path.removesuffix('compute_dtype')}dtype)")
+        elif path == "model.compute_dtype" and _gathers_bfloat16(config):
+            yield Outcome(path, "bfloat16", "the weights are gathered in it (placement.sharding.param_dtype)")
+        elif (device := _device_of(config, owner)) is not None:
+            choice = dtype_choice(device)
+            yield Outcome(path, choice.dtype, choice.reason)
+
+
+def dtype_paths(config: Any) -> list[str]:
+    """The paths of the fields of the type `ComputeDtype`."""
+    return [path for path, _, _ in _dtypes(config)]
+
+
+def undecided_dtypes(config: Any) -> list[str]:
+    """The paths of those that are `auto`."""
+    return [path for path, value, _ in _dtypes(config) if value == AUTO]
+
+
+def _dtypes(config: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """Path and value of each field of the type `ComputeDtype`, and the section or spec that it is a field of."""
+    cls: type = type(config)
+    for info in fields_of(cls):
+        below, value = f"{path}{info.name}", getattr(config, info.name)
+        if info.hint == ComputeDtype:
+            yield below, value, config
+        elif info.slot is not None and info.slot.many:
+            for index, spec in enumerate(value):
+                yield from _dtypes(spec, f"{below}.{index}.")
+        elif value is not None and _has_fields(info):
+            yield from _dtypes(value, f"{below}.")
+
+
+def _has_fields(info: FieldInfo) -> bool:
+    return info.slot is not None or info.section is not None
+
+
+def _gathers_bfloat16(config: Any) -> bool:
+    sharding = setting(setting(config, "placement"), "sharding")
+    return bool(setting(sharding, "param_dtype") == "bfloat16")
+
+
+def _device_of(config: Any, owner: Any) -> str | None:
+    """The device that a section or spec computes on, by default that of the model; None if this machine lacks it, as
+    the checks report."""
+    device = setting(owner, "device") or setting(setting(config, "model"), "device", AUTO)
+    if device == AUTO and setting(setting(config, "placement"), "gpus_per_rank"):
+        return "cuda"  # of the ranks, which may run elsewhere
+    try:
+        check_device(device)
+    except FieldError:
+        return None
+    return str(device)
+
+
+# ---- settling --------------------------------------------------------------------------------------------------------
+
+
+def settled(
+    config: Any, resolved: Resolved[Any] | None, outcomes: Sequence[Outcome]
+) -> tuple[Any, Resolved[Any] | None]:
+    """The config, and the same with provenance, with the outcomes of dtypes in place of `auto`."""
+    sources = {outcome.path: f"auto: {outcome.reason}" for outcome in outcomes}
+    return with_values(config, resolved, decided_dtypes(config, outcomes), sources)
+
+
+def decided_dtypes(config: Any, outcomes: Iterable[Outcome]) -> dict[str, str]:
+    """The values of those outcomes that are of dtypes, by path."""
+    paths = set(dtype_paths(config))
+    return {outcome.path: outcome.value for outcome in outcomes if outcome.path in paths}
+
+
+def decided_on_gpus(config: Any) -> Any:
+    """The config with the dtypes that `auto` becomes on GPUs, which nobody may have rented yet."""
+    return with_values(config, None, dict.fromkeys(undecided_dtypes(config), "bfloat16"))[0]
+
+
+def settled_as(config: Any, earlier: Any) -> Any:
+    """The config with the dtypes that an earlier config has in place of `auto`: a comparison of the two then finds no
+    difference that nobody has asked for."""
+    return with_values(config, None, decided_in(earlier, config))[0]
+
+
+def decided_in(earlier: Any, config: Any) -> dict[str, str]:
+    """The dtypes that an earlier config, or the content of its file, has where this one says `auto`, by path. A model
+    that was trained without an engine is sampled in the dtype of its training."""
+    found: dict[str, str] = {}
+    for path, value, _ in _dtypes(config):
+        there = _at(earlier, path)
+        if path == "engine.dtype" and there is None and _at(earlier, "engine") is None:
+            there = engine_dtype(earlier)
+        if value == AUTO and there in DECIDED:
+            found[path] = there
+    return found
+
+
+def engine_dtype(written: Mapping[str, Any]) -> ComputeDtype:
+    """The dtype in which the local engine samples the model of a run, from the content of its config.yaml: that of its
+    own engine, else that of its training; `auto` if it names neither."""
+    for path in ("engine.dtype", "model.compute_dtype"):
+        for dtype in DECIDED:
+            if _at(written, path) == dtype:
+                return dtype
+    return "auto"
+
+
+def with_values(
+    config: Any,
+    resolved: Resolved[Any] | None,
+    values: Mapping[str, Any],
+    sources: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[Any, Resolved[Any] | None]:
+    """The config, and the same with provenance, with other values at some paths, and where each comes from."""
+    if not values:
+        return config, resolved
+    config = _replaced(config, {tuple(path.split(".")): value for path, value in values.items()})
+    if resolved is None:
+        return config, None
+    entries = []
+    for entry in resolved.entries:
+        if entry.path in values:
+            source = sources[entry.path]
+            changed = {"value": values[entry.path], "source": source, "where": source}
+            entry = replace(entry, **changed, origin="file", is_default=False)
+        entries.append(entry)
+    return config, replace(resolved, config=config, entries=tuple(entries))
+
+
+def _replaced(value: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
+    """A section, spec or sequence of specs with other values at some paths."""
+    if () in values:
+        return values[()]
+    below: dict[str, dict[tuple[str, ...], Any]] = {}
+    for (name, *rest), new in values.items():
+        below.setdefault(name, {})[tuple(rest)] = new
+    changed = {name: _replaced(_child(value, name), inner) for name, inner in below.items()}
+    if isinstance(value, Sequence):
+        return type(value)(changed.get(str(index), item) for index, item in enumerate(value))  # type: ignore[call-arg]
+    return replace(value, **changed)
+
+
+def _at(config: Any, path: str) -> Any:
+    """The value at a path of a config, or of the content of its file; None if there is none."""
+    for name in path.split("."):
+        config = _child(config, name)
+    return config
+
+
+def _child(value: Any, name: str) -> Any:
+    """A field, or an entry of a mapping or sequence; None if there is none."""
+    if isinstance(value, Mapping):
+        return value.get(name)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return value[int(name)] if name.isdigit() and int(name) < len(value) else None
+    return getattr(value, name, None)
+
+
+# ---- the rest --------------------------------------------------------------------------------------------------------
+
+
+def kernel_outcomes(config: Any) -> Iterator[Outcome]:
+    """What the C++ kernels of a computation in bfloat16 on a CPU lack on this machine."""
+    computed = {value for path, value, _ in _dtypes(config) if path in ("model.compute_dtype", "engine.dtype")}
+    device = _device_of(config, None)
+    if "bfloat16" not in computed or device is None or resolve_device(device).type != "cpu":
+        return
+    if (reason := unavailable()) is not None:
+        yield Outcome("kernels", "eager torch", reason)
+    elif (reason := unavailable(PRODUCTS)) is not None:
+        yield Outcome("kernels", "C++ for training alone", reason)
+
+
+# of a config in which the dtypes are decided
+OUTCOMES: Sequence[Callable[[Any], Iterator[Outcome]]] = (kernel_outcomes,)
