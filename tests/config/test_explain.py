@@ -104,11 +104,13 @@ def test_micro_batches_are_counted_by_the_trainers_packing(recipe, budget, share
 def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
     folder = tiny_model("llama")
     config = resolve(recipe(), [f"model.path={folder}"]).config
-    assert len(longest_prompt(config)) == len(
+    assert len(longest_prompt(config, None, config.task.rows(1))) == len(
         "<user\nWhat is 8 + 1?>\n<assistant\n"
     )  # a token a byte, and one for each mark
     longer = resolve(recipe(), [f"model.path={folder}", "data.system=Be brief."]).config
-    assert len(longest_prompt(longer)) - len(longest_prompt(config)) == len("<system\nBe brief.>\n")
+    rows = config.task.rows(1)
+    added = len(longest_prompt(longer, None, rows)) - len(longest_prompt(config, None, rows))
+    assert added == len("<system\nBe brief.>\n")
 
 
 def test_what_cannot_be_read_is_said(recipe):

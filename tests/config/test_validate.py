@@ -17,7 +17,7 @@ from proxima.config.validate import CHECKS, PROOFS, WARNINGS, check, load_recipe
 from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
 from proxima.task.local_files import Jsonl
-from proxima.task.protocol import open_tasks
+from proxima.task.opening import open_tasks
 from tests.config.conftest import BASE
 
 
@@ -148,7 +148,7 @@ def test_an_absent_column_is_named_by_its_field(recipe, section):
         "exists, or null for no answers; columns: question, gold"
     )
     (line,) = [str(problem) for problem in warnings(resolved)]
-    assert line.endswith("so it measures training data; name another file with eval.task.path")
+    assert "so it measures training data; name another file with eval.task.path" in line
 
 
 def test_absent_columns_of_all_data_are_named_together(recipe):

@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.prepare.normalize import ANSWERS, normalize, question_key, strip_instructions, words
+from proxima.prepare.normalize import ANSWERS, question_key, words
 from proxima.prepare.prompt_template import TEMPLATES, resolve_template
 from proxima.system.jsonl import utf8
+from proxima.task.question_text import normalize, strip_instructions
 
 from .published import AFTER, BEFORE
 

@@ -10,7 +10,8 @@ from pyarrow import parquet
 
 from proxima.data import UserError
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.protocol import EmptyPromptError, open_tasks
+from proxima.task.opening import open_tasks
+from proxima.task.protocol import EmptyPromptError
 from tests.prepare.published import write_jsonl, write_parquet
 
 ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "hint": "add", "level": i} for i in range(5)]

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
 from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
-from proxima.config.describe import first_sentence
+from proxima.config.describe import first_sentence, setting
 from proxima.config.families import family_name
 from proxima.config.outcomes import outcome_lines, outcomes_of
 from proxima.config.problems import ConfigError
@@ -20,6 +20,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
+from proxima.task.held_out import SplitTask
 from proxima.view.formatting import output_width
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
@@ -154,12 +155,20 @@ def trained_block(resolved: Resolved[Any]) -> str:
     def named(section: str) -> str:
         return " + ".join(kind for path, kind in kinds.items() if re.fullmatch(rf"{section}(\.\d+)?\.kind", path))
 
-    held_out = f"held out: {named('eval.task') or 'nothing (set eval.task)'}"
+    held_out = f"held out: {named('eval.task') or _nothing(config.task)}"
+    if setting(config.eval.task, "part") == "held_out":
+        held_out += ", its held-out part"
     what = f"{config.model.path} on {named('task')}"
     if not isinstance(config, RunConfig):
         return f"{family_name(config):<9}{what}; {held_out}"
     reward = f", rewarded by {named('reward')}" if config.reward else ""
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
+
+
+def _nothing(task: Any) -> str:
+    """Says that nothing is held out, and what to set."""
+    splits = isinstance(task, SplitTask)
+    return f"nothing (set {'task.held_out=0.1, or ' * splits}eval.task)"
 
 
 def _batch_block(estimate: BatchArithmetic) -> str:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,9 @@ from proxima.model.demo_model import is_downloadable
 from proxima.model.micro_batch import micro_batches
 from proxima.rollout.prompt_limits import DynamicSampling
 from proxima.task import TASKS
+from proxima.task.mix import held_out_part
 from proxima.task.prompts import to_prompt
+from proxima.task.protocol import Rows, about_rows
 
 SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows whose tokens are counted
 ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, if none can be counted
@@ -111,10 +114,11 @@ class BatchArithmetic:
         config: RunConfig | OfflineConfig = resolved.config
         self.notes: list[str] = []
         self.prompt: int | None = None
-        if TASKS.holds(config.task, "mix") and (
-            shares := self._read(lambda: config.task.shares(config.seed), "shares")
+        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed))
+        if (TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None) and (
+            about := self._read(lambda: about_rows(self._rows()), "rows")
         ):
-            self.notes.append(f"task: {shares}")
+            self.notes.append(f"task: {about}")
         if downloadable := is_downloadable(path := config.model.path):
             self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
@@ -133,7 +137,7 @@ class BatchArithmetic:
     def _groups(self, config: RunConfig) -> GroupStep:
         """The step of a run that generates; adds notes on what its figures leave out."""
         if self._here:
-            prompt = self._read(lambda: longest_prompt(config, self.notes), "prompt length")
+            prompt = self._read(lambda: longest_prompt(config, self.notes, self._rows()), "prompt length")
             self.prompt = None if prompt is None else max(1, len(prompt))
             if prompt is not None and (shown := int((prompt < 0).sum())):
                 self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
@@ -151,7 +155,11 @@ class BatchArithmetic:
     def _examples(self, config: OfflineConfig) -> ExampleStep:
         """The step of a run on a fixed data set, from the lengths of its first rows."""
         train = config.train
-        counted = self._read(lambda: example_lengths(config, self.notes), "example length") if self._here else None
+        counted = (
+            self._read(lambda: example_lengths(config, self.notes, self._rows()), "example length")
+            if self._here
+            else None
+        )
         rows, lengths = counted or (0, [])
         if not lengths:
             self.notes.append(f"assuming that examples have {ASSUMED_EXAMPLE} tokens")
@@ -168,11 +176,10 @@ class BatchArithmetic:
         )
 
 
-def longest_prompt(config: RunConfig, notes: list[str] | None = None) -> Ints:
-    """The longest prompt among the first questions, in tokens, chat template included; ValueError, with the reason, if
-    the data or the tokenizer can't be read. `notes` receives what the template does to the rows."""
+def longest_prompt(config: RunConfig, notes: list[str] | None, rows: Rows) -> Ints:
+    """The longest prompt among the first of these questions, in tokens, chat template included; ValueError, with the
+    reason, if the data or the tokenizer can't be read. `notes` receives what the template does to the rows."""
     model = config.model.unloaded([config.task, config.episode])
-    rows = config.task.rows(config.seed)
     if notes is not None:
         notes += config.data.template_notes(model, rows, config.sampling.stop)
     count = min(SAMPLE_PROMPTS, len(rows))
@@ -181,10 +188,10 @@ def longest_prompt(config: RunConfig, notes: list[str] | None = None) -> Ints:
     return max(prompts, key=len, default=np.empty(0, np.int32))
 
 
-def example_lengths(config: OfflineConfig, notes: list[str]) -> tuple[int, list[int]]:
+def example_lengths(config: OfflineConfig, notes: list[str], rows: Rows) -> tuple[int, list[int]]:
     """The number of rows, and the lengths in tokens of the first usable ones; `notes` as in `longest_prompt`."""
     model = config.model.unloaded([config.task])
-    rows, lengths = config.task.rows(config.seed), list[int]()
+    lengths = list[int]()
     notes += config.data.template_notes(model, rows)
     for number in range(min(SAMPLE_EXAMPLES, len(rows))):
         try:

@@ -1,11 +1,12 @@
 """Merge layers into one tree: preset ← extended recipe ← recipe ← command line, with presets written out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from proxima.config.describe import NO_FIELD, FieldInfo, fields_of, kinds_of, root_field, table_of
+from proxima.config.describe import NO_FIELD, FieldInfo, class_at, fields_of, kinds_of, root_field, table_of
 from proxima.config.families import Family
 from proxima.config.recipe_reader import read_overrides, read_recipe
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Node, Source, merge, node_of
@@ -104,6 +105,77 @@ def with_evaluation_defaults(sections: Mapping[str, Node], training: Node | None
         each = [_with_sampling(held_out, training, below) for held_out in sets.items]
         evaluation = replace(evaluation, value={**evaluation.mapping, "sets": replace(sets, value=each)})
     return fields | {"eval": _with_sampling(evaluation, training, below)}
+
+
+def with_held_out_part(
+    sections: Mapping[str, Node], task: Node | None, family: type, root: type, *, import_code: bool
+) -> dict[str, Node]:
+    """Where `eval.task` is left out, set it to the part that the training's task holds out. A null that is written
+    stays: then nothing is evaluated.
+
+    Args:
+        sections: those that the command reads.
+        task: the recipe's `task`, whether or not it is among them.
+        family, root: the configs of the recipe's family and of the command; nothing changes if their sections `eval`
+            differ.
+        import_code: see `Builder`.
+    """
+    fields = dict(sections)
+    theirs, ours = (root_field(cls).child("eval").section for cls in (family, root))
+    evaluation = fields.get("eval", Node({}, DEFAULT))
+    if task is None or ours is not theirs or evaluation.mapping is None or "task" in evaluation.mapping:
+        return fields
+
+    slot = root_field(family).child("task").slot
+    if slot is None or not _holds_out(task, slot, import_code):
+        return fields
+
+    part = Node("held_out", Source("default, the task has a held-out part", "default"), "held_out")
+    held_out = _derived(task, "task")
+    held_out = replace(held_out, value={**(held_out.mapping or {}), "part": part})
+    return fields | {"eval": replace(evaluation, value={**evaluation.mapping, "task": held_out})}
+
+
+def _holds_out(task: Node, slot: Slot, import_code: bool) -> bool:
+    """True if a task, or one of the tasks that its kind combines, sets the share of its rows that is held out."""
+    cls = _class_of(task, slot, import_code)
+    fields = {} if cls is None else {info.name: info for info in fields_of(cls)}
+    if "part" not in fields:
+        return False
+    if "held_out" in fields and task.at("held_out") is not None:
+        return True
+
+    for info in fields.values():
+        node = (task.mapping or {}).get(info.name)
+        for source in (node.items or ()) if node is not None and info.slot is not None else ():
+            inner = root_field(_class_of(source, info.slot, import_code) or object).child("task").slot
+            below = (source.mapping or {}).get("task")
+            if inner is not None and below is not None and _holds_out(below, inner, import_code):
+                return True
+    return False
+
+
+def _class_of(node: Node, slot: Slot, import_code: bool) -> type | None:
+    """The class of a spec's kind; None if it can't be looked up, which `Builder` reports."""
+    kind, kinds = node.at("kind") or slot.default, kinds_of(slot)
+    if kind in kinds:
+        return kinds[str(kind)]
+    if not isinstance(kind, str) or ":" not in kind or not import_code:
+        return None
+    with suppress(Exception):  # importing runs arbitrary code
+        cls = class_at(kind)
+        return cls if is_dataclass(cls) else None
+    return None
+
+
+def _derived(node: Node, path: str) -> Node:
+    """The node as the default of another field: each value says from where."""
+    source = Source(f"as {path}", "default")
+    if node.mapping is not None:
+        return Node({key: _derived(child, f"{path}.{key}") for key, child in node.mapping.items()}, source)
+    if node.items is not None:
+        return Node([_derived(child, f"{path}.{number}") for number, child in enumerate(node.items)], source)
+    return replace(node, source=source, over=None)
 
 
 def _with_sampling(evaluation: Node, training: Node | None, info: FieldInfo) -> Node:

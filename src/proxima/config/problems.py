@@ -32,14 +32,17 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """All problems of a config, reported together; `str()` has one line per problem.
+    """All problems of a config, reported together; `str()` has one line per problem. A value that is taken from another
+    field has none of its own where the same is wrong with the other.
 
     Args:
         problems: in the order of the schema.
     """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+        every = tuple(problems)
+        named = {(f"as {problem.path}", problem.message) for problem in every}
+        self.problems = tuple(problem for problem in every if (problem.source, problem.message) not in named)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of, root_field
 from proxima.config.families import TRAIN, family_of, family_of_config
-from proxima.config.layers import merged, with_evaluation_defaults, with_learning_rate, with_run_models
+from proxima.config.layers import (
+    merged,
+    with_evaluation_defaults,
+    with_held_out_part,
+    with_learning_rate,
+    with_run_models,
+)
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
 from proxima.config.resolved import Resolved
@@ -68,7 +74,9 @@ def resolve(
         tree = with_learning_rate(tree, family)
     tree = with_run_models(tree)
     written = tree.mapping or {}
-    fields = with_evaluation_defaults(_fields_read(written, family.root, cls), written.get("sampling"), cls)
+    fields = _fields_read(written, family.root, cls)
+    fields = with_held_out_part(fields, written.get("task"), family.root, cls, import_code=import_code)
+    fields = with_evaluation_defaults(fields, written.get("sampling"), cls)
     if missing := list(_to_fill_in(replace(tree, value=fields))):
         raise ConfigError(missing)
     builder = Builder(import_code)

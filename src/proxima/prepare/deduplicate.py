@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.prepare.catalog import Conflicts
-from proxima.prepare.normalize import ANSWERS, question_key, strip_instructions, text_hash
+from proxima.prepare.normalize import ANSWERS, question_key, text_hash
 from proxima.prepare.read_files import SourceQuestion, SourceRow
 from proxima.system.jsonl import utf8
+from proxima.task.question_text import strip_instructions
 
 LISTED = 10_000  # maximum of unreadable rows listed with their text; all are counted
 _CACHED = 1 << 17  # hashes of raw rows, to recognise repeats without normalizing them

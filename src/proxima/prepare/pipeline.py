@@ -8,18 +8,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.random import share_of
 from proxima.prepare.catalog import Part, PrepareOptions
 from proxima.prepare.dataset_card import build_card, read_card, recipe_snippet, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.deduplicate import Deduplicator
 from proxima.prepare.locate import CARD, SourceFiles, locate_files
-from proxima.prepare.normalize import normalize, question_key, strip_instructions
+from proxima.prepare.normalize import question_key
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import combined_sha256, inspect_file, iter_source_rows
 from proxima.prepare.write_files import SplitData, SplitOutcome, write_lists, write_tables
 from proxima.system.atomic_files import atomic_folder
 from proxima.system.jsonl import utf8
+from proxima.task.held_out import is_held_out
+from proxima.task.question_text import strip_instructions
 
 HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback
@@ -152,7 +153,9 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
         side: [(entry.kept, entry.repeats) for entry in data.distinct.questions() if entry.kept]
         for side, data in sides.items()
     }
-    training = [(item, repeats, _is_held_out(item.question, held_out)) for item, repeats in questions.get("train", [])]
+    training = [
+        (item, repeats, is_held_out(item.question, held_out or 0)) for item, repeats in questions.get("train", [])
+    ]
     outcome = SplitOutcome({"test": questions.get("test", []), "train": []})
     if "test" in sides or held_out:
         test_items = [item for item, _ in outcome.kept["test"]] or [item for item, _, test in training if test]
@@ -165,11 +168,6 @@ def _decontaminated(sides: dict[str, SplitData], overlap: OverlapIndex, held_out
         else:
             outcome.kept["test" if test else "train"].append((item, repeats))
     return outcome
-
-
-def _is_held_out(question: str, share: float | None) -> bool:
-    """Decide by a hash of the question alone, so that more data, another order or another file change nothing."""
-    return bool(share) and share_of(f"held out: {normalize(question)}") < (share or 0)
 
 
 def _refuse_empty(part: Part, sides: dict[str, SplitData], files: dict[str, int]) -> None:

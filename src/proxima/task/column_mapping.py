@@ -10,8 +10,9 @@ from proxima.data import FieldError, UserError, require
 from proxima.data.errors import raise_together
 from proxima.data.flow import Message
 from proxima.data.json_reader import load_json
+from proxima.task.held_out import SplitTask
 from proxima.task.image_files import image_list, without_parts
-from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, is_played, user_message
+from proxima.task.protocol import EmptyPromptError, Row, is_played, user_message
 from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls
 from proxima.task.template import fill, look_up, template_fields, to_json_value, without_nan
 
@@ -29,7 +30,7 @@ BESIDE_CHATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColumnMapping(PlayedTask):
+class ColumnMapping(SplitTask):
     """Base of the tasks that read a table. Dots in a name lead into a column of objects (`reward_model.truth`).
 
     Args:
@@ -65,6 +66,7 @@ class ColumnMapping(PlayedTask):
     images: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tool_schemas not in (None, TOOLS):
             what = "gives the template tools that the model can't call: the task has an environment or tools of its own"
             require(not is_played(self), "tool_schemas", self.tool_schemas, what)

@@ -39,7 +39,7 @@ class Dataset(ColumnMapping):
         super().__post_init__()
         require(bool(self.path), "path", self.path, "must be a hub name or a folder")
 
-    def rows(self, seed: int) -> Rows:
+    def all_rows(self, seed: int) -> Rows:
         """Return the rows in the data set's order; the seed is ignored."""
         data = load_hub_dataset(self.path, self.subset, self.split, self.revision)
         source = f"data set {self.path!r}"

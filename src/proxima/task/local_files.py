@@ -43,7 +43,7 @@ class Files(ColumnMapping):
         super().__post_init__()
         require(bool(self.path), "path", self.path, "must name a file")
 
-    def rows(self, seed: int) -> Rows:
+    def all_rows(self, seed: int) -> Rows:
         """Return the rows of all files, in order; the seed is ignored. If `metadata` is set, only the mapped columns of
         Parquet files are kept in memory."""
         tables = [open_data_file(file, self.otherwise) for file in find_files(self.path)]

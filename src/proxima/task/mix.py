@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
-from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks, play_of, unusable_rows
+from proxima.task.held_out import Part
+from proxima.task.opening import open_tasks
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, play_of, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
@@ -42,10 +44,13 @@ class Mix(PlayedTask):
     alternate evenly, and `data.shuffle` shuffles each epoch of the mix like that of any data set. Prompts, uids and
     resumes work as for a single data set.
 
+    The held-out part of a mix has that of every source with `held_out`, each row once, whatever weights and size.
+
     Args:
         tasks: the sources, each `{name, weight, task}`.
         size: rows of the mix; null: the smallest number with every row of every source.
         column: a column added to each row with the name of its source, which a reward function can request.
+        part: the rows: `train`, or those that the sources have `held_out`.
     Raises: FieldError if a row already has that column, if a weight or `size` leaves a source without rows, or if the
         mix would have more than 20 million rows.
     """
@@ -53,6 +58,7 @@ class Mix(PlayedTask):
     tasks: Annotated[tuple[Any, ...], Slot("proxima.task.mix:SOURCES", many=True, default="source"), "the sources"]
     size: int | None = None
     column: str = "source"
+    part: Part = "train"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(self.tasks))
@@ -64,16 +70,32 @@ class Mix(PlayedTask):
             for name, value in vars(play_of(source.task)).items():
                 remedy = f"set {name} of the mix"
                 require(not value, f"tasks.{i}.task.{name}", value, "is not read in a mix", remedy=remedy)
+        require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
+        if self.part == "held_out":
+            remedy = "set held_out of a source to the share of its questions, such as 0.1"
+            require(bool(self.sources), "part", self.part, "needs a source with a part that is held out", remedy=remedy)
+
+    @property
+    def sources(self) -> dict[int, WeightedTask]:
+        """The sources of the mix's part, by their number in `tasks`."""
+        if self.part == "train":
+            return dict(enumerate(self.tasks))
+
+        parts = {i: held_out_part(source.task) for i, source in enumerate(self.tasks)}
+        return {i: replace(self.tasks[i], task=task) for i, task in parts.items() if task is not None}
 
     def rows(self, seed: int) -> Rows:
         """Return the rows of the mix, with the sources interleaved."""
         parts = self._opened(seed)
-        counts = self.counts([len(rows) for rows in parts])
+        sizes = [len(rows) for rows in parts]
+        counts = self.counts(sizes) if self.part == "train" else sizes
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
         unusable = tuple(error for rows in parts for error in unusable_rows(rows))
-        return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts), unusable)
+        about = self._about(parts, counts)
+        names = [source.name for source in self.sources.values()]
+        return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts, names), unusable, about=about)
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
         """Return the number of rows in the mix from each source; `sizes` are the sources' own numbers of rows."""
@@ -95,27 +117,38 @@ class Mix(PlayedTask):
             raise FieldError(field, weight, f"leaves this source none of {size:,} rows", remedy="raise it, or size")
         return counts
 
-    def shares(self, seed: int) -> str:
-        """Describe the share of each source in the mix, for display."""
-        sizes = [len(rows) for rows in self._opened(seed)]
-        counts = self.counts(sizes)
-        parts = [
-            f"{source.name} {count / sum(counts):.1%} ({count / rows:.3g} x its {rows:,} rows)"
-            for source, count, rows in zip(self.tasks, counts, sizes, strict=True)
-        ]
-        return f"an epoch of the mix has {sum(counts):,} rows: {', '.join(parts)}"
+    def _about(self, parts: Sequence[Rows], counts: Sequence[int]) -> str:
+        """Describe the share of each source in the mix, or the rows of each that are held out."""
+        shares, total = [], sum(counts)
+        for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
+            read = about_rows(rows) or f"its {len(rows):,} rows"
+            share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})" if self.part == "train" else f"({read})"
+            shares.append(f"{source.name} {share}")
+        named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
+        return f"{named} has {total:,} rows: {', '.join(shares)}"
 
     def _opened(self, seed: int) -> list[Rows]:
-        tasks = {f"tasks.{i}.task": source.task for i, source in enumerate(self.tasks)}
+        tasks = {f"tasks.{i}.task": source.task for i, source in self.sources.items()}
         return list(open_tasks(tasks, seed, may_skip=True).values())
 
-    def _row(self, parts: Sequence[Rows], index: int, place: NDArray[np.int64]) -> Row:
+    def _row(self, parts: Sequence[Rows], names: Sequence[str], index: int, place: NDArray[np.int64]) -> Row:
         source, number = map(int, place)
-        row, name = parts[source][number], self.tasks[source].name
+        row, name = parts[source][number], names[source]
         remedy = "set the mix's column to another name"
         require(self.column not in row.metadata, "column", self.column, f"is a column of {name} already", remedy=remedy)
         metadata: Mapping[str, Any] = {**row.metadata, self.column: name}
         return replace(row, metadata=metadata)
+
+
+def held_out_part(task: Any) -> Any | None:
+    """The task that reads the rows that a task holds out; None if it holds none out."""
+    if isinstance(task, Mix):
+        held_out = any(held_out_part(source.task) is not None for source in task.tasks)
+        return replace(task, part="held_out") if held_out else None
+    if getattr(task, "held_out", None) is None or not hasattr(task, "part"):
+        return None
+
+    return replace(task, part="held_out")
 
 
 def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:

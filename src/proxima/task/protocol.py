@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxima.data import FieldError, FieldErrors, UserError, within
-from proxima.data.errors import raise_together
+from proxima.data import FieldError
 from proxima.data.flow import Message
 
 
@@ -56,12 +55,14 @@ class MappedRows:
         row: builds the row from a number and its item.
         unusable: the errors of the rows known to have no prompt, in order.
         place: returns where the row of an item was read, as file:line; None: unknown.
+        about: what they are of, for people: the part of a data set, or the shares of a mix; empty: all rows of a task.
     """
 
     items: Any
     row: Callable[[int, Any], Row]
     unusable: tuple[EmptyPromptError, ...] = ()
     place: Callable[[Any], str] | None = None
+    about: str = ""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -77,30 +78,16 @@ def unusable_rows(rows: Rows) -> tuple[EmptyPromptError, ...]:
     return rows.unusable if isinstance(rows, MappedRows) else ()
 
 
-def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False) -> dict[str, Rows]:
-    """Open the rows of tasks, keyed by their dotted paths in a recipe.
+def place_of(rows: Rows, number: int) -> str:
+    """`pairs.jsonl:4`, or `row 3` where the rows are not lines of a file."""
+    if isinstance(rows, MappedRows) and rows.place is not None:
+        return rows.place(rows.items[number])
+    return f"row {number}"
 
-    Args:
-        may_skip: the caller reads each row, and handles those that raise `EmptyPromptError`.
 
-    Raises:
-        FieldError, FieldErrors: invalid fields of the tasks, all reported together.
-        UserError: see `Task.rows`; also if a row is known to have no prompt, unless `may_skip`.
-    """
-    rows, errors = dict[str, Rows](), list[FieldError]()
-    for path, task in tasks.items():
-        try:
-            with within(path):
-                rows[path] = task.rows(seed)
-        except FieldError as error:
-            errors.append(error)
-        except FieldErrors as several:
-            errors += several.errors
-    raise_together(errors)
-    for path, opened in rows.items():
-        for row_error in () if may_skip else unusable_rows(opened):
-            raise UserError(f"{path}: a row has an empty {row_error.field}", remedy=row_error.remedy)
-    return rows
+def about_rows(rows: Rows) -> str:
+    """What the rows are of, see `MappedRows.about`; empty for rows of a user's own class."""
+    return rows.about if isinstance(rows, MappedRows) else ""
 
 
 class Task(Protocol):

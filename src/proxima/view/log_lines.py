@@ -104,6 +104,8 @@ class LogLines(Observer):
         self._info = info
         self._line(_justified(header(info), str(info.folder)))
         self._line(f"step = {info.composition}")
+        for part in info.parts:
+            self._line(part)
         for line in outcome_lines(info.chosen):
             self._line(f"auto   {printable(line)}")
         if info.resumed_at:

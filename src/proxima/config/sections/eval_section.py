@@ -20,6 +20,7 @@ from proxima.evaluation.plateau import Plateau
 from proxima.reward.base import as_reward
 from proxima.rollout.generator import GroupSpec
 from proxima.task import TASKS
+from proxima.task.held_out import SplitTask
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
 NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # metrics that are not better when higher
@@ -129,7 +130,11 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
     """Warn if training and evaluation have questions in common."""
     sets = [(f"{path}.task", part) for path, spec in eval.all_sets.items() for part in parts_of(spec.task)]
     for (path, asked), trained in product(sets, parts_of(task)):
-        if asked == trained and not TASKS.holds(asked, "seeds"):  # whose uids, and therefore seeds, differ
+        if TASKS.holds(asked, "seeds"):  # its uids, and therefore its seeds, differ
+            continue
+        if isinstance(asked, SplitTask) and asked.shares_data(trained):
+            yield from _of_a_split(path, asked, trained)
+        elif asked == trained:
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield path, f"has the same questions as `task`, so it measures training data; {remedy}"
         elif all(TASKS.holds(part, "arithmetic") for part in (asked, trained)):
@@ -139,9 +144,23 @@ def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
                 yield path, f"training uses some of its questions; {remedy}"
 
 
+def _of_a_split(path: str, asked: SplitTask, trained: SplitTask) -> Findings:
+    """Warn unless training leaves out all rows of a task with the same data: a question that is held out for one share
+    is so for any larger one."""
+    if asked.part == "held_out" and trained.part == "train" and (asked.held_out or 0) <= (trained.held_out or 0):
+        return
+    remedy = f"name another file with {path}.path, or leave eval.task out and set task.held_out=0.1"
+    if trained.held_out is not None:
+        remedy = f"leave eval.task out, or set {path}.part=held_out and {path}.held_out={trained.held_out:g}"
+    what = "has the same questions as `task`" if asked.part == trained.part else "has questions of `task`"
+    yield path, f"{what}, so it measures training data; {remedy}"
+
+
 def parts_of(task: Any) -> list[Any]:
-    """The tasks of a mix, or the task alone."""
-    return [part for source in task.tasks for part in parts_of(source.task)] if TASKS.holds(task, "mix") else [task]
+    """The tasks of a mix that it reads, or the task alone."""
+    if not TASKS.holds(task, "mix"):
+        return [task]
+    return [part for source in task.sources.values() for part in parts_of(source.task)]
 
 
 def evaluation_metric_exists(r: Resolved[Any], eval: EvalConfig, reward: Sequence[Any]) -> Findings:

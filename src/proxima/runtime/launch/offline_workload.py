@@ -98,6 +98,7 @@ class OfflineWorkload:
             step=f"{config.train.examples_per_step:,} examples",
             steps=self.steps,
             finished=finished,
+            rows={name.partition(":")[0]: rows for name, rows in self.data.rows.items()},
             chosen=self.chosen,
         )
 

@@ -131,6 +131,7 @@ class RlWorkload:
             updates=train.updates_per_step * train.epochs_per_step,
             steps=train.steps,
             finished=finished,
+            rows=self.data.rows,
             replay_of=config.replayed,
             chosen=self.chosen,
         )

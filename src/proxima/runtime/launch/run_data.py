@@ -29,8 +29,9 @@ from proxima.runtime.placement.launcher import is_first, placed_engine, starts_l
 from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores
+from proxima.task.opening import open_tasks
 from proxima.task.prompts import PromptSource, key_notes
-from proxima.task.protocol import is_played, open_tasks
+from proxima.task.protocol import Rows, is_played
 
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
@@ -49,6 +50,12 @@ class RunData:
     notes: list[str]
     world: World | AgentWorld | None = None  # of the training task
     images: ImageStore | None = None  # that prompts show
+
+    @property
+    def rows(self) -> dict[str, Rows]:
+        """The rows of each task, by its name in messages; a replay has no training rows."""
+        held_out = {f"eval.sets {each.name}" if each.name else "eval.task": each.rows for each in self.held_out}
+        return ({"task": self.source.rows} if isinstance(self.source, PromptSource) else {}) | held_out
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""

@@ -35,6 +35,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.system.machine import compiler, package_version
 from proxima.system.user_modules import user_module_file
+from proxima.task.held_out import image_sha
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Rows, is_played, play_of
 from proxima.training.checkpoint import damage, read_checkpoint
@@ -275,13 +276,6 @@ def rows_sha(rows: Rows) -> str:
             content = [error.field, error.value]
         digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
     return digest.hexdigest()
-
-
-def image_sha(image: Any) -> str:
-    """SHA-256 of an image of a row."""
-    if isinstance(image, str):
-        image = Path(image).read_bytes() if Path(image).is_file() else image.encode()
-    return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
 
 
 def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], rollouts: str) -> None:

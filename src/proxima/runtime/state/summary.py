@@ -19,6 +19,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, WarningList
 from proxima.system.machine import peak_memory_bytes
+from proxima.task.protocol import Rows, about_rows
 from proxima.version import __version__
 
 
@@ -61,11 +62,12 @@ def run_info(
     updates: int = 1,
     steps: int,
     finished: int,
+    rows: Mapping[str, Rows],
     replay_of: Path | None = None,
     chosen: Sequence[Outcome] = (),
 ) -> RunInfo:
     """The facts known at the start, or when the run resumes after `finished` steps; `loaded` is None if no step is
-    left, `step` is what a step consists of, in words."""
+    left, `step` is what a step consists of, in words, `rows` are those of each task, by its path."""
     dtype, budget = config.model.compute_dtype, config.train.tokens_per_micro_batch
     return RunInfo(
         version=__version__,
@@ -81,6 +83,7 @@ def run_info(
         threads=torch.get_num_threads(),
         dtype=dtype if dtype == config.model.dtype else f"{dtype} autocast",
         resumed_at=finished,
+        parts=tuple(f"{path} = {about}" for path, opened in rows.items() if (about := about_rows(opened))),
         replay_of=replay_of,
         chosen=tuple(chosen),
     )

@@ -35,6 +35,7 @@ class RunInfo:
     threads: int = 0
     dtype: str = "float32"  # `bfloat16 autocast` where the weights have another
     resumed_at: int = 0  # the last finished step when this process resumed the run; 0 for a new run
+    parts: tuple[str, ...] = ()  # of the data sets that the tasks read: `task = 448 of 500 rows; 52 are held out by …`
     replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
     chosen: Sequence[Outcome] = ()  # what the fields that the recipe leaves to the machine have become
 

@@ -1,0 +1,137 @@
+"""Splits the rows of a task in two parts: rows to train on, and a share that is held out from training.
+
+A hash of the question alone decides, with no seed: a row stays in its part when rows are added, removed or reordered,
+and all rows with the same question are in the same part. `proxima data prepare` splits its questions by the same hash.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from proxima.data import FieldError, require
+from proxima.data.random import share_of
+from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, place_of, unusable_rows
+from proxima.task.question_text import normalize
+
+Part = Literal["train", "held_out"]
+BY = "by a hash of the question"
+
+
+def is_held_out(question: str, share: float) -> bool:
+    """True for a share of the questions in [0, 1]. Questions that are equal after `normalize` give the same answer, and
+    one that is held out stays so if the share grows."""
+    return share_of(f"held out: {normalize(question)}") < share
+
+
+def question_of(row: Row) -> str:
+    """The text that decides a row's part.
+
+    Of a single turn of the user it is the turn's text. Of a longer chat, or with images, it is JSON of the roles, the
+    normalized texts and the hashes of the images, without the turns of the assistant at the end, which answer the
+    question.
+    """
+    asked = list(row.messages)
+    while len(asked) > 1 and asked[-1]["role"] == "assistant":
+        asked.pop()
+    if len(asked) == 1 and asked[0]["role"] == "user" and not row.images:
+        return str(asked[0]["content"])
+
+    turns = [[message["role"], normalize(str(message["content"] or ""))] for message in asked]
+    return json.dumps([turns, [image_sha(image) for image in row.images]], ensure_ascii=False)
+
+
+def image_sha(image: Any) -> str:
+    """SHA-256 of an image of a row: of its file's bytes, or of its pixels."""
+    if isinstance(image, str):
+        image = Path(image).read_bytes() if Path(image).is_file() else image.encode()
+    return sha256(image if isinstance(image, bytes) else image.tobytes()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitTask(PlayedTask):
+    """Base of the kinds of tasks of which a share can be held out.
+
+    Args:
+        held_out: share of the questions, in (0, 1), that is held out from training, by a hash of the question;
+            `eval.task` left out evaluates it. null: none.
+        part: the rows, if `held_out` is set: `train`, those to train on, or `held_out`.
+    """
+
+    held_out: float | None = None
+    part: Part = "train"
+
+    def __post_init__(self) -> None:
+        bound, remedy = "must be a share in (0, 1)", "null holds nothing out"
+        require(self.held_out is None or 0 < self.held_out < 1, "held_out", self.held_out, bound, remedy=remedy)
+        require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
+        splits = self.held_out is not None or self.part == "train"
+        remedy = "set held_out to its share, such as 0.1"
+        require(splits, "part", self.part, "needs a part that is held out", remedy=remedy)
+
+    def all_rows(self, seed: int) -> Rows:
+        """Open the rows of both parts; see `Task.rows`."""
+        raise NotImplementedError
+
+    def rows(self, seed: int) -> Rows:
+        """Open the rows of `part`, in the order of the data; the seed is ignored.
+
+        Raises:
+            UserError: as `all_rows`. FieldError: the part has no rows.
+        """
+        return self.of_part(self.all_rows(seed))
+
+    def of_part(self, rows: Rows) -> Rows:
+        """Choose the rows of `part` from all rows."""
+        return rows if self.held_out is None else part_of(rows, self.held_out, self.part)
+
+    def shares_data(self, other: object) -> bool:
+        """True if `all_rows` of another task are the same."""
+        if type(other) is not type(self):
+            return False
+
+        return self == replace(other, held_out=self.held_out, part=self.part)
+
+
+def part_of(rows: Rows, held_out: float, part: Part) -> MappedRows:
+    """The rows of one part, in their order. A row without a prompt is in the part `train`.
+
+    Raises:
+        FieldError: the part has no rows.
+    """
+    numbers: dict[Part, list[int]] = {"train": [], "held_out": []}
+    for number in range(len(rows)):
+        try:
+            held = is_held_out(question_of(rows[number]), held_out)
+        except EmptyPromptError:
+            held = False
+        numbers["held_out" if held else "train"].append(number)
+    chosen, count = numbers[part], len(rows)
+    if not chosen:
+        side, remedy = ("held-out part", "raise it") if part == "held_out" else ("part to train on", "lower it")
+        bound = f"leaves none of the {count:,} row{'s' * (count != 1)} in the {side}"
+        raise FieldError("held_out", held_out, bound, remedy=f"{remedy}, or add rows")
+
+    about = f"{len(chosen):,} of {count:,} rows"
+    if part == "held_out":
+        about += f", held out {BY}"
+    else:
+        others = count - len(chosen)
+        about += f"; {others:,} {'is' if others == 1 else 'are'} held out {BY}"
+    return _chosen(rows, chosen, unusable_rows(rows) if part == "train" else (), about)
+
+
+def _chosen(rows: Rows, numbers: Sequence[int], unusable: tuple[EmptyPromptError, ...], about: str) -> MappedRows:
+    """The rows with these numbers, which keep their places in errors."""
+
+    def row(_: int, number: int) -> Row:
+        return rows[int(number)]
+
+    def place(number: int) -> str:
+        return place_of(rows, int(number))
+
+    return MappedRows(np.asarray(numbers, np.int64), row, unusable, place, about)
