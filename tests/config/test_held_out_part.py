@@ -11,7 +11,7 @@ from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
 from proxima.config.schema import EvaluateConfig
 from proxima.config.validate import warnings
-from proxima.task.held_out import SplitTask
+from proxima.task.held_out_part import SplitTask
 from proxima.task.local_files import Csv
 from proxima.task.mix import Mix
 from proxima.task.protocol import MappedRows, Row, user_message

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data import FieldError
-from proxima.task.held_out import is_held_out, part_of, question_of
+from proxima.task.held_out_part import is_held_out, question_of, rows_of_part
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet
 from proxima.task.mix import Mix, WeightedTask, held_out_part
 from proxima.task.opening import open_tasks
-from proxima.task.protocol import MappedRows, Row, place_of, user_message
+from proxima.task.protocol import MappedRows, Row, row_place, user_message
 
 QUESTIONS = st.lists(st.text(max_size=8), min_size=1, max_size=40)
 
@@ -28,7 +28,7 @@ def parts(questions, share):
     found = {}
     for part in ("train", "held_out"):
         try:
-            rows = part_of(rows_of(questions), share, part)
+            rows = rows_of_part(rows_of(questions), share, part)
             found[part] = [rows[i].messages[0]["content"] for i in range(len(rows))]
         except FieldError as error:
             assert error.field == "held_out" and f"leaves none of the {len(questions)} row" in str(error)
@@ -151,7 +151,7 @@ def test_a_row_keeps_its_place_and_both_parts_read_the_data_once(tmp_path, monke
     held_out = rows["eval.task"]
     first = texts(held_out)[0]
     line = 1 + next(i for i in range(60) if f"What is {i % 50} + 1?" == first)
-    assert place_of(held_out, 0) == f"{tmp_path / 't.jsonl'}:{line}"
+    assert row_place(held_out, 0) == f"{tmp_path / 't.jsonl'}:{line}"
     count = len(held_out)
     assert held_out.about == f"{count} of 60 rows, held out by a hash of the question"
     assert rows["task"].about == f"{60 - count} of 60 rows; {count} are held out by a hash of the question"

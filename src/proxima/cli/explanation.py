@@ -11,7 +11,7 @@ from proxima.cli.parameters import print_json, truncated
 from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
 from proxima.config.describe import first_sentence, setting
 from proxima.config.families import family_name
-from proxima.config.outcomes import outcome_lines, outcomes_of
+from proxima.config.outcomes import explained_outcomes, outcome_lines
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved, ResolvedValue, dump
@@ -20,7 +20,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
-from proxima.task.held_out import SplitTask
+from proxima.task.held_out_part import SplitTask
 from proxima.view.formatting import output_width
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
@@ -51,7 +51,7 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
     estimate = BatchArithmetic(resolved)
     blocks = [trained_block(resolved), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
-    blocks += [f"auto     {line}" for line in outcome_lines(outcomes_of(resolved.config))]
+    blocks += [f"auto     {line}" for line in outcome_lines(explained_outcomes(resolved.config))]
     remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
     columns = min(width or WIDTH, WIDTH)
@@ -69,7 +69,7 @@ def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
         "header": header_of(resolved.recipe),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
-        "auto": [asdict(outcome) for outcome in outcomes_of(resolved.config)],
+        "auto": [asdict(outcome) for outcome in explained_outcomes(resolved.config)],
         "notes": estimate.notes,
         "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved))],
     }

@@ -8,17 +8,29 @@ To add one: a function in `OUTCOMES`, which yields nothing where the recipe choo
 only a loaded model or engine tells, a workload adds to its `chosen`.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
-from proxima.data.errors import FieldError
+from proxima.config.sections.data_section import tasks_of, world_of
+from proxima.data.errors import FieldError, UserError
+from proxima.engine.local.decoders import first_proven
+from proxima.engine.local.fast_decoder import FastDecoder, supports
+from proxima.environment import ENVIRONMENTS
+from proxima.environment.tool_calls import format_of, why_format
 from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.model.files import local_place
 from proxima.model.precision import DECIDED, ComputeDtype, dtype_choice
 from proxima.model.pretrained import check_device, resolve_device
+from proxima.model.proof import Proof, proof_before_loading
+from proxima.process.containers import auto_engine
+from proxima.process.sandbox import auto_sandbox
+from proxima.task.protocol import is_played
 
 AUTO = "auto"
 
@@ -43,6 +55,12 @@ def outcomes_of(config: Any) -> list[Outcome]:
     dtypes = list(dtype_outcomes(config))
     decided, _ = settled(config, None, dtypes)
     return [*dtypes, *(outcome for find in OUTCOMES for outcome in find(decided))]
+
+
+def explained_outcomes(config: Any) -> list[Outcome]:
+    """The outcomes that are known before the run, and each `auto` field whose outcome is not."""
+    known = [*outcomes_of(config), *model_outcomes(config)]
+    return [*known, *undecided(config, known)]
 
 
 def outcome_lines(outcomes: Iterable[Outcome]) -> list[str]:
@@ -120,6 +138,110 @@ def _device_of(config: Any, owner: Any) -> str | None:
     except FieldError:
         return None
     return str(device)
+
+
+# ---- fields that answer for themselves -------------------------------------------------------------------------------
+
+
+def field_outcomes(config: Any) -> Iterator[Outcome]:
+    """The outcomes that sections and specs know by themselves."""
+    for path, owner in _auto_fields(config):
+        answer = setting(owner, "auto_outcome")
+        known = None if answer is None else answer(path.rpartition(".")[2])
+        if known is not None:
+            yield Outcome(path, *known)
+
+
+def environment_outcomes(config: Any) -> Iterator[Outcome]:
+    """The sandbox of built-in environments that run programs, and the engine of an agent's container."""
+    for path, task in tasks_of(config).items():
+        given = world_of(task, "environment")
+        arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
+        kind = arguments.get("kind")
+        if kind in ENVIRONMENTS and arguments.get("sandbox", _default(ENVIRONMENTS[kind], "sandbox")) == AUTO:
+            yield Outcome(f"{path}.environment.sandbox", *auto_sandbox())
+        container = arguments.get("container")
+        if isinstance(container, Mapping) and container.get("engine", AUTO) == AUTO and (known := auto_engine()):
+            yield Outcome(f"{path}.environment.container.engine", *known)
+
+
+def _default(cls: type, name: str) -> Any:
+    parameter = inspect.signature(cls).parameters.get(name)
+    return None if parameter is None else parameter.default
+
+
+def undecided(config: Any, known: Iterable[Outcome]) -> list[Outcome]:
+    """The `auto` fields without one of the known outcomes, as `explain` shows them."""
+    later = "it depends on the model or the engine, and is decided when the run starts"
+    return [Outcome(path, AUTO, later) for path, _ in _without(config, known)]
+
+
+def unanswered(config: Any, known: Iterable[Outcome]) -> list[Outcome]:
+    """Those of them whose class does not answer for its fields, as a run shows them."""
+    silent = "its kind does not say what that becomes here"
+    owners = _without(config, known)
+    return [Outcome(path, AUTO, silent) for path, owner in owners if setting(owner, "auto_outcome") is None]
+
+
+def _without(config: Any, known: Iterable[Outcome]) -> list[tuple[str, Any]]:
+    paths = {outcome.path for outcome in known}
+    plays = any(map(is_played, tasks_of(config).values()))
+    fields = [(path, owner) for path, owner in _auto_fields(config) if path not in paths]
+    return [(path, owner) for path, owner in fields if plays or not path.startswith("episode.")]
+
+
+def _auto_fields(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The path of each field that is `auto`, but for those of dtypes, and the section or spec that it is a field of."""
+    for info in fields_of(type(config)):
+        below, value = f"{path}{info.name}", getattr(config, info.name)
+        if value == AUTO and info.hint != ComputeDtype:
+            yield below, config
+        elif info.slot is not None and info.slot.many:
+            for index, spec in enumerate(value):
+                yield from _auto_fields(spec, f"{below}.{index}.")
+        elif value is not None and _has_fields(info):
+            yield from _auto_fields(value, f"{below}.")
+
+
+# ---- of a model before its weights are loaded ------------------------------------------------------------------------
+
+
+def model_outcomes(config: Any) -> Iterator[Outcome]:
+    """The outcomes that follow from the files of a model on this machine, for `explain`: a run has them from the loaded
+    model. Fields of what it can't read are left out, which the checks report."""
+    model = config.model
+    if local_place(model.path, model.revision) is None:  # asking the hub would take its time
+        return
+    with suppress(UserError):
+        files = model.unloaded()
+        if model.attention == AUTO:
+            scalar = setting(config, "reward_model") is not None
+            proof = proof_before_loading(files.config, model.max_length, scalar=scalar)
+            yield attention_outcome(proof, proof.attention())
+        if setting(setting(config, "engine"), "decoder") == AUTO:
+            proof = proof_before_loading(files.config, model.max_length)
+            yield decoder_outcome(proof, images=any(setting(task, "images") for task in tasks_of(config).values()))
+        played = [task for task in tasks_of(config).values() if is_played(task)]
+        if played and config.episode.tool_format == AUTO:
+            yield tool_format_outcome(files.tokenizer, config.data.template_arguments)
+
+
+def attention_outcome(proof: Proof, attention: str) -> Outcome:
+    """The attention that `auto` has chosen for a model, with what its proof says of it."""
+    return Outcome("model.attention", attention, proof.why(attention))
+
+
+def decoder_outcome(proof: Proof, *, images: bool) -> Outcome:
+    """The decoder of the local engine for a model, and for prompts with `images`."""
+    why = "it is not shown images" if images else supports(proof.twin)
+    if why is None and first_proven(proof, fast=True) is FastDecoder:
+        return Outcome("engine.decoder", "fast", "its log-probs are the model's own, as small copies prove")
+    return Outcome("engine.decoder", "general", f"the fast one is not for this model: {why or 'its log-probs differ'}")
+
+
+def tool_format_outcome(tokenizer: Any, arguments: Mapping[str, Any]) -> Outcome:
+    """The format of tool calls that `auto` chooses for a tokenizer's chat template; raises as `format_of`."""
+    return Outcome("episode.tool_format", format_of(tokenizer, arguments), why_format(tokenizer))
 
 
 # ---- settling --------------------------------------------------------------------------------------------------------
@@ -240,4 +362,4 @@ def kernel_outcomes(config: Any) -> Iterator[Outcome]:
 
 
 # of a config in which the dtypes are decided
-OUTCOMES: Sequence[Callable[[Any], Iterator[Outcome]]] = (kernel_outcomes,)
+OUTCOMES: Sequence[Callable[[Any], Iterator[Outcome]]] = (kernel_outcomes, field_outcomes, environment_outcomes)

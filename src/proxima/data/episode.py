@@ -32,6 +32,7 @@ class Span:
         reward: the environment's reward for this turn, in reward units; 0 for an observation.
         calls: the tool calls that could be parsed from the model's message.
         unreadable: why each other call could not be parsed, one line each.
+        written_as: the format of its calls, if that is not the one that is read; empty: it is, or there are none.
         error: for an observation: a tool raised, or a call could not be parsed.
         state: the environment's name for its state before this turn, for advantages that compare turns in the same
             state; None: the last observation identifies the state.
@@ -45,6 +46,7 @@ class Span:
     reward: float = 0.0
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
+    written_as: str = ""
     error: bool = False
     state: str | None = None
 
@@ -87,8 +89,12 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values; those of roles, parts and `unrewarded` only where set."""
-        return {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts", "unrewarded")}
+        """Return the fields as JSON values; those of roles, parts, `unrewarded` and `written_as` only where set."""
+        facts = {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts", "unrewarded")}
+        for span in facts["spans"]:
+            if not span["written_as"]:
+                del span["written_as"]
+        return facts
 
     def to_json(self) -> str:
         """Serialise as a line of JSON, which `from_json` reads."""

@@ -18,10 +18,12 @@ MOST_CALLS = 32  # per message
 
 @dataclass(frozen=True)
 class ReadMessage:
-    """The calls in a message, in order, and a one-line reason for each call that could not be parsed."""
+    """The calls in a message, in order, and a one-line reason for each call that could not be parsed. `written_as`: it
+    has calls in this other format alone; empty: it has none, or some that could be parsed."""
 
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
+    written_as: str = ""
 
 
 ParsedCalls = Iterator[ToolCall | str]  # a call, or why it is invalid
@@ -205,18 +207,27 @@ def mistral_start(text: str, tools: Parameters) -> int:
     return -1 if first is None else first.start()
 
 
-# The texts with which the first call of a message begins. Where tags are control tokens, a decoded text may lack them.
-DEEPSEEK_BARE = r"(?<![\w.])function(?:{names})\s{0,99}```"
-STARTS = {
+# The texts with which a call begins, of every format: what precedes the first one is no call. The tags of JSON_TAGS
+# come before a call of `llama`, which otherwise is a message of JSON alone.
+OPENINGS: dict[str, str] = {
     "deepseek": r"<[｜|]tool▁calls?▁begin[｜|]>",
+    "glm": r"<tool_call>",
+    "hermes": r"<tool_call>",
     "kimi": r"<\|tool_call(s_section)?_begin\|>|(?<![\w.])functions\.[\w.-]{1,200}:\d{1,9}\s{0,99}\{",
+    "llama": r"<\|python_tag\|>|<\|tool_call\|>|<TOOLCALL>|\[TOOL_CALLS\]|\[\s{0,99}\{|\{",
     "minimax": r"<minimax:tool_call>|<invoke name=",
+    "xml": r"<function=",
+    "code": r"```",
 }
+DEEPSEEK_BARE = r"(?<![\w.])function(?:{names})\s{0,99}```"  # where tags are control tokens, a text may lack them
 
 
-def tag_start(text: str, tool_format: str, tools: Parameters) -> int:
-    """The position of the first call of a message in a format of `STARTS`; -1: there is none."""
-    pattern = STARTS[tool_format]
+def call_start(text: str, tool_format: str, tools: Parameters) -> int:
+    """The position of the first call of a message in a format; -1: there is none."""
+    if tool_format == "mistral":
+        return mistral_start(text, tools)
+
+    pattern = OPENINGS[tool_format]
     if tool_format == "deepseek" and tools:
         pattern += "|" + DEEPSEEK_BARE.replace("{names}", "|".join(map(re.escape, tools)))
     first = re.search(pattern, text)
@@ -234,7 +245,7 @@ DEEPSEEK_CALL = re.compile(
 def _deepseek(text: str, tools: Parameters) -> ParsedCalls:
     if DEEPSEEK_TAG.search(text):
         yield from _tagged(text, DEEPSEEK_TAG, DEEPSEEK_CALL, "<｜tool▁sep｜> and { do not follow")
-    elif (at := tag_start(text, "deepseek", tools)) >= 0:
+    elif (at := call_start(text, "deepseek", tools)) >= 0:
         bare = re.compile(
             r"function({})\s{{0,99}}```(?:json)?\s{{0,99}}(?=\{{)".format("|".join(map(re.escape, tools)))
         )
@@ -395,9 +406,40 @@ HOOKS: dict[str, Any] = {"object_pairs_hook": _unique, "parse_constant": _refuse
 DECODER = json.JSONDecoder(parse_int=bounded_int, **HOOKS)
 
 
+# Texts that nothing but a call in the format has. In what is left, JSON and fenced blocks also answer questions.
+UNMISTAKABLE: dict[ToolFormat, str] = {
+    "xml": r"<function=[^\s<>]",
+    "minimax": OPENINGS["minimax"],
+    "deepseek": OPENINGS["deepseek"],
+    "kimi": r"<\|tool_call(s_section)?_begin\|>",
+    "mistral": r"\[TOOL_CALLS\][^\s\[{]",
+    "glm": r"<tool_call>[^{]*<arg_key>",
+    "hermes": r"<tool_call>",
+    "llama": r"<\|python_tag\|>|<\|tool_call\|>|<TOOLCALL>|\[TOOL_CALLS\]",
+}
+
+
+def other_format(text: str, tool_format: ToolFormat, tools: Parameters) -> ToolFormat | None:
+    """The format of the calls in a message that is to have them in `tool_format`; None: it has none in another.
+
+    Their reader finds a call of a known tool, or they begin as only a call does. Fenced blocks are never taken for
+    calls: they may be the answer.
+    """
+    others: list[ToolFormat] = [other for other in UNMISTAKABLE if other != tool_format]
+    for other in others:
+        if any(isinstance(call, ToolCall) and call.name in tools for call in READERS[other](text, tools)):
+            return other
+    same = OPENINGS.get(tool_format, "")  # <tool_call> also begins a broken call of the format that is read
+    for other in others:
+        if UNMISTAKABLE[other] != same and re.search(UNMISTAKABLE[other], text):
+            return other
+    return None
+
+
 def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMessage:
     """Parse the tool calls in a message of the model, after its thinking. A fenced block is a call only if a tool's
-    name follows the fence; its text is the tool's first argument."""
+    name follows the fence; its text is the tool's first argument. A message that has calls in another format alone is
+    unreadable."""
     before, thought, after = text.partition("</think>")
     text = after if thought else "" if "<think>" in text else before
     calls, unreadable = list[ToolCall](), list[str]()
@@ -409,4 +451,6 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
             unreadable.append(" ".join(call.split()))
         else:
             calls.append(call)
+    if not calls and (other := other_format(text, tool_format, tools)) is not None:
+        return ReadMessage(unreadable=(f"a call is written as {other}, and read as {tool_format}",), written_as=other)
     return ReadMessage(tuple(calls), tuple(unreadable))

@@ -26,15 +26,7 @@ from typing import Any, get_args
 
 from proxima.data import UserError
 from proxima.data.episode import ToolCall
-from proxima.environment.call_readers import (
-    STARTS,
-    Parameters,
-    ReadMessage,
-    ToolFormat,
-    mistral_start,
-    read_calls,
-    tag_start,
-)
+from proxima.environment.call_readers import Parameters, ReadMessage, ToolFormat, call_start, read_calls
 from proxima.model.chat.encode import control_texts
 from proxima.model.chat.template_inputs import reads_tools
 
@@ -46,11 +38,7 @@ def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
 
 def before_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> str:
     """The part of a message that precedes its first call."""
-    marks = {"hermes": "<tool_call>", "glm": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}
-    if tool_format in STARTS:
-        at = tag_start(text, tool_format, tools)
-    else:
-        at = mistral_start(text, tools) if tool_format == "mistral" else text.find(marks[tool_format])
+    at = call_start(text, tool_format, tools)
     return text if at < 0 else text[:at].rstrip()
 
 
@@ -179,6 +167,13 @@ def format_of(tokenizer: Any, arguments: Mapping[str, Any] = MappingProxyType({}
     what = f"the chat template shows tools in a form that isn't known here{looks}{written}"
     readable = ", ".join(get_args(ToolFormat))
     raise UserError(what, remedy=f"set episode.tool_format to one of {readable} if the model writes its calls so")
+
+
+def why_format(tokenizer: Any) -> str:
+    """Why `format_of` chooses the format that it does."""
+    if reads_tools(tokenizer):
+        return "the chat template writes calls so"
+    return "the chat template has no tools, so the system message describes them and shows a call in this format"
 
 
 def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:

@@ -208,6 +208,12 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 
+def auto_device() -> tuple[str, str]:
+    """The device that `auto` chooses here, and the reason."""
+    chosen = resolve_device("auto").type
+    return chosen, "this machine has a GPU that torch can use" if chosen == "cuda" else "torch finds no GPU"
+
+
 def check_path(path: str) -> None:
     """Validate a model path before anything is loaded.
 

@@ -257,6 +257,13 @@ class Proof:
         bound = f"does not keep the sequences of a {self.name} apart ({tried['packed']})"
         raise FieldError("model.attention", asked, bound, remedy="set model.attention=auto, or padded")
 
+    def why(self, attention: str) -> str:
+        """Why `auto` has chosen this attention."""
+        if attention == "padded":
+            return f"packed does not keep the sequences of a {self.name} apart ({self.problem('packed')})"
+        kept = "it keeps the sequences of a batch apart, as small copies of the model prove"
+        return kept if attention == "packed" else f"{kept}, and the GPU has flash attention"
+
 
 def sequences(twin: Any) -> list[Trajectory]:
     """Rows of `LENGTHS`, drawn from the vocabulary of a twin; those of one group share their prompt."""

@@ -19,7 +19,7 @@ from proxima.prepare.read_files import combined_sha256, inspect_file, iter_sourc
 from proxima.prepare.write_files import SplitData, SplitOutcome, write_lists, write_tables
 from proxima.system.atomic_files import atomic_folder
 from proxima.system.jsonl import utf8
-from proxima.task.held_out import is_held_out
+from proxima.task.held_out_part import is_held_out
 from proxima.task.question_text import strip_instructions
 
 HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split

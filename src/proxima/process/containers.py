@@ -250,6 +250,15 @@ def engine_program(engine: str) -> str:
     raise ContainerFailed("engine", engine, f"can't start containers: {missing} installed", "install podman")
 
 
+def auto_engine() -> tuple[str, str] | None:
+    """The engine that `auto` chooses here, and the reason; None: neither is installed, which `engine_program`
+    raises."""
+    name = next(filter(shutil.which, ENGINES), None)
+    if name is None:
+        return None
+    return name, "it is installed" if name == ENGINES[0] else f"{ENGINES[0]} is not installed"
+
+
 @lru_cache(maxsize=64)
 def ensure_image(program: str, image: str) -> str:
     """Pull an image if the engine does not have it, showing its progress. Returns the image's id.

@@ -108,6 +108,12 @@ def usable_kind(choice: str) -> str:
     return "none" if choice == "none" or why else "bubblewrap"
 
 
+def auto_sandbox() -> tuple[str, str]:
+    """The kind of sandbox that `auto` chooses here, and the reason."""
+    why = bubblewrap_problem()
+    return ("none", why) if why else ("bubblewrap", "it starts on this machine")
+
+
 def fallback_note(choice: str) -> str:
     """The line for the start of a run whose `auto` found no sandbox; empty if there is nothing to say."""
     why = bubblewrap_problem() if choice == "auto" else ""

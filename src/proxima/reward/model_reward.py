@@ -15,7 +15,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.chat.answer import read_tokens
 from proxima.model.positions import fix_positions, require_known_length, require_length
 from proxima.model.precision import ComputeDtype, compute_dtype
-from proxima.model.pretrained import DTYPES, check_device, load_tokenizer, require_rows
+from proxima.model.pretrained import DTYPES, auto_device, check_device, load_tokenizer, require_rows
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import ScalarModel, load_scalar_model, scalar_config, score_normalization
 from proxima.reward.base import WeightedReward
@@ -81,6 +81,10 @@ class ModelReward(WeightedReward):
         require(bool(self.path), "path", self.path, "must name the folder of a reward model")
         require(self.max_tokens is None or self.max_tokens >= 2, "max_tokens", self.max_tokens, "must be >= 2")
         require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_device() if field == "device" else None
 
     def check(self) -> None:
         check_device(self.device)

@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.data.json_reader import load_json
-from proxima.process.sandbox import SandboxChoice, fallback_note
+from proxima.process.sandbox import SandboxChoice, auto_sandbox, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
 from proxima.reward.sandboxed import sandbox_kind
 
@@ -73,6 +73,10 @@ class UnitTests(PooledReward):
     @property
     def code_memory_mb(self) -> int:
         return self.memory_mb if self.sandbox == "container" else 0
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_sandbox() if field == "sandbox" else None
 
     def check(self) -> None:
         sandbox_kind(self.sandbox)

@@ -10,7 +10,7 @@ from proxima.data import FieldError, UserError, require
 from proxima.data.errors import raise_together
 from proxima.data.flow import Message
 from proxima.data.json_reader import load_json
-from proxima.task.held_out import SplitTask
+from proxima.task.held_out_part import SplitTask
 from proxima.task.image_files import image_list, without_parts
 from proxima.task.protocol import EmptyPromptError, Row, is_played, user_message
 from proxima.task.published_chats import as_messages, as_tools, json_value, without_nulls

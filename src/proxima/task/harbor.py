@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import as_field_errors, require
-from proxima.process.containers import ContainerFailed, engine_program
+from proxima.process.containers import ContainerFailed, auto_engine, engine_program
 from proxima.process.harbor_tasks import HarborTask, digest_of, read_task
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 
@@ -36,6 +36,10 @@ class Harbor(PlayedTask):
         require(self.engine in ("auto", "podman", "docker"), "engine", self.engine, "must be auto, podman or docker")
         if self.environment is None:
             object.__setattr__(self, "environment", {"kind": "agent", "sandbox": "harbor"})
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_engine() if field == "engine" else None
 
     def rows(self, seed: int) -> Rows:
         """Return the tasks, ordered by the names of their folders; the seed is ignored."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from proxima.data import FieldError, require
 from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
-from proxima.task.held_out import Part
+from proxima.task.held_out_part import Part
 from proxima.task.opening import open_tasks
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, play_of, unusable_rows
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from proxima.data import FieldError, FieldErrors, UserError, within
 from proxima.data.errors import raise_together
-from proxima.task.held_out import SplitTask
+from proxima.task.held_out_part import SplitTask
 from proxima.task.protocol import Rows, Task, unusable_rows
 
 

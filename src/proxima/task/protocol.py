@@ -78,7 +78,7 @@ def unusable_rows(rows: Rows) -> tuple[EmptyPromptError, ...]:
     return rows.unusable if isinstance(rows, MappedRows) else ()
 
 
-def place_of(rows: Rows, number: int) -> str:
+def row_place(rows: Rows, number: int) -> str:
     """`pairs.jsonl:4`, or `row 3` where the rows are not lines of a file."""
     if isinstance(rows, MappedRows) and rows.place is not None:
         return rows.place(rows.items[number])

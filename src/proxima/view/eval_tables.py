@@ -24,6 +24,7 @@ from proxima.evaluation.question_pairs import (
     metrics_of,
 )
 from proxima.evaluation.results import QuestionResult, read_result
+from proxima.rollout.episodes.figures import OTHER_FORMAT
 from proxima.runtime.watch.clock import Clock
 from proxima.view.episode_lines import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
@@ -213,6 +214,9 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
             texts.append(f"{name}: {facts['invalid']} scores failed and are left out; see `error` in {name}.parquet")
         if unreadable := (facts.get("episodes") or {}).get("episode/unreadable"):
             texts.append(f"{name}: {count(unreadable)} tool calls could not be read, and the model was shown the error")
+            for key in facts["episodes"]:
+                if (written := key.removeprefix(OTHER_FORMAT)) != key:
+                    texts.append(f"{name}: calls were written as {written}; episode.tool_format={written} reads them")
         if facts["data"]["skipped"]:
             texts.append(f"{name}: {facts['data']['skipped']} questions fill the context and were skipped")
     return texts

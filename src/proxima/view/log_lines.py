@@ -105,7 +105,7 @@ class LogLines(Observer):
         self._line(_justified(header(info), str(info.folder)))
         self._line(f"step = {info.composition}")
         for part in info.parts:
-            self._line(part)
+            self._line(printable(part))
         for line in outcome_lines(info.chosen):
             self._line(f"auto   {printable(line)}")
         if info.resumed_at:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from proxima.rollout.episodes.figures import OTHER_FORMAT
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Stage, Tee, WarningList, warning_kind
 from proxima.runtime.watch.step_notes import VARIED
@@ -125,7 +126,8 @@ def nothing_learned(record: Record) -> str | None:
     reward = fixed(record.get("reward/mean"))
     text = f"every advantage is 0 (mean reward {reward}), so the step taught nothing and {weights}"
     remedy = VARIED
-    if "episode/cut" in record and not record.get("reward/mean"):
+    unread = any(key.startswith(OTHER_FORMAT) for key in record)  # has its own warning
+    if "episode/cut" in record and not record.get("reward/mean") and not unread:
         sources = "get_reward, reward or Reply.reward; an agent returns it"
         remedy = f"check that the environment gives a reward ({sources}), or {remedy}"
     return f"{text}; {remedy}"

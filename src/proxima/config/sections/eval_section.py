@@ -20,7 +20,7 @@ from proxima.evaluation.plateau import Plateau
 from proxima.reward.base import as_reward
 from proxima.rollout.generator import GroupSpec
 from proxima.task import TASKS
-from proxima.task.held_out import SplitTask
+from proxima.task.held_out_part import SplitTask
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
 NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # metrics that are not better when higher

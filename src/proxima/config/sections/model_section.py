@@ -32,6 +32,7 @@ from proxima.model.pretrained import (
     READERS,
     RESIZE,
     UnloadedModel,
+    auto_device,
     check_device,
     check_path,
     load_config,
@@ -83,6 +84,10 @@ class ModelConfig:
     def adapter_rank(self) -> int:
         """The rank of the adapters that are trained; 0: the weights are."""
         return 0 if self.lora is None else self.lora.rank
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_device() if field == "device" else None
 
     def unloaded(self, shown: Iterable[Any] = (), run: Path | None = None) -> UnloadedModel:
         """The model before its weights are loaded, with a store of images if any of what is `shown`, tasks and

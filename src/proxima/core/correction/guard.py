@@ -60,6 +60,15 @@ class MismatchGuard:
         require(self.max_fresh > 0, "max_fresh", self.max_fresh, "must be > 0 nats a token")
         require(0 <= self.max_catastrophic <= 1, "max_catastrophic", self.max_catastrophic, "must be in [0, 1]")
 
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """What `auto` of a field does, and when; None for another field."""
+        if field != "on_mismatch":
+            return None
+        if not self.measure:
+            return "warn", "nothing is measured that could end the run (measure=false)"
+        ends = f"the run ends only where those of a step's own tokens differ by more than {self.max_fresh:g} nats"
+        return "warn", f"other log-probs than the trainer's are a warning; {ends}"
+
     @property
     def judges_fresh(self) -> bool:
         """True if `check_fresh` is to be called."""

@@ -146,6 +146,14 @@ class ServerSettings(EngineSpec):
             return read_addresses(str(self.url), self.token_env, self.allow_remote)
         return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`; servers elsewhere are asked when the run starts."""
+        if field != "transfer":
+            return None
+        if self.weight_folder is not None:
+            return "folder", "engine.weight_folder is set"
+        return ("folder", "the servers are on this machine") if self.on_this_machine else None
+
     @property
     def on_this_machine(self) -> bool:
         """True if all servers are on this machine, those that may join during the run included."""

@@ -74,6 +74,12 @@ class Serve:
     arguments: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
 
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        if field != "dtype":
+            return None
+        return "the model's", "the server takes that of the model's config, and SGLang bfloat16 in place of float32"
+
     def __post_init__(self) -> None:
         require(self.replicas >= 1, "replicas", self.replicas, "must be >= 1")
         last = 65535 - self.replicas + 1

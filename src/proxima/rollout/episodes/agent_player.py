@@ -349,8 +349,7 @@ class AgentEpisodes(EpisodePlayer):
         talk.numbers.append(completion.turn)
         content, tools = completion.text, parameters_of(asked.tools)
         if tools:
-            read = read_calls(content, self.tool_format, tools)
-            turn.calls, turn.unreadable = read.calls, read.unreadable
+            turn.read(read_calls(content, self.tool_format, tools))
         if turn.calls:
             content = before_calls(content, self.tool_format, tools)
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}

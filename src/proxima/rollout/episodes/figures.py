@@ -1,20 +1,23 @@
 """Statistics of the episodes of a step."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
 from proxima.data.episode import Cut, Span
 from proxima.data.flow import Completion
 
+OTHER_FORMAT = "episode/unreadable/"  # before the name of a format that is not the one that is read
 LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Compute statistics of turns, without failed episodes, and counts. Empty without an episode.
 
-    Returns: by name, each after `episode/`: `turns/mean`, `turns/max`; and counts: tool `calls`, `unreadable` calls,
-        tool `errors`, `observation_tokens`, episodes `cut` by a limit, in total and by limit (`cut/turns`), `failed`
-        episodes, restarts (`retried`), `forks`.
+    Returns: by name, each after `episode/`: `turns/mean`, `turns/max`; and counts: tool `calls`, `unreadable` calls, of
+        these the messages with calls in another format than is read, by its name (`unreadable/hermes`), tool `errors`,
+        `observation_tokens`, episodes `cut` by a limit, in total and by limit (`cut/turns`), `failed` episodes,
+        restarts (`retried`), `forks`.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:
@@ -23,9 +26,11 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     spans = [[*_spans(completion)] for completion in episodes]
     turns = [sum(span.sampled for span in of) for of, fact in zip(spans, facts, strict=True) if not fact.failure]
     everything = [span for of in spans for span in of]
+    other_formats = Counter(span.written_as for span in everything if span.sampled and span.written_as)
     counts = {
         "calls": sum(len(span.calls) for span in everything if span.sampled),
         "unreadable": sum(len(span.unreadable) for span in everything if span.sampled),
+        **{f"unreadable/{name}": messages for name, messages in sorted(other_formats.items())},
         "errors": sum(span.error for span in everything),
         "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths)
         - sum(c.generated for c in episodes),
@@ -37,6 +42,18 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     }
     means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)} if turns else {}
     return {f"episode/{name}": float(value) for name, value in (means | counts).items()}
+
+
+def other_format_notes(completions: Sequence[Completion]) -> list[str]:
+    """A warning for each format in which the model wrote calls although another is read, the most frequent first."""
+    spans = [span for completion in completions for span in _spans(completion) if span.sampled]
+    turns = len(spans)
+    written = Counter((span.written_as, span.unreadable[0]) for span in spans if span.written_as)
+    notes = []
+    for (name, why), count in written.most_common():
+        remedy = f"set episode.tool_format={name}, or show the model in the system prompt how to call"
+        notes.append(f"in {count} of {turns} messages of the model {why}, so that no tool was called; {remedy}")
+    return notes
 
 
 def _spans(completion: Completion) -> list[Span]:

@@ -13,6 +13,7 @@ from proxima.data.columns import Bools, Ints, SamplingMask, filled_by
 from proxima.data.episode import Cut, Episode, EpisodeLife, Span, ToolCall
 from proxima.data.flow import Completion, Message, Prompt, prompt_name
 from proxima.engine.protocol import Engine, InFlight, Request
+from proxima.environment.call_readers import ReadMessage
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -32,15 +33,23 @@ class PlayedTurn:
         state: state of the environment before it; None: unnamed.
         answers: the messages that answer it, each with True if it is an error.
         done: the environment has ended the episode.
+        calls, unreadable, written_as: of its `ReadMessage`.
     """
 
     completion: Completion
     state: str | None
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
+    written_as: str = ""
     reward: float = 0.0
     answers: list[tuple[Message, bool]] = field(default_factory=list)
     done: bool = False
+
+    def read(self, message: ReadMessage) -> None:
+        """Take over what was read from the message."""
+        self.calls = message.calls
+        self.unreadable = message.unreadable
+        self.written_as = message.written_as
 
 
 @dataclass(eq=False)
@@ -144,7 +153,8 @@ class Played:
         turn = self.turns[span.turn]
         if span.role != "assistant":
             return replace(span, error=any(error for _, error in turn.answers))
-        return replace(span, state=turn.state, reward=turn.reward, calls=turn.calls, unreadable=turn.unreadable)
+        span = replace(span, state=turn.state, reward=turn.reward)
+        return replace(span, calls=turn.calls, unreadable=turn.unreadable, written_as=turn.written_as)
 
     def _columns(self, path: Path) -> dict[str, Any]:
         """Build the columns of a path: the engine's values for each sampled token; for other tokens, only the version

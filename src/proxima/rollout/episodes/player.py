@@ -320,8 +320,7 @@ class GroupTable:
         """Let tools and environment answer the turn; return True if the episode ends with it."""
         answers = list[Answer]()
         if self.rules.tool_format:
-            read = read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools)
-            turn.calls, turn.unreadable = read.calls, read.unreadable
+            turn.read(read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools))
             if turn.calls:
                 answers += await self._charged(played.instance, played.instance.call(turn.calls))
             turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]

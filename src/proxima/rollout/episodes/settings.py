@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from proxima.data import require
+from proxima.process.sandbox import auto_sandbox
 
 Forks = Literal["train", "refuse"]
 ToolFormat = Literal["auto", "hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]
@@ -35,6 +36,10 @@ class EpisodeSettings:
     ] = "auto"
 
     images: Annotated[bool, "answers of environments and tools may show images"] = False
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_sandbox() if field == "sandbox" else None
 
     def __post_init__(self) -> None:
         for name, least in (("turns", 1), ("retries", 0), ("workers", 1), ("memory_mb", 0)):

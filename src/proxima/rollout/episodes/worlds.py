@@ -68,6 +68,7 @@ class World:
             if not self.template.supports_tools:
                 rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
         self.rules = rules
+        self.tool_format: str | None = rules.tool_format
 
     def player(self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None) -> Episodes:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
@@ -100,6 +101,8 @@ class AgentWorld:
                 require(name in names, name, value, message, remedy=f"it has {', '.join(names)}")
             agent = kind(**spec.arguments)
             self.agents, self.roles = agent.build(), getattr(agent, "roles", ())
+        named = play.settings.tool_format
+        self.tool_format = format_of(model.tokenizer, play.arguments) if named == "auto" else named
 
     def player(
         self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None
@@ -108,11 +111,9 @@ class AgentWorld:
         failure names the last line that the agent printed."""
         tokenizer, settings = self.model.tokenizer, self.play.settings
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
-        named = settings.tool_format
-        tool_format = format_of(tokenizer, self.play.arguments) if named == "auto" else named
         from proxima.rollout.episodes.agent_player import AgentEpisodes  # serves by starlette, an optional package
 
-        limits = settings, self.model.context, tool_format
+        limits = settings, self.model.context, self.tool_format
         return AgentEpisodes(engine, self.agents, template, *limits, on_episode, self.roles)
 
     def close(self) -> None:

@@ -9,11 +9,12 @@ import torch
 
 from proxima.config.describe import class_at
 from proxima.config.families import Family
-from proxima.config.outcomes import Outcome
+from proxima.config.outcomes import AUTO, Outcome, attention_outcome, unanswered
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
+from proxima.model.proof import proof_of
 from proxima.runtime.launch.learning import make_stack
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineData, OfflineLoop
 from proxima.runtime.loop.training_loop import RunServices
@@ -75,6 +76,8 @@ class OfflineWorkload:
             self.images.keep_in(services.store.folder.images)
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
+        if config.model.attention == AUTO:
+            self.chosen.append(attention_outcome(proof_of(stack.model.model), stack.model.attention))
         samples = None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             assert isinstance(config.eval, SampledEvalConfig)
@@ -99,7 +102,7 @@ class OfflineWorkload:
             steps=self.steps,
             finished=finished,
             rows={name.partition(":")[0]: rows for name, rows in self.data.rows.items()},
-            chosen=self.chosen,
+            chosen=[*self.chosen, *unanswered(config, self.chosen)],
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

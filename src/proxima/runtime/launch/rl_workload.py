@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.batch_arithmetic import group_arithmetic, prompts_and_kept, prompts_at_once
-from proxima.config.outcomes import Outcome
+from proxima.config.describe import setting
+from proxima.config.outcomes import AUTO, Outcome, attention_outcome, decoder_outcome, unanswered
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.config.sections.placement_section import RayPlacement
@@ -20,6 +21,7 @@ from proxima.engine.executor import Executor
 from proxima.evaluation.held_out import Evaluation
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
+from proxima.model.proof import proof_of
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.async_collector import AsyncCollector
 from proxima.rollout.collector import BatchCollector, Collector, Pending, Refill, Reject
@@ -55,6 +57,7 @@ class RlWorkload:
         self.config, self.steps = config, config.train.steps
         self.chosen: list[Outcome] = []
         self.data = load_run_data(config)
+        self.chosen += self.data.chosen
         self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
         self.notes, self.images = self.data.notes, self.data.images
         self._make_learner = partial(make_learner, config, self.model, engines=self.data.engines)
@@ -83,6 +86,11 @@ class RlWorkload:
             loaded, services.compute, ranks=store.ranks, restored=restored, log=store.folder.engine_log
         )
         services.opened.callback(learner.close)
+        if config.model.attention == AUTO:
+            model = learner.stack.model
+            self.chosen.append(attention_outcome(proof_of(model.model), model.attention))
+        if setting(config.engine, "decoder") == AUTO and data.engines.get("engine") is not None:
+            self.chosen.append(decoder_outcome(proof_of(loaded.model), images=self.images is not None))
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
         computes = computes_here(config.engine)  # in this process, alongside the training
@@ -133,7 +141,7 @@ class RlWorkload:
             finished=finished,
             rows=self.data.rows,
             replay_of=config.replayed,
-            chosen=self.chosen,
+            chosen=[*self.chosen, *unanswered(config, self.chosen)],
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:

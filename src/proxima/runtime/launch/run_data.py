@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
 from proxima.config.sections.data_section import tasks_of
@@ -49,6 +50,7 @@ class RunData:
     engines: dict[str, EngineSelection]  # of the run, by their paths in the config
     notes: list[str]
     world: World | AgentWorld | None = None  # of the training task
+    chosen: Sequence[Outcome] = ()  # what `auto` has become by the data and the tokenizer
     images: ImageStore | None = None  # that prompts show
 
     @property
@@ -112,6 +114,7 @@ def load_run_data(config: RunConfig) -> RunData:
         scored.append(ScoredRows(rewards=rewards, answers=answers, prompts=held_out_set.prompts[:PROMPTS]))
     notes += _check_rewards(config, scored, model.tokenizer)
     world = None
+    worlds: dict[str, World | AgentWorld] = {}
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
         paths = [f"{path}.task" for path in config.eval.all_sets]
         prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
@@ -119,8 +122,13 @@ def load_run_data(config: RunConfig) -> RunData:
         worlds = make_worlds(played, prompts, model, Play.of(config), notes)
         world = worlds.get("task")
         held_out = [replace(each, world=worlds.get(path)) for path, each in zip(paths, held_out, strict=True)]
+    chosen = []
+    if played and config.episode.tool_format == AUTO and any(each.tool_format for each in worlds.values()):
+        chosen.append(tool_format_outcome(model.tokenizer, config.data.template_arguments))
     notes = list(dict.fromkeys(notes))  # rewards and environments may have the same
-    return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images)
+    return RunData(
+        source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images, chosen=chosen
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
 from proxima.task.opening import open_tasks
 from proxima.task.prompts import Cursor
-from proxima.task.protocol import EmptyPromptError, Row, Rows, place_of
+from proxima.task.protocol import EmptyPromptError, Row, Rows, row_place
 from proxima.training.checkpoint import read_checkpoint
 from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.training.stack import TrainStack, UpdateResult
@@ -85,7 +85,7 @@ class OfflineData:
             except FieldError as problem:
                 setting = "over_length" if isinstance(problem, OverLengthError) else "unusable"
                 if getattr(self.config.data, setting) == "refuse":
-                    bound = f"refuses {place_of(rows, number)} of {name}: {problem.reason}"
+                    bound = f"refuses {row_place(rows, number)} of {name}: {problem.reason}"
                     remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
                     raise FieldError(f"data.{setting}", "refuse", bound, remedy=remedy) from None
                 kind = re.sub(r"\d+", "N", f"{problem.field} {problem.bound}")
@@ -106,7 +106,7 @@ def _skipped_reasons(skipped: Skipped, rows: Rows) -> str:
     parts = []
     for alike in sorted(skipped.values(), key=len, reverse=True):
         problem = alike[0][1]
-        named = ", ".join(place_of(rows, number) for number, _ in alike[:NAMED])
+        named = ", ".join(row_place(rows, number) for number, _ in alike[:NAMED])
         more = f" and {len(alike) - NAMED:,} more" if len(alike) > NAMED else ""
         parts.append(f"{problem.field} {problem.bound} ({named}{more})")
     return "; ".join(parts)

@@ -12,7 +12,7 @@ from proxima.data.flow import Group, score_errors
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of, role_metrics
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch
-from proxima.rollout.episodes.figures import episode_metrics
+from proxima.rollout.episodes.figures import episode_metrics, other_format_notes
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.learner import Learner
@@ -59,6 +59,8 @@ class StepReview:
                 f"{lead} ({self._score_error}); means leave them out; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
             )
+        for note in other_format_notes([each for group in collected.generated for each in group.completions]):
+            self.observer.lasting(f"step {step}: {note}")
         for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")

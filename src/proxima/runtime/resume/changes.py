@@ -35,7 +35,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.system.machine import compiler, package_version
 from proxima.system.user_modules import user_module_file
-from proxima.task.held_out import image_sha
+from proxima.task.held_out_part import image_sha
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Rows, is_played, play_of
 from proxima.training.checkpoint import damage, read_checkpoint

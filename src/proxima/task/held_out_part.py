@@ -15,7 +15,7 @@ import numpy as np
 
 from proxima.data import FieldError, require
 from proxima.data.random import share_of
-from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, place_of, unusable_rows
+from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, row_place, unusable_rows
 from proxima.task.question_text import normalize
 
 Part = Literal["train", "held_out"]
@@ -87,7 +87,7 @@ class SplitTask(PlayedTask):
 
     def of_part(self, rows: Rows) -> Rows:
         """Choose the rows of `part` from all rows."""
-        return rows if self.held_out is None else part_of(rows, self.held_out, self.part)
+        return rows if self.held_out is None else rows_of_part(rows, self.held_out, self.part)
 
     def shares_data(self, other: object) -> bool:
         """True if `all_rows` of another task are the same."""
@@ -97,7 +97,7 @@ class SplitTask(PlayedTask):
         return self == replace(other, held_out=self.held_out, part=self.part)
 
 
-def part_of(rows: Rows, held_out: float, part: Part) -> MappedRows:
+def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
     """The rows of one part, in their order. A row without a prompt is in the part `train`.
 
     Raises:
@@ -132,6 +132,6 @@ def _chosen(rows: Rows, numbers: Sequence[int], unusable: tuple[EmptyPromptError
         return rows[int(number)]
 
     def place(number: int) -> str:
-        return place_of(rows, int(number))
+        return row_place(rows, int(number))
 
     return MappedRows(np.asarray(numbers, np.int64), row, unusable, place, about)
