@@ -8,6 +8,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.kernels import compiled
+from proxima.system import machine
 
 SOURCE = 'extern "C" int answer() { return ANSWER; }'
 needs_kernels = pytest.mark.skipif(compiled.unavailable() is not None, reason=f"{compiled.unavailable()}")
@@ -17,6 +18,8 @@ needs_kernels = pytest.mark.skipif(compiled.unavailable() is not None, reason=f"
 def fresh(monkeypatch, tmp_path):
     """Nothing is known or compiled yet; what other tests have compiled stays known to them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in machine.CEILINGS:
+        monkeypatch.delenv(name, raising=False)
     for name in ("unavailable", "library", "_announce"):
         monkeypatch.setattr(compiled, name, cache(unwrap(getattr(compiled, name))))
 
@@ -52,6 +55,21 @@ def test_a_library_is_compiled_once_for_its_text_and_macros(source, capfd):
     compiled.library.cache_clear()
     compiled.library(source, "-DANSWER=42")
     assert len(list(compiled.folder().iterdir())) == 3
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.skipif("avx2" not in machine.processor_flags(), reason="the processor has no vectors to leave out")
+def test_a_library_is_compiled_for_what_torch_may_use_of_the_processor(source, monkeypatch):
+    """One compiled for the whole processor is neither loaded nor replaced."""
+    source.write_text("#ifndef __AVX2__\n#define __AVX2__ 0\n#endif\n" + SOURCE.replace("ANSWER", "__AVX2__"))
+    answers = {}
+    for capability in ("", "default", ""):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
+        compiled.library.cache_clear()
+        answers[capability] = compiled.library(source).answer()
+    assert answers == {"": 1, "default": 0}
+    assert len(list(compiled.folder().iterdir())) == 2
 
 
 @needs_kernels

@@ -21,6 +21,37 @@ def test_the_first_core_speaks_for_all(cpuinfo):
     assert machine.processor_flags() == {"fpu", "avx512_bf16"}
 
 
+SIMPLE = {"sse4_1", "bmi2"}
+AVX2 = {"avx", "avx2", "avx_vnni", "fma", "f16c", "vaes"}
+AVX512 = {"avx512f", "avx512bw", "avx512_vnni"}
+FLAGS = SIMPLE | AVX2 | AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"}
+
+
+@pytest.mark.parametrize(
+    ("aten", "onednn", "left"),
+    [
+        (None, None, FLAGS),
+        ("avx512", "AVX512_CORE_AMX", FLAGS),
+        ("unheard", "of", FLAGS),
+        (None, "AVX512_CORE_BF16", FLAGS - {"amx_tile", "amx_bf16"}),
+        (None, "avx512_core", SIMPLE | AVX2 | AVX512),
+        ("avx512", "AVX2", SIMPLE | AVX2),
+        ("avx2", "ALL", SIMPLE | AVX2),
+        ("default", None, SIMPLE),
+        ("avx2", "SSE41", SIMPLE),
+    ],
+)
+def test_what_torch_may_not_use_is_not_there(cpuinfo, monkeypatch, aten, onednn, left):
+    """Of the two variables the narrower one counts."""
+    cpuinfo.write_text(f"flags\t\t: {' '.join(sorted(FLAGS))}\n")
+    for name, value in (("ATEN_CPU_CAPABILITY", aten), ("ONEDNN_MAX_CPU_ISA", onednn)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert machine.processor_flags() == left
+    assert machine.withheld_flags() == FLAGS - left
+
+
 def test_a_compiler_may_be_a_command(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", {"ccache": "/bin/ccache", "g++": "/bin/g++"}.get)
     commands = {"ccache g++ -m64": ("/bin/ccache", "g++", "-m64"), "": ("/bin/g++",), " ": (), "none": ()}

@@ -2,7 +2,7 @@
 
 A file takes half a second to a second and a half, on first use. Whether a machine has kernels depends on its processor
 and compiler, never on whether they have been compiled before: a resumed run takes the same path as before. `CXX=none`
-switches them off.
+switches them off. The variables that keep torch from a processor's wider vectors keep the kernels from them too.
 
 A kept library ends with the SHA-256 of the bytes before it, which the system's loader ignores: a damaged one would end
 the process with a signal.
@@ -28,10 +28,17 @@ from torch import Tensor
 
 from proxima.data import UserError
 from proxima.system.atomic_files import flush_to_disk
-from proxima.system.machine import cache_folder, compiler, processor_flags
+from proxima.system.machine import cache_folder, compiler, processor_flags, withheld_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
+WITHOUT = {  # features by their names in Linux, and how the compiler leaves them out, with all that needs them
+    "amx_bf16": "-mno-amx-bf16",
+    "amx_tile": "-mno-amx-tile",
+    "avx": "-mno-avx",
+    "avx512_bf16": "-mno-avx512bf16",
+    "avx512f": "-mno-avx512f",
+}
 SECONDS = 300  # that the compiler may take
 DIGEST = hashlib.sha256
 OLDEST = 12  # the oldest GCC that supports the vectors used here
@@ -82,16 +89,19 @@ def kernels_in_words() -> str:
 
 @cache
 def library(source: Path, *more: str) -> ctypes.CDLL:
-    """Compile `source` with FLAGS and `more`, or load it from the cache, keyed by its text, the headers in its folder,
-    flags, compiler and processor. To be called only if `unavailable()` is None.
+    """Compile `source` with FLAGS and `more`, for what this process may use of the processor, or load it from the
+    cache, keyed by its text, the headers in its folder, flags, compiler and processor. To be called only if
+    `unavailable()` is None.
 
     Raises:
         UserError: it does not compile (the compiler's message is included), the compiler hangs, or the result can't be
             stored or loaded.
     """
     command = compiler()
+    withheld = withheld_flags()
+    flags = (*FLAGS, *(option for feature, option in WITHOUT.items() if feature in withheld))
     texts = [file.read_text(encoding="utf-8") for file in (source, *sorted(source.parent.glob("*.h")))]
-    facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()), DIGEST.__name__)
+    facts = (texts, flags, more, _said(*command, "--version"), sorted(processor_flags()), DIGEST.__name__)
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
     fault = _fault(held)
     if fault is None:
@@ -103,7 +113,7 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
     else:
         _announce()
     try:
-        _compile(command, (*FLAGS, *more), source, held)
+        _compile(command, (*flags, *more), source, held)
         return ctypes.CDLL(str(held))
     except OSError as error:
         raise UserError(f"{held} can't be stored or loaded; set CXX=none to run without: {error}") from error

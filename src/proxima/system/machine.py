@@ -18,6 +18,27 @@ CPUINFO = Path("/proc/cpuinfo")  # of Linux
 SERVER_REMEDY = "pip install 'proxima-rl[serve]'"
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
+LEVELS = (  # of x86-64, from SSE4.1 up: how Linux begins the names of the features that a level adds
+    (),
+    ("avx", "f16c", "fma", "vaes", "vpclmulqdq"),
+    ("avx512",),
+    ("avx512_bf16",),
+    ("amx",),
+)
+CEILINGS = {  # the level up to which torch and oneDNN use a processor; with any other value, all of it
+    "ATEN_CPU_CAPABILITY": {"default": 0, "avx2": 1},
+    "ONEDNN_MAX_CPU_ISA": {
+        "sse41": 0,
+        "avx": 0,
+        "avx2": 1,
+        "avx2_vnni": 1,
+        "avx2_vnni_2": 1,
+        "avx512_core": 2,
+        "avx512_core_vnni": 2,
+        "avx512_core_bf16": 3,
+        "avx512_core_fp16": 3,
+    },
+}
 
 
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -90,8 +111,18 @@ def processor_name() -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """The processor's features, by their names in Linux; empty on other systems."""
-    return frozenset(_said("flags").split())
+    """The processor's features that this process may use, by their names in Linux; empty on other systems."""
+    return frozenset(_said("flags").split()) - withheld_flags()
+
+
+def withheld_flags() -> frozenset[str]:
+    """The processor's features that torch is told to leave unused, by $ATEN_CPU_CAPABILITY or $ONEDNN_MAX_CPU_ISA."""
+    highest = len(LEVELS)
+    for variable, levels in CEILINGS.items():
+        value = os.environ.get(variable, "").lower()
+        highest = min(highest, levels.get(value, highest))
+    beyond = tuple(prefix for level in LEVELS[highest + 1 :] for prefix in level)
+    return frozenset(flag for flag in _said("flags").split() if flag.startswith(beyond))
 
 
 def usable_cores() -> int:
