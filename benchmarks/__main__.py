@@ -26,6 +26,7 @@ CLAIMS = (
     "ranks",
     "where",
     "busy_machine",
+    "processors",
     "weight_ipc",
     "decode_vs_hf",
     "step_vs_trl",
