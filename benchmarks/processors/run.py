@@ -17,7 +17,7 @@ from benchmarks.processors.emulated import PROCESSORS, environment, why_not
 
 DTYPES = ("bfloat16", "float32")
 LIMIT = 3.0  # times the CPU time of a step with `auto`: a run whose steps take longer is stopped
-START = 30.0  # CPU seconds that a run may take for its start
+START = 60.0  # CPU seconds that a run may take for its start
 
 
 def main() -> None:
@@ -92,8 +92,8 @@ def run_on(name: str, words: Sequence[str], threads: int, longest: float | None)
         words: settings of the quickstart.
         longest: CPU seconds after which the run is stopped; None: it is not.
 
-    Returns: the dtypes of its trainer and engine, joined if they differ; and the CPU seconds of its fastest step,
-        infinite if it was stopped before the first one ended.
+    Returns: the dtypes of its trainer and engine, joined if they differ; and the CPU seconds of its fastest step. If it
+        was stopped before the first one ended, no dtype and infinity.
     """
     common = ["eval.before=false", "eval.after=false", "eval.every=0", "checkpoint.every=0"]
     common += [f"runtime.threads={threads}", "algorithm.skip_zero_advantage=false"]
@@ -113,12 +113,14 @@ def run_on(name: str, words: Sequence[str], threads: int, longest: float | None)
         stopped = longest is not None and process.returncode < 0
         if process.returncode not in (0, 1) and not stopped:  # 1: no answer was right, so that nothing was learned
             raise RuntimeError(f"{name}: the run failed: {errors[-2000:]}")
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         metrics = folder / "metrics.jsonl"
         lines = metrics.read_text(encoding="utf-8").splitlines() if metrics.exists() else []
-    records = [json.loads(line) for line in lines]
-    steps = [record["time/cpu"] for record in records if record["kind"] == "train"]
-    if not steps and not stopped:
-        raise RuntimeError(f"{name}: the run made no step: {errors[-2000:]}")
+        records = [json.loads(line) for line in lines]
+        steps = [record["time/cpu"] for record in records if record["kind"] == "train"]
+        if not steps and stopped:
+            return "", float("inf")
+        if not steps:
+            raise RuntimeError(f"{name}: the run made no step: {errors[-2000:]}")
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     dtypes = dict.fromkeys([config["model"]["compute_dtype"], config["engine"]["dtype"]])
-    return " and ".join(dtypes), min(steps, default=float("inf"))
+    return " and ".join(dtypes), min(steps)

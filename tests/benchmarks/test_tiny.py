@@ -49,7 +49,7 @@ TINY = {  # the options of each
     "async_vs_sync": "--seeds 1 --steps 5",
     "plan": "",
     "weight_ipc": "--parameters 1e5",
-    "processors": "--processors generic --prompts 1 --completions 2",
+    "processors": "--processors generic --completions 2",
     "view": "--shape 8x20 --long 40",
     "segment_wise": "--seeds 1 --steps 7 --sides sdp",
 }

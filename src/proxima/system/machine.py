@@ -18,7 +18,8 @@ CPUINFO = Path("/proc/cpuinfo")  # of Linux
 SERVER_REMEDY = "pip install 'proxima-rl[serve]'"
 LIBRARIES = ("torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
 PACKAGES = (*LIBRARIES, "vllm", "sglang", "ray")  # engines and clusters
-LEVELS = (  # of x86-64, from SSE4.1 up: how Linux begins the names of the features that a level adds
+# of x86-64, from SSE4.1 up: how Linux begins the names of the features that a level adds
+LEVELS: tuple[tuple[str, ...], ...] = (
     (),
     ("avx", "f16c", "fma", "vaes", "vpclmulqdq"),
     ("avx512",),
