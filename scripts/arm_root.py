@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DEBIAN = ("bookworm", "https://deb.debian.org/debian")
 TORCH = "torch==2.9.1"
 PACKAGES = ("numpy", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "httpx")
-OF_TORCH = ("filelock", "typing-extensions", "sympy", "networkx", "fsspec")
+OF_TORCH = ("filelock", "setuptools", "typing-extensions", "sympy", "networkx", "fsspec")
 SOURCES = ("src", "packages/proxima-plan/src")
 # its children are ARM too: sys.executable is this file
 INTERPRETER = """#!/bin/sh
