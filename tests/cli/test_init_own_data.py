@@ -53,9 +53,13 @@ def test_what_it_writes_runs(here, done, proxima, monkeypatch, tiny_model, suffi
     monkeypatch.chdir(here / "mine")
     model = f"model.path={tiny_model('llama')}"
     shown = done("explain", "recipe.yaml", model, "--all")
-    assert f"../my.{suffix}" in shown and "right_words" in shown
+    assert f"../my.{suffix}" in shown and "right_words" in shown and "held out: " in shown
     code, _, err = proxima("train", "recipe.yaml", *SMALL, VARIED, model, "folder=run", "--quiet")
     assert (code, err) == (0, "")
+    evaluated = json.loads(Path("run/summary.json").read_text(encoding="utf-8"))["eval"]["after"]["questions"]
+    assert f"held_out: 0.2          # a hash of the question chooses these {evaluated};" in Path(
+        "recipe.yaml"
+    ).read_text(encoding="utf-8")
     rows = parquet.read_table(next(Path("run/rollouts").glob("*.parquet"))).to_pylist()
     assert {row["valid"] for row in rows} == {True}
 
@@ -87,11 +91,19 @@ def test_it_refuses_in_one_line_and_writes_nothing(here, refusal):
     assert not (here / "a").exists()
 
 
+def test_too_few_questions_are_all_trained_on(here, done):
+    write(here / "my.csv", "question", "answer", capitals()[:2])
+    done("init", "--data", "my.csv")
+    assert "  # held_out: 0.3 " in (here / "recipe.yaml").read_text(encoding="utf-8")
+    assert "held out: nothing" in done("explain", "recipe.yaml")
+
+
 def test_columns_that_are_named_are_taken(here, done):
     write(here / "my.csv", "frage, kurz", "antwort: #1", capitals(), nummer=1)
     done("init", "--data", "my.csv", "--question", "frage, kurz", "--answer", "antwort: #1")
     task = yaml.safe_load((here / "recipe.yaml").read_text())["task"]
-    assert task == {"kind": "csv", "path": "my.csv", "question": "frage, kurz", "answer": "antwort: #1"}
+    named = {"kind": "csv", "path": "my.csv", "question": "frage, kurz", "answer": "antwort: #1"}
+    assert task == named | {"held_out": 0.3}
 
 
 CHAT = [{"role": "user", "content": "2 + 2?"}]

@@ -3,14 +3,14 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
 import yaml
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix
@@ -39,6 +39,12 @@ ANSWERS = (
 READ = 10_000  # rows, evenly spaced, whose answers are looked at
 MANY_WORDS = 12  # from which an answer is a text that can't be compared word by word
 LONGEST = 512  # tokens of a completion
+EVALUATION = """\
+eval:                       # before and after training, and every 10 steps, on the held-out part
+  every: 10
+
+"""
+SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
     read = some_rows(rows)
     require_answers(data, columns.answer, read)
     grading = grading_of([row.answer for row in read])
+    held_out, trained, evaluation = held_out_settings(task, len(rows))
     values = {
         "data": printable(data),
         "model": written(model),
@@ -108,10 +115,12 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         "path": written(data if os.path.isabs(data) or data.startswith("~") else os.path.relpath(data, folder)),
         "prompt": prompt_line(columns, present),
         "answer": written(columns.answer),
+        "held_out": held_out,
         "system": "null" if grading.system is None else grading.system,
         "function": grading.function,
         "max_tokens": f"{grading.max_tokens:<17} # {grading.why}",
-        "prompts": str(min(8, len(rows))),
+        "prompts": str(min(8, trained)),
+        "evaluation": evaluation,
     }
     example = printable(f"{excerpt_of(read[0].messages[-1]['content'])} → {excerpt_of(read[0].answer)}")
     named = f"the question is {columns.question!r}, the answer {columns.answer!r}"
@@ -185,6 +194,20 @@ def grading_of(answers: Sequence[Any]) -> Grading:
     if words[len(words) // 2] < MANY_WORDS:
         return Grading("right_words", "Reply with only the answer.", max(16, tokens), why)
     return Grading("shared_words", None, max(64, tokens), why)
+
+
+def held_out_settings(task: Files, count: int) -> tuple[str, int, str]:
+    """Return the recipe's line that holds out a share of the rows, the number of those to train on, and the section
+    that evaluates the others. If the questions are so few that one part would be empty, the line is a comment, and
+    there is no such section."""
+    share = next(share for least, share in SHARES.items() if count >= least)
+    try:
+        trained = len(replace(task, held_out=share).rows(0))
+        evaluated = len(replace(task, held_out=share, part="held_out").rows(0))
+    except FieldError:
+        return f"# held_out: {share}           # too few questions: one part would be empty", count, ""
+    line = f"held_out: {share:<12} # a hash of the question chooses these {evaluated:,}; they are only evaluated"
+    return line, trained, EVALUATION
 
 
 def prompt_line(columns: QuestionAndAnswer, present: Sequence[str]) -> str:
