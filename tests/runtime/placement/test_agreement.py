@@ -49,7 +49,7 @@ SHARED, DISK = "/dev/shm has 1.0 MiB free, and its node needs 64; start its cont
 def test_what_a_node_lacks(shared: int, disk: int, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"/dev/shm": shared, "/": disk}
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/")
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[folder] * 2**20))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=free[str(folder)] * 2**20))
     lack = lack_of_space(64 * 2**20)
     assert lack.startswith(line) and bool(lack) == bool(line)
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/dev/shm")  # both needs are of one folder

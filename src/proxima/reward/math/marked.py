@@ -30,7 +30,7 @@ def last_number(text: str) -> Decimal | None:
     """The last number of a text: 1234.50 for `$1,234.50.`, -5 for `-$5`, 3 for `10-7=3`, 2 for `1/2`; None if there is
     none."""
     last = deque(NUMBER.finditer(text), maxlen=1)
-    return value_of(text, last[0]) if last else None
+    return number_at(text, last[0]) if last else None
 
 
 def final_number(text: str) -> Decimal | None:
@@ -39,10 +39,10 @@ def final_number(text: str) -> Decimal | None:
     match = NUMBER.search(text)
     if match is None or JOINS_ANOTHER.match(text, match.end()) or _DENIED.search(text, 0, match.start()):
         return None
-    return value_of(text, match)
+    return number_at(text, match)
 
 
-def value_of(text: str, match: re.Match[str]) -> Decimal:
+def number_at(text: str, match: re.Match[str]) -> Decimal:
     """The value of a `NUMBER` found in a text, with the sign before it."""
     before = match.start() - 1
     if before >= 0 and text[before] == "$":

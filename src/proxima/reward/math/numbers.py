@@ -19,7 +19,7 @@ from proxima.reward.math.marked import (
     last_number,
     last_tagged,
     solution_hint,
-    value_of,
+    number_at,
 )
 
 NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
@@ -150,7 +150,7 @@ def _last_in_words(text: str) -> Decimal | None:
         return None
     if _DENIES.search(before) or _CHANGES_VALUE.search(after):
         return None
-    return value_of(text, number)
+    return number_at(text, number)
 
 
 def _number(text: str) -> Decimal | Fraction | None:
