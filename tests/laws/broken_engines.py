@@ -161,16 +161,16 @@ class StopsLate:
         for stop in request.sampling.stop:
             for length in range(1, len(c.tokens)):
                 if stop in engine.tokenizer.decode(c.tokens[:length]):
-                    text = engine.tokenizer.decode(c.tokens).partition(stop)[0]
+                    text = "".join(engine.tokenizer.decode(c.tokens).partition(stop)[:2])
                     return cut(c, length + 1, finish_reason="stop", text=text)
         return c
 
 
-class StopsInTheText:
-    """Leaves the stop string in the text."""
+class CutsStops:
+    """Leaves the stop string out of the text."""
 
     async def completion(self, engine, request, c):
-        return replace(c, text=engine.tokenizer.decode(c.tokens))
+        return replace(c, text=c.own_text(request.prompt.begun))
 
 
 class OneTooMany:

@@ -18,8 +18,8 @@ from proxima.reward.math.marked import (
     last_boxed,
     last_number,
     last_tagged,
-    solution_hint,
     number_at,
+    solution_hint,
 )
 
 NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
@@ -49,13 +49,12 @@ class Number(WeightedReward):
         answer = required_answer(prompt, self.kind)
         if (expected := as_number(answer)) is None:
             raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is {NOT_A_NUMBER}")
-        return binary_score(last_number(completion.text) == expected)
+        return binary_score(last_number(completion.own_text(prompt.begun)) == expected)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy152(WeightedReward):
-    """2 if the tagged answer is exactly the row's answer, 1.5 if the number that it states is the same, else 0; sets
-    `correct`.
+    """2 if the tagged answer is exactly the row's answer, 1.5 if it states the same number, else 0; sets `correct`.
 
     The answer is the contents of the last `<tag>…</tag>` without outer whitespace. The number that it states is its
     only one, or the last one: 18 of `The answer is 18.`, `Total: 18`, `9 * 2 = 18`, `18%`, `**18**` and `18 dollars`.
@@ -87,9 +86,14 @@ class Accuracy152(WeightedReward):
     def unreadable_one(self, answer: Any) -> str | None:
         return missing_answer(answer) or (None if "####" in str(answer) else solution_hint(str(answer)))
 
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return () if self.tag is None else (f"<{self.tag}>.*?</{self.tag}>",)
+
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()
-        answer = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
+        own = completion.own_text(prompt.begun)
+        answer = own if self.tag is None else last_tagged(completion.text, self.tag)
         answer = "" if answer is None else answer.strip()
         if answer == expected:
             return Score(value=2.0, correct=True) if answer else Score(value=0.0, correct=False)
