@@ -1,6 +1,7 @@
 """The traps of chat templates that a run names at its start, and the clock that templates read."""
 
 import pytest
+from tokenizers import AddedToken
 
 from proxima.data import FieldError
 from proxima.model.chat.answer import TurnEnd, turn_end
@@ -23,9 +24,11 @@ def with_template(template):
     return tokenizer
 
 
-def notes(template=CHAT_TEMPLATE, rows=ROWS, *, system=None, stops=(END,), texts=()):
+def notes(template=CHAT_TEMPLATE, rows=ROWS, *, system=None, stops=(END,), texts=(), special=()):
     how = {"system": system, "arguments": {}, "stops": stops, "stop_texts": texts}
-    return template_notes(with_template(template), "m", rows, **how)
+    tokenizer = with_template(template)
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in special], special_tokens=True)
+    return template_notes(tokenizer, "m", rows, **how)
 
 
 def ending(text):
@@ -83,6 +86,18 @@ def test_a_turn_end_of_text_can_be_a_stop_text():
     assert notes(ending("\n### End\n"), texts=("### End",)) == []
     (note,) = notes(ending(""))
     assert "writes nothing after an answer: completions end at <|im_end|> or sampling.max_tokens" in note
+
+
+# ---- control tokens in the text of rows ------------------------------------------------------------------------------
+
+
+def test_tags_that_are_control_tokens_are_named_where_a_row_spells_them():
+    said = {"role": "assistant", "content": "<think>a</think><answer>7</answer><|endoftext|><note>"}
+    rows = [ROWS[0], Row(messages=(USER, said))]
+    (note,) = notes(rows=rows, special=("<answer>", "</answer>", "<tool_call>"))
+    spelt = "<answer> (1 of 2 rows read), </answer> (1 of 2 rows read); <answer> becomes 8 ordinary tokens"
+    assert f"control tokens of the tokenizer are spelt out in the text of messages: {spelt}" in note
+    assert notes(rows=rows) == notes(special=("<answer>",)) == []
 
 
 # ---- rows that were rendered before ----------------------------------------------------------------------------------

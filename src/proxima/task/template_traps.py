@@ -1,17 +1,18 @@
 """Warnings about chat templates that silently change the rows of a run; a run prints each once, at its start."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from proxima.data import UserError
 from proxima.data.flow import Message
 from proxima.model.chat.answer import ANSWER, ASKED, turn_end
-from proxima.model.chat.encode import SafeMessage, Tokenizer, control_texts, render_chat
+from proxima.model.chat.encode import SafeMessage, Tokenizer, control_texts, encode_part, render_chat, with_stand_ins
 from proxima.task.protocol import Rows
 
 READ = 100  # rows, evenly spaced
+TAG = re.compile(r"</?[A-Za-z][\w:.-]*>|\[/?[A-Z_]+\]")
 SYSTEM: Message = {"role": "system", "content": "Be brief!"}
 # Where a turn begins in the templates of well-known families: a row that holds one was rendered before.
 TURNS = (
@@ -49,7 +50,8 @@ def template_notes(
     """
     read = _some_chats(rows)
     chats = [chat for chat in read if not any(message.get("raw") for message in chat)]
-    notes = _rendered_rows(tokenizer, chats)
+    turns = _turn_marks(tokenizer)
+    notes = _rendered_rows(chats, turns) + _spelt_tokens(tokenizer, chats, turns)
     if tokenizer.chat_template is None:
         return [*template_note(tokenizer, model), *notes] if chats or not read else notes
     notes += stop_note(tokenizer, stops, stop_texts)
@@ -66,22 +68,48 @@ def _some_chats(rows: Rows) -> list[tuple[Message, ...]]:
     return chats
 
 
-def _rendered_rows(tokenizer: Any, chats: Sequence[Sequence[Message]]) -> list[str]:
-    """A warning if rows contain control tokens of a turn, because a template has already rendered them."""
+def _turn_marks(tokenizer: Any) -> frozenset[str]:
+    """The texts that begin and end turns: those of well-known families, and the control tokens of this template."""
     written = ""
     if tokenizer.chat_template is not None:
         with suppress(UserError):
             written = _text((ASKED, ANSWER, ASKED), tokenizer, {})
-    turns = {*TURNS, *(text for text in control_texts(tokenizer) if text in written)}
+    return frozenset({*TURNS, *(text for text in control_texts(tokenizer) if text in written)})
+
+
+def _rendered_rows(chats: Sequence[Sequence[Message]], turns: Iterable[str]) -> list[str]:
+    """A warning if rows contain control tokens of a turn, because a template has already rendered them."""
     pattern = re.compile("|".join(map(re.escape, sorted(turns, key=len, reverse=True))))
-    texts = ("\n".join(str(message["content"]) for message in chat) for chat in chats)
-    marks = [mark for text in texts if (mark := pattern.search(text))]
+    marks = [mark for text in map(_contents, chats) if (mark := pattern.search(text))]
     if not marks:
         return []
     what = f"{len(marks)} of {len(chats)} rows read hold the control token {marks[0][0]} in their text"
     why = "it is plain text there, within a turn of the chat template"
     remedy = "if these chats are rendered already, name their column in task.prompt, or map task.messages to chats"
     return [f"{what}: {why}; {remedy}"]
+
+
+def _spelt_tokens(tokenizer: Any, chats: Sequence[Sequence[Message]], turns: frozenset[str]) -> list[str]:
+    """A warning if messages contain other tags that are control tokens, such as `<answer>`, which are then spelt out."""
+    if tokenizer.chat_template is None:
+        return []
+    named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}
+    tags = [text for text in control_texts(tokenizer) if TAG.fullmatch(text) and text not in turns | named]
+    texts = list(map(_contents, chats))
+    counts = {tag: sum(tag in text for text in texts) for tag in tags}
+    if not any(counts.values()):
+        return []
+    held = sorted((tag for tag in tags if counts[tag]), key=lambda tag: min(t.find(tag) for t in texts if tag in t))
+    listed = ", ".join(f"{tag} ({counts[tag]} of {len(chats)} rows read)" for tag in held)
+    spelt = len(encode_part(with_stand_ins(held[0], tokenizer), tokenizer))
+    what = f"control tokens of the tokenizer are spelt out in the text of messages: {listed}"
+    why = f"{held[0]} becomes {spelt} ordinary tokens, because only the chat template may write a control token"
+    remedy = 'to have a tag read and trained as its token, set "special": false for it in tokenizer.json'
+    return [f"{what}; {why}; {remedy}"]
+
+
+def _contents(chat: Sequence[Message]) -> str:
+    return "\n".join(str(message["content"]) for message in chat)
 
 
 def stop_note(
