@@ -50,7 +50,6 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima generate .*--chat", "waits for a person"),
     (r"proxima (view|train .*view=true)", "serves until Ctrl-C; tests/view/microscope runs it"),
     (r"proxima serve-training", "serves until Ctrl-C; proxima-tinker's tests run it"),
-    (r"proxima generate Qwen", "downloads a thinking model"),
     (
         r"proxima data prepare|proxima data .* data/dapo|proxima data check",
         "downloads; tests/prepare makes every set from files",

@@ -11,7 +11,8 @@ import torch
 from proxima.data import renamed
 from proxima.data.flow import Completion, Message
 from proxima.engine.local.local_engine import Local, LocalEngine, collect
-from proxima.engine.protocol import Request, Sampling, decoded, stop_at
+from proxima.engine.protocol import Request, Sampling
+from proxima.model.chat.written_text import stop_string, written_text
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
 from proxima.model.positions import require_length
@@ -73,7 +74,7 @@ class ShownEngine:
 
     Args:
         engine, tokenizer: from `local_engine`.
-        show: called with each piece of the completion's text.
+        show: called with each piece of the completion's text, which is shown without the stop string that ends it.
 
     `tokens` holds the tokens of the current completion so far; it is empty between completions.
     """
@@ -93,24 +94,25 @@ class ShownEngine:
                 await asyncio.wait({answer}, timeout=PIECE_SECONDS)
                 for running in () if answer.done() else await self.engine.in_flight():
                     self.tokens = running.tokens.tolist()
-                    certain = self._certain(decoded(self.tokenizer, running.tokens), request.sampling.stop)
+                    text = written_text(self.tokenizer, running.tokens, begun=request.prompt.begun).text
+                    certain = self._certain(text, len(request.prompt.begun), request.sampling.stop)
                     if len(certain) > shown:
                         self.show(certain[shown:])
                         shown = len(certain)
         finally:
             answer.cancel()
         (completion,) = await answer
-        self.show(completion.text[shown:])
+        self.show(completion.text.removesuffix(completion.stopped_by)[shown:])
         self.tokens = ()
         yield completion
 
     @staticmethod
-    def _certain(text: str, stop: Sequence[str]) -> str:
+    def _certain(text: str, begun: int, stop: Sequence[str]) -> str:
         """The part of the text that later tokens can't change: it ends before an incomplete character or a possible
-        stop string."""
-        if stop_at(text, stop) is not None or text.endswith("\ufffd"):
+        stop string. The first `begun` characters are the prompt's."""
+        if stop_string(text[begun:], stop) is not None or text.endswith("\ufffd"):
             return ""
-        return text[: len(text) - max(map(len, stop), default=0)]
+        return text[: max(begun, len(text) - max(map(len, stop), default=0))]
 
 
 @dataclass

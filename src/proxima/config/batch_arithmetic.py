@@ -13,6 +13,7 @@ import numpy as np
 
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
+from proxima.config.sections.data_section import text_notes
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
@@ -184,8 +185,10 @@ def longest_prompt(config: RunConfig, notes: list[str] | None, rows: Rows) -> In
         notes += config.data.template_notes(model, rows, config.sampling.stop)
     count = min(SAMPLE_PROMPTS, len(rows))
     asked = config.data.system, config.data.template_arguments
-    prompts = [to_prompt(rows[i], i, model.tokenizer, *asked).tokens for i in range(count)]
-    return max(prompts, key=len, default=np.empty(0, np.int32))
+    prompts = [to_prompt(rows[i], i, model.tokenizer, *asked) for i in range(count)]
+    if notes is not None:
+        notes += text_notes(config, model, prompts)
+    return max((prompt.tokens for prompt in prompts), key=len, default=np.empty(0, np.int32))
 
 
 def example_lengths(config: OfflineConfig, notes: list[str], rows: Rows) -> tuple[int, list[int]]:

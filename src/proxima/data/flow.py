@@ -37,6 +37,8 @@ class Prompt(Columns):
             keyed by it are the same after a resume.
         messages: the chat before the chat template.
         tokens: [P] int32, token ids after the chat template, generation prompt included.
+        begun: the beginning of the answer that `tokens` already has: a thought that the chat template opens, and the
+            text of an answer that the data has begun. `Completion.text` begins with it.
         answer: the reference answer; any JSON value, None if no reward needs one.
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
         chat: the data holds the prompt as a list of messages, not as a text.
@@ -48,6 +50,7 @@ class Prompt(Columns):
     uid: int
     messages: tuple[Message, ...]
     tokens: Ints
+    begun: str = ""
     shared_prefix: int = 0
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -68,12 +71,15 @@ class Completion(Columns):
         sample: 0 … G-1 within the prompt's group.
         turn: 0 for the first completion of a conversation, counting up.
         tokens: [T] int32, generated ids, the stop token included when one was sampled. T may be 0 (aborted at once).
-        text: `tokens` decoded without special tokens, and without the stop string that ended the completion.
+        text: what the policy wrote, from the end of the chat's prefix to the end of the turn: the prompt's `begun`,
+            then `tokens` decoded with control tokens, up to the end of the stop string that ended the completion,
+            without the end-of-turn token. Defined in `model/chat/written_text.py`.
         sampled_log_prob: [T] float32, nats, of each token under the distribution that was actually sampled (temperature
             and truncation applied).
         untruncated_log_prob: [T] float32, the same with only the temperature applied, before top-k, top-p and min-p.
             The same array as `sampled_log_prob` when nothing is truncated.
         policy_version: [T] int32, the version of the weights that sampled each token.
+        stopped_by: the stop string with which `text` ends; empty: none ended it. No file holds it.
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
         temperature: the sampling temperature. The trainer divides its logits by this number. 0 is greedy; greedy
             log-probs are reported at temperature 1 and such completions are not used for training.
@@ -117,6 +123,7 @@ class Completion(Columns):
     sampling_mask: SamplingMask | None = None
     routed_experts: ExpertIds | None = None
     prompt_routed_experts: ExpertIds | None = None
+    stopped_by: str = ""
     sampled: Bools | None = None
     episode: Episode | None = None
     earlier: tuple["Completion", ...] = ()
@@ -167,6 +174,11 @@ class Completion(Columns):
     def key(self) -> Key:
         """Prompt uid, sample and turn: unique in a run."""
         return self.prompt_uid, self.sample, self.turn
+
+    def own_text(self, begun: str) -> str:
+        """`text` without `begun`, the beginning that its prompt had, and without the stop string that ended it: what a
+        chat API returns, and what a reward for the whole text compares."""
+        return self.text.removeprefix(begun).removesuffix(self.stopped_by)
 
     @property
     def truncated(self) -> bool:

@@ -31,7 +31,8 @@ class Sampling:
         top_p: keep the smallest set of most probable tokens whose mass is at least this; in (0, 1].
         min_p: keep tokens with at least this share of the largest probability; in [0, 1).
         max_tokens: most new tokens of a completion; in [1, 2^31).
-        stop: strings that end a completion; the text excludes them, the tokens do not.
+        stop: strings that end a completion, and stay in its text. They are searched in what the policy writes, control
+            tokens included.
     """
 
     temperature: float = 1.0
@@ -422,18 +423,6 @@ class StagingEngine(Engine, Protocol):
     async def stage(self, update: WeightUpdate) -> None:
         """Copy the weights that the next `publish` will send, so that its pause is shorter."""
         ...
-
-
-def decoded(tokenizer: Any, tokens: Ints) -> str:
-    """The text of tokens, without special tokens."""
-    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
-    return text
-
-
-def stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """The index where the first stop string starts, or None. The whole text is searched: a stop string may span
-    tokens."""
-    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
 
 
 class ServerError(OSError):

@@ -27,6 +27,7 @@ from typing import Any, get_args
 from proxima.data import UserError
 from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import Parameters, ReadMessage, ToolFormat, call_start, read_calls
+from proxima.model.chat.answer import turn_end
 from proxima.model.chat.encode import control_texts
 from proxima.model.chat.template_inputs import reads_tools
 
@@ -177,11 +178,13 @@ def why_format(tokenizer: Any) -> str:
 
 
 def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the template writes for a turn with the call, as it is decoded: without control tokens. Templates
-    differ in how they take a call's arguments, as an object or as JSON, and some fail for one of them."""
+    """Yield what the template writes for a turn with the call, up to the end of the turn: as the policy would write it,
+    and then without control tokens. Templates differ in how they take a call's arguments, as an object or as JSON, and
+    some fail for one of them."""
     question = {"role": "user", "content": "Try it."}
     render = partial(tokenizer.apply_chat_template, **{**arguments, "tools": [SCHEMA], "tokenize": False})
     controls = re.compile("|".join(map(re.escape, control_texts(tokenizer))) or r"(?!)")
+    ending = turn_end(tokenizer)
     ids = "trial0001", f"functions.{TRIAL.name}:0"  # Mistral's have nine letters; Kimi K2 writes the id, not the name
     for given, number in product((TRIAL.arguments, json.dumps(TRIAL.arguments)), ids):
         call = {"id": number, "type": "function", "function": {"name": TRIAL.name, "arguments": given}}
@@ -195,7 +198,11 @@ def rendered_calls(tokenizer: Any, arguments: Mapping[str, Any]) -> Iterator[str
         tag = chat.rfind("<", 0, same)
         if tag >= 0 and ">" not in chat[tag:same]:  # <think> of the generation prompt, and <tool_call>
             same = tag
-        yield controls.sub("", chat[same:])
+        written = chat[same:]
+        if ending is not None and ending.text and ending.text in written:
+            written = written.rpartition(ending.text)[0]
+        yield written
+        yield controls.sub("", written)
 
 
 def _reads_back(turn: str, tool_format: ToolFormat) -> bool:

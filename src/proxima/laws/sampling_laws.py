@@ -26,6 +26,7 @@ from proxima.laws.engine_case import (
     requests_of,
 )
 from proxima.laws.law import require_that
+from proxima.model.chat.written_text import sampled_text
 from proxima.model.pretrained import LoadedModel
 
 FALSE_ALARM = 1e-6  # chance below which frequencies are wrong; low, because counts are not exactly normal
@@ -169,17 +170,15 @@ async def defaults(case: EngineUnderTest, engine: Engine) -> None:
 
 async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
     """A stop string ends a completion at the token that completes the string, even if it spans several tokens."""
-    decode = partial(case.setup.tokenizer.decode, skip_special_tokens=True)
+    decode = partial(sampled_text, case.setup.tokenizer)
     tried = 0
     for request in requests(prompts=4, samples=1):
         (free,) = await ask(engine, request.prompt.tokens.tolist(), temperature=0.0, max_tokens=24)
         text = decode(free.tokens)
         parts = {at: text[at : at + 3] for at in range(1, len(text) - 3)}
-        # Not a part of a character, which is decoded differently token by token, and none around a special token:
-        # no recipe's stop string is of this kind.
-        plain = case.setup.tokenizer.decode(free.tokens)
-        alike = {at: part for at, part in parts.items() if "\ufffd" not in part and part in plain and part.strip()}
-        first = (part for at, part in alike.items() if text.find(part) == at)
+        # not a part of a character, which is decoded differently token by token
+        usual = {at: part for at, part in parts.items() if "\ufffd" not in part and part.strip()}
+        first = (part for at, part in usual.items() if text.find(part) == at)
         if (stop := next(first, None)) is None:
             continue
         tried += 1
@@ -188,7 +187,8 @@ async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
         require_that(c.finish_reason == "stop", f"{where}: finish_reason {c.finish_reason!r}, {len(c.tokens)} tokens")
         require_that(stop in decode(c.tokens), f"{where}: the tokens do not hold it")
         require_that(stop not in decode(c.tokens[:-1]), f"{where}: tokens come after it")
-        require_that(stop not in c.text, f"{where}: the text holds it")
+        require_that(c.text.endswith(stop), f"{where}: the text does not end with it")
+        require_that(stop not in c.text[:-1], f"{where}: the text goes on after it")
     require_that(tried > 0, "no text to find a stop string in: every completion is empty or repeats itself")
 
 
@@ -288,7 +288,7 @@ SAMPLING_LAWS = (
     engine_law("defaults", "the data comes from another policy than the recipe says", defaults, applies=needs_model,
                cure="take every sampling parameter from the request, none from generation_config.json"),
     engine_law("stop_strings", "completions run on, or lack their end", stop_strings, applies=needs_model,
-               cure="end at the token that completes a stop string: finish_reason stop, the text cut before it"),
+               cure="end at the token that completes a stop string: finish_reason stop, the text with it"),
     engine_law("lengths", "completions are cut where nobody can tell", lengths, applies=needs_model,
                cure="generate up to max_tokens or the context, and say finish_reason length there"),
 )

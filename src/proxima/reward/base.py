@@ -87,6 +87,12 @@ class WeightedReward:
         """The name of the workers that run it; rewards with the same name share them."""
         return self.where
 
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        """Regular expressions (`.` matches newlines) that a text must match to be worth more than any other; the run
+        warns at its start if no answer can."""
+        return ()
+
     def check(self) -> None:
         """Check before the run; raise UserError if something outside this process that the reward needs is missing."""
 

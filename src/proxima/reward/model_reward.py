@@ -13,6 +13,7 @@ from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.trajectory import Trajectory
 from proxima.model.chat.answer import read_tokens
+from proxima.model.chat.encode import is_begun
 from proxima.model.positions import fix_positions, require_known_length, require_length
 from proxima.model.precision import ComputeDtype, compute_dtype
 from proxima.model.pretrained import DTYPES, auto_device, check_device, load_tokenizer, require_rows
@@ -173,7 +174,10 @@ class ModelReward(WeightedReward):
             require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")
             group, before, tokens = prompt.uid, prompt.tokens, completion.tokens
         else:
-            before, tokens = read_tokens(prompt.messages, completion.text, self._scorer.loaded.tokenizer)
+            messages = prompt.messages
+            if is_begun(messages) and completion.text.startswith(messages[-1]["content"]):
+                messages = messages[:-1]  # the text begins with it
+            before, tokens = read_tokens(messages, completion.text, self._scorer.loaded.tokenizer)
             if completion.finish_reason != "stop":
                 tokens = tokens[:-1]  # the model did not end its turn
             group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # the same for all that share a prompt

@@ -47,12 +47,16 @@ class ReasoningGymReward(PooledReward):
     def check(self) -> None:
         require_package("reasoning_gym", "it needs", "proxima-rl[gym]")
 
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return () if self.tag is None or not self.strict else (f"<{self.tag}>.*?</{self.tag}>",)
+
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
             missing = "its metadata has no entry to score with"
             raise ValueError(f"{prompt_name(prompt.uid)} is not a row of the task 'reasoning_gym': {missing}")
-        answer = self._answer(completion.text)
+        answer = self._answer(completion.text, completion.own_text(prompt.begun))
         if answer is None:
             return Score(value=0.0, correct=False)
         return Job(grader="reasoning_gym", arguments={"source": source, "answer": answer}, cpu_seconds=self.cpu_seconds)
@@ -60,8 +64,9 @@ class ReasoningGymReward(PooledReward):
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         return validated(Score(value=result["value"], correct=result["value"] >= self.correct_at))
 
-    def _answer(self, text: str) -> str | None:
-        inside = text if self.tag is None else last_tagged(text, self.tag)
+    def _answer(self, text: str, own: str) -> str | None:
+        """The tagged part of the text, else what the policy itself wrote."""
+        inside = own if self.tag is None else last_tagged(text, self.tag)
         if inside is None and not self.strict:
-            inside = text
+            inside = own
         return None if inside is None else inside.strip()

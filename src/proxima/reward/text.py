@@ -13,7 +13,8 @@ from proxima.reward.math.marked import same_answer, solution_hint
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(WeightedReward):
-    r"""1 if the whole text, without outer whitespace, equals the answer, else 0; sets `correct`.
+    r"""1 if what the policy itself wrote, without outer whitespace, equals the answer, else 0; sets `correct`. The
+    beginning that the prompt has of the answer, and a stop string that ended it, are not compared.
 
     Args:
         ignore_case: ignore upper and lower case.
@@ -33,7 +34,7 @@ class Exact(WeightedReward):
         return missing_answer(answer) or solution_hint(str(answer))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        text, expected = completion.text.strip(), str(required_answer(prompt, self.kind)).strip()
+        text, expected = completion.own_text(prompt.begun).strip(), str(required_answer(prompt, self.kind)).strip()
         return binary_score(text.casefold() == expected.casefold() if self.ignore_case else text == expected)
 
 
@@ -57,6 +58,10 @@ class Format(PooledReward):
     def __post_init__(self) -> None:
         super().__post_init__()
         compile_pattern(self.pattern)
+
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return (self.pattern,)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         return Job(grader="format", arguments={"pattern": self.pattern, "text": completion.text})
@@ -89,6 +94,10 @@ class Regex(PooledReward):
     def __post_init__(self) -> None:
         super().__post_init__()
         compile_pattern(self.pattern)
+
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return (self.pattern,)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         required_answer(prompt, self.kind)

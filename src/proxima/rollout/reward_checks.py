@@ -185,7 +185,7 @@ async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: An
             tried = replace(prompt, uid=TRIAL_UID + number)
             right = prompt.answer[0] if isinstance(prompt.answer, list) and prompt.answer else prompt.answer
             answer = "7" if right is None else as_text(right)
-            completions = tuple(_completion(tried.uid, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
+            completions = tuple(_completion(tried, i, text, tokenizer) for i, text in enumerate((answer, PLAIN)))
             scores = tuple(await rewards.score(tried, completions))
             unjudged.append(Group(prompt=tried, completions=completions, scores=scores))
         groups += await rewards.score_batch(unjudged)
@@ -194,7 +194,7 @@ async def _tried(rewards: RewardRunner, prompts: Sequence[Prompt], tokenizer: An
     return groups
 
 
-def _completion(uid: int, sample: int, text: str, tokenizer: Any) -> Completion:
+def _completion(prompt: Prompt, sample: int, text: str, tokenizer: Any) -> Completion:
     text = utf8(text)
     tokens = tokenizer(text, add_special_tokens=False).input_ids or [tokenizer.eos_token_id]
-    return Completion.of_text(uid, sample, text, tokens)
+    return Completion.of_text(prompt.uid, sample, prompt.begun + text, tokens)

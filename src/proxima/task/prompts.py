@@ -17,8 +17,9 @@ from proxima.data.columns import Ints
 from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
 from proxima.data.random import permutation
-from proxima.model.chat.encode import Tokenizer, prompt_tokens, rendered_text, safe_value
+from proxima.model.chat.encode import Tokenizer, rendered_text, safe_value
 from proxima.model.chat.template_inputs import unread, unwritten_keys
+from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.model.images.image_store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
@@ -103,8 +104,10 @@ def to_prompt(
     """Build the prompt of a row; `arguments` are variables of the chat template. Raises like `row_messages` and
     `row_arguments`."""
     chat = row_messages(row, system, tokenizer)
-    tokens = prompt_tokens(chat, tokenizer, row_arguments(row, arguments, tokenizer))
-    return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
+    tokens, begun = prompt_and_beginning(chat, tokenizer, row_arguments(row, arguments, tokenizer))
+    return Prompt(
+        uid=uid, messages=chat, tokens=tokens, begun=begun, answer=row.answer, metadata=row.metadata, chat=row.chat
+    )
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:

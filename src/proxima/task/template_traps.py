@@ -90,7 +90,7 @@ def _rendered_rows(chats: Sequence[Sequence[Message]], turns: Iterable[str]) -> 
 
 
 def _spelt_tokens(tokenizer: Any, chats: Sequence[Sequence[Message]], turns: frozenset[str]) -> list[str]:
-    """A warning if messages contain other tags that are control tokens, such as `<answer>`, which are then spelt out."""
+    """A warning if messages contain other tags that are control tokens, and are then spelt out."""
     if tokenizer.chat_template is None:
         return []
     named = {getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")}

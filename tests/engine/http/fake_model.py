@@ -14,7 +14,7 @@ class LetterTokenizer:
     def __init__(self, letters: str = LETTERS) -> None:
         self.letters = letters
 
-    def decode(self, tokens, skip_special_tokens=True):
+    def decode(self, tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         return "".join(self.letters[i] if i < len(self.letters) else "" for i in tokens)
 
     def __call__(self, text, add_special_tokens=False):

@@ -114,7 +114,7 @@ async def test_scores_of_a_caller_are_of_the_weights_that_are_there(fleet):
 
 
 class ByteTokenizer(LetterTokenizer):
-    def decode(self, tokens, skip_special_tokens=True):
+    def decode(self, tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         return bytes(map(int, tokens)).decode(errors="replace")
 
 

@@ -26,6 +26,7 @@ import yaml
 from proxima.core.metrics import Metrics, Quantile, QuantileSketch, merge_metrics
 from proxima.data.episode import Episode, Span
 from proxima.experiments.run_reader import read_config
+from proxima.model.chat.written_text import written_text
 from proxima.model.pretrained import LoadedModel
 from proxima.runtime.state.completion_columns import write_rows
 from proxima.runtime.state.folder import RunFolder
@@ -230,6 +231,7 @@ class ServedRecord:
         tokens, in_loss, factor = example["tokens"], example["in_loss"], example["factor"]
         pieces = np.split(tokens, np.flatnonzero(np.diff(in_loss)) + 1)
         texts = self._texts(pieces)
+        texts[::2] = [utf8(written_text(self.tokenizer, ids, ends=self.stops).text) for ids in pieces[::2]]
         spans = [  # the first is in the loss, and every other one
             Span(role="context" if i % 2 else "assistant", tokens=len(ids), text=text, sampled=not i % 2, turn=i // 2)
             for i, (ids, text) in enumerate(zip(pieces, texts, strict=True))

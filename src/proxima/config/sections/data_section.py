@@ -2,7 +2,8 @@
 and `proxima.reward`, and the `EpisodeSettings` of `proxima.rollout`."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,10 +14,12 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
-from proxima.data import FieldError, require
+from proxima.data import FieldError, UserError, require
+from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agents import AGENTS
+from proxima.environment.tool_calls import format_of
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
@@ -24,13 +27,14 @@ from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment, Unu
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.pattern_checks import AnswerTexts, call_notes
 from proxima.rollout.reward_checks import ReferenceAnswers, validate_answers
 from proxima.system.user_modules import user_module_file
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
 from proxima.task.prompts import Cursor, PromptSource
-from proxima.task.protocol import Rows
+from proxima.task.protocol import Rows, is_played
 from proxima.task.template_traps import template_notes
 
 
@@ -117,6 +121,37 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
     return setting(task, part)
 
 
+def agent_of(task: Any) -> Mapping[str, Any]:
+    """The arguments of a task's agent; empty of a task without one."""
+    environment = world_of(task, "environment")
+    return environment if isinstance(environment, Mapping) and environment.get("kind") in AGENTS else {}
+
+
+def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> list[str]:
+    """Warnings of a run that generates: patterns of rewards that no answer can match, and stop strings that end a turn
+    within its tool calls. `prompts` are some of those of the task."""
+    played = is_played(config.task)
+    texts = AnswerTexts(
+        tokenizer=model.tokenizer,
+        prompts=() if played else prompts,  # the text is that of the last turn
+        stop=config.sampling.stop,
+        stop_tokens=model.stop_tokens,
+    )
+    notes = texts.notes(config.reward)
+    for path, spec in config.eval.all_sets.items():
+        sampling = spec.groups(config.seed).sampling
+        if spec.reward or sampling.stop != config.sampling.stop:
+            own = replace(texts, prompts=(), stop=sampling.stop, name=f"{path}.sampling.stop")
+            notes += own.notes(spec.reward or config.reward, f"{path}.reward")
+    if config.sampling.stop and (world_of(config.task, "tools") or agent_of(config.task)):
+        with suppress(UserError):  # said where the world is built
+            named = config.episode.tool_format
+            arguments = config.data.template_arguments
+            tool_format = format_of(model.tokenizer, arguments) if named == "auto" else named
+            notes += call_notes(tool_format, config.sampling, "episode")
+    return notes
+
+
 def role_metric_names(task: Any) -> set[str]:
     """The metrics of an evaluation of a task whose agent declares roles; those of a role that nobody played are
     missing."""
@@ -125,9 +160,7 @@ def role_metric_names(task: Any) -> set[str]:
 
 def roles_of(task: Any) -> Sequence[str]:
     """The roles that a task's agent declares; most have none."""
-    environment = world_of(task, "environment")
-    given = environment if isinstance(environment, Mapping) and environment.get("kind") in AGENTS else {}
-    roles = given.get("roles")
+    roles = agent_of(task).get("roles")
     return roles if isinstance(roles, list | tuple) else ()
 
 

@@ -19,7 +19,8 @@ from proxima.engine.http.answer_checks import (
 )
 from proxima.engine.http.answer_values import RouteShape, joined_routes
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest, WrittenTokens, tokens_as_read
-from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt, decoded, stop_at
+from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
+from proxima.model.chat.written_text import sampled_text, stop_string, written_text
 from proxima.model.moe import FAMILIES
 from proxima.model.positions import context_limit
 from proxima.model.pretrained import load_config, load_generation_config, stop_tokens_of
@@ -272,7 +273,7 @@ class GenerationJob:
             seam = self.length - len(tokens)
             everything = self.tokens
             for at in range(start, len(tokens)):
-                if stop_at(decoded(self.rules.tokenizer, everything[: seam + at + 1]), stop) is not None:
+                if stop_string(sampled_text(self.rules.tokenizer, everything[: seam + at + 1]), stop) is not None:
                     return at + 1
         return None
 
@@ -304,7 +305,7 @@ class GenerationJob:
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop
-        if stop and stop_at(decoded(self.rules.tokenizer, tokens), stop) is not None:
+        if stop and stop_string(sampled_text(self.rules.tokenizer, tokens), stop) is not None:
             return "stop"
         return "length" if len(tokens) == self.limit else None
 
@@ -341,7 +342,8 @@ class GenerationJob:
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
         if not np.isnan(beside).any():
             sampled = beside
-        text = decoded(self.rules.tokenizer, tokens)
+        begun, ends = request.prompt.begun, self.rules.stop_tokens
+        written = written_text(self.rules.tokenizer, tokens, begun=begun, ends=ends, stop=sampling.stop)
         masks = [mask for segment in self._segments for mask in segment.masks]
         routes, prompt_routes = self._routes()
         return Completion(
@@ -349,7 +351,8 @@ class GenerationJob:
             sample=request.sample,
             turn=request.turn,
             tokens=tokens,
-            text=text[: stop_at(text, sampling.stop)],
+            text=written.text,
+            stopped_by=written.stopped_by,
             sampled_log_prob=sampled,
             untruncated_log_prob=untruncated,
             policy_version=self.policy_version,

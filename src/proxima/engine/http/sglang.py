@@ -219,8 +219,8 @@ SAMPLING_PARAMS = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
+    "skip_special_tokens": False,  # a stop string may hold a control token
+    "spaces_between_special_tokens": False,
     "no_stop_trim": True,
     "json_schema": None,
     "regex": None,

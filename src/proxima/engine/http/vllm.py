@@ -244,7 +244,7 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
         "stop_token_ids": list(request.stop_tokens),
         "ignore_eos": True,  # `stop_tokens` has the ids that end
         "include_stop_str_in_output": False,
-        "skip_special_tokens": True,
+        "skip_special_tokens": False,  # a stop string may hold a control token
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,

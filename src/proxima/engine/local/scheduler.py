@@ -17,7 +17,8 @@ from proxima.engine.local.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.local.kv_cache import Beginning, PrefixCache
 from proxima.engine.local.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.local.token_table import Lines, TokenTable
-from proxima.engine.protocol import InFlight, Request, check_prompt, decoded, stop_at
+from proxima.engine.protocol import InFlight, Request, check_prompt
+from proxima.model.chat.written_text import sampled_text, stop_string, written_text
 from proxima.model.pretrained import LoadedModel
 
 Sink = Callable[[Completion], None]
@@ -300,8 +301,10 @@ class Scheduler:
             self._finish(self._ended(batch.requests, tokens))
 
     def _stops(self, running: RunningRequest, token: int) -> bool:
-        stop_tokens = running.request.stop_tokens
-        return token in (self.stop_tokens if stop_tokens is None else stop_tokens)
+        return token in self._stop_tokens_of(running.request)
+
+    def _stop_tokens_of(self, request: Request) -> frozenset[int]:
+        return self.stop_tokens if request.stop_tokens is None else request.stop_tokens
 
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
@@ -310,8 +313,8 @@ class Scheduler:
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
             stop = running.request.sampling.stop
-            text = decoded(self.tokenizer, self.table.tokens(running.line)) if stop else ""
-            if self._stops(running, token) or stop_at(text, stop) is not None:
+            text = sampled_text(self.tokenizer, self.table.tokens(running.line)) if stop else ""
+            if self._stops(running, token) or stop_string(text, stop) is not None:
                 finished.append((running, "stop"))
             elif self.table.length[running.line] >= self.table.limit[running.line]:
                 finished.append((running, "length"))
@@ -362,16 +365,19 @@ class Scheduler:
         self._lead()
 
     def _completion(self, request: Request, columns: dict[str, Any], reason: FinishReason) -> Completion:
-        sampling, text = request.sampling, decoded(self.tokenizer, columns["tokens"])
+        sampling, prompt = request.sampling, request.prompt
+        ends = self._stop_tokens_of(request)
+        written = written_text(self.tokenizer, columns["tokens"], begun=prompt.begun, ends=ends, stop=sampling.stop)
         if not sampling.truncates:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
         if not sampling.truncates or sampling.temperature == 0:
             columns.pop("sampling_mask", None)
         return Completion(
-            prompt_uid=request.prompt.uid,
+            prompt_uid=prompt.uid,
             sample=request.sample,
             turn=request.turn,
-            text=text[: stop_at(text, sampling.stop)],
+            text=written.text,
+            stopped_by=written.stopped_by,
             finish_reason=reason,
             temperature=sampling.temperature,
             **columns,

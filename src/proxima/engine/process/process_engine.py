@@ -110,7 +110,10 @@ class ProcessEngine:
         Raises:
             UserError: a prompt is empty, or leaves no room for one token; too many processes in a row ended.
         """
-        lean = {id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
+        lean = {
+            id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens, begun=r.prompt.begun)
+            for r in requests
+        }
         lean_requests = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
         async with aclosing(self._supervisor.replies("generate", lean_requests)) as replies:  # type: ignore[type-var]
             async for kind, value in replies:

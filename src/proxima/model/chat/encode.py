@@ -85,14 +85,22 @@ def chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""
+    return chat_and_tokens(messages, tokenizer, arguments, complete=complete)[1]
+
+
+def chat_and_tokens(
+    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
+) -> tuple[str | None, list[int]]:
+    """The text of a chat as `render_chat` gives it, None for a text without chat template, and its tokens."""
     if any(message.get("raw") for message in messages):
-        return _raw_tokens(messages, tokenizer, arguments, complete=complete)
+        return None, _raw_tokens(messages, tokenizer, arguments, complete=complete)
     require_written(messages, tokenizer, arguments, partial(rendered_text, tokenizer))
     safe = [SafeMessage(message, tokenizer) for message in messages]
     ending: Ending = "complete" if complete else "open" if is_begun(messages) else "prompt"
-    ids = encode_chat(render_chat(safe, tokenizer, arguments, ending=ending), tokenizer)
+    chat = render_chat(safe, tokenizer, arguments, ending=ending)
+    ids = encode_chat(chat, tokenizer)
     end = end_of_text(tokenizer) if complete and tokenizer.chat_template is None else None
-    return ids if end is None else [*ids, end]
+    return chat, ids if end is None else [*ids, end]
 
 
 def _raw_tokens(

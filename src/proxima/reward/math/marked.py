@@ -165,6 +165,10 @@ class Gsm8kReward(WeightedReward):
         hint = None if "####" in text else solution_hint(text)
         return hint or "not a number after '####'"
 
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return ("####",) if self.strict else ()
+
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
         expected = as_number(str(answer).rpartition("####")[2])
@@ -173,7 +177,7 @@ class Gsm8kReward(WeightedReward):
         _, marker, final = completion.text.rpartition("####")
         if marker:
             return binary_score(final_number(final) == expected)
-        return binary_score(not self.strict and last_number(completion.text) == expected)
+        return binary_score(not self.strict and last_number(completion.own_text("")) == expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,6 +202,10 @@ class Boxed(WeightedReward):
             return missing_answer(answer) or (row_answer(answer, self.answer_in_box) and None)
         except ValueError as error:
             return str(error)
+
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return (r"\\(?:boxed|fbox)\{",)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = row_answer(required_answer(prompt, self.kind), self.answer_in_box)

@@ -49,7 +49,7 @@ class Number(WeightedReward):
         answer = required_answer(prompt, self.kind)
         if (expected := as_number(answer)) is None:
             raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is {NOT_A_NUMBER}")
-        return binary_score(last_number(completion.text) == expected)
+        return binary_score(last_number(completion.own_text("")) == expected)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +87,14 @@ class Accuracy152(WeightedReward):
     def unreadable_one(self, answer: Any) -> str | None:
         return missing_answer(answer) or (None if "####" in str(answer) else solution_hint(str(answer)))
 
+    @property
+    def text_patterns(self) -> tuple[str, ...]:
+        return () if self.tag is None else (f"<{self.tag}>.*?</{self.tag}>",)
+
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()
-        answer = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
+        own = completion.own_text(prompt.begun)
+        answer = own if self.tag is None else last_tagged(completion.text, self.tag)
         answer = "" if answer is None else answer.strip()
         if answer == expected:
             return Score(value=2.0, correct=True) if answer else Score(value=0.0, correct=False)

@@ -299,7 +299,7 @@ class AgentEpisodes(EpisodePlayer):
             episode.fail(error)
             raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
         episode.waits.append((began, clock()))
-        answer = self._answer(episode, talk, asked, completion)
+        answer = self._answer(episode, talk, asked, request, completion)
         talk.cut = episode.cut = limit if completion.finish_reason == "length" else ""
         return answer
 
@@ -343,13 +343,17 @@ class AgentEpisodes(EpisodePlayer):
         episode.turns += 1
         return talk, request, "" if most < room else "context" if room == context_left else "tokens"
 
-    def _answer(self, episode: AgentEpisode, talk: Talk, asked: ChatRequest, completion: Completion) -> ChatAnswer:
-        """Add a turn to its conversation, and return it as the agent sees it."""
+    def _answer(
+        self, episode: AgentEpisode, talk: Talk, asked: ChatRequest, request: Request, completion: Completion
+    ) -> ChatAnswer:
+        """Add a turn to its conversation, and return it as the agent sees it: by the contract of the API without the
+        stop string, and without what the template opened. Calls are read from the whole text."""
         turn = talk.played.add(completion)
         talk.numbers.append(completion.turn)
-        content, tools = completion.text, parameters_of(asked.tools)
+        content = completion.own_text(request.prompt.begun)
+        tools = parameters_of(asked.tools)
         if tools:
-            turn.read(read_calls(content, self.tool_format, tools))
+            turn.read(read_calls(completion.text, self.tool_format, tools))
         if turn.calls:
             content = before_calls(content, self.tool_format, tools)
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}

@@ -28,6 +28,7 @@ from proxima.model.chat.encode import (
     with_stand_ins,
 )
 from proxima.model.chat.template_inputs import reads_tools
+from proxima.model.chat.written_text import answer_beginning, sampled_text
 from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
@@ -96,18 +97,13 @@ class TurnTemplate:
         return with_stand_ins(text, self.tokenizer)
 
     def decode(self, tokens: Ids, *, after_text: bool = False) -> str:
-        """Decode sampled tokens, including control tokens. Invalid bytes become replacement characters.
+        """Decode sampled tokens, see `sampled_text`."""
+        return sampled_text(self.tokenizer, tokens, after_text=after_text)
 
-        Args:
-            after_text: decode as after other text, with the leading space that some tokenizers drop from the first
-                token of a text.
-        """
-        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-        if not after_text:
-            return str(self.tokenizer.decode(tokens, **options))
-        first = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        text, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
-        return str(text[len(before) :])
+    def beginning(self, chat: str, content: str = "") -> str:
+        """The beginning of the next answer that a rendered chat has, see `Prompt.begun`; `content` is that of the
+        assistant's last message, if the answer continues it."""
+        return answer_beginning(chat, self.tokenizer, self._arguments, content)
 
     def without_end(self, tokens: Ids, history: Sequence[SafeMessage], following: Sequence[SafeMessage]) -> int:
         """Count the tokens of a turn that belong to the message: all, or all but the last if that is the control token
@@ -256,6 +252,11 @@ class Conversation:
         self.awaits_turn = True
 
     @property
+    def beginning(self) -> str:
+        """The beginning of the next turn that `context` has, see `Prompt.begun`."""
+        return self._template.beginning(self._seen, self._begun if self._turns == 0 else "")
+
+    @property
     def context(self) -> Ints:
         """The tokens that the next turn is conditioned on."""
         initial_prompt = self.prompt if self._own is None else self._own
@@ -263,7 +264,7 @@ class Conversation:
 
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
         """Add the tokens that the model wrote after `context`. The chat template gets their decoded text instead of
-        `text`, which lacks control tokens and a stop string."""
+        `text`, which begins with what the template wrote itself."""
         span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
         self._nodes = [*self._nodes, _MessageNode(span, np.asarray(tokens, np.int32), "")]
         self._turns += 1

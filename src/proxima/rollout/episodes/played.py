@@ -88,6 +88,8 @@ class Played:
         prompt, sampling = self.initial_prompt, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
+        if prompt.begun != (begun := self.conversation.beginning):
+            prompt = replace(prompt, begun=begun)
         if max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
         tokens = prompt.tokens
@@ -186,6 +188,7 @@ class Played:
             "tokens": path.tokens,
             "sampled": path.sampled,
             "text": sampled[-1].text,
+            "stopped_by": sampled[-1].stopped_by,
             "temperature": first.temperature,
             "prompt_routed_experts": routes,
         }

@@ -12,7 +12,7 @@ import torch
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
-from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.data_section import tasks_of, text_notes
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
@@ -101,7 +101,9 @@ def load_run_data(config: RunConfig) -> RunData:
                 "a step asks some of them several times; lower it, or give more rows"
             )
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
-        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=trial_prompts(source)))
+        prompts = trial_prompts(source)
+        notes += text_notes(config, model, prompts)
+        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=prompts))
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)

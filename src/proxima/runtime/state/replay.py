@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import FieldError
 from proxima.engine.http.answer_values import RouteShape
+from proxima.model.chat.written_text import sampled_text
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
@@ -118,10 +119,18 @@ class StoredRollouts:
         for tokens, text, mask in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
             # the text is of the last turn
             last = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
-            read = utf8(tokenizer.decode(() if tokens is None else tokens[last:], skip_special_tokens=True))
-            if not read.startswith(text):  # a stop string is cut off
-                shown = f"{text!r:.40}, which the tokenizer of model.path reads as {read!r:.40}"
-                raise self._refused(f"has a completion {shown}", remedy)
+            ids = () if tokens is None else tokens[last:]
+            if not self._reads_as(tokenizer, ids, text):
+                shown = utf8(sampled_text(tokenizer, ids))
+                reason = f"has a completion {text!r:.40}, which the tokenizer of model.path reads as {shown!r:.40}"
+                raise self._refused(reason, remedy)
+
+    @staticmethod
+    def _reads_as(tokenizer: Any, ids: Any, text: str) -> bool:
+        """True if a stored text holds its tokens, all but the last, of which a stop string may have used a part; or, in
+        rollouts of earlier versions, without control tokens and without the stop string."""
+        certain = utf8(sampled_text(tokenizer, ids[:-1])).rstrip("\ufffd")
+        return certain in text or utf8(tokenizer.decode(ids, skip_special_tokens=True)).startswith(text)
 
     def check_routes(self, text_config: Any) -> None:
         """Refuse to train a mixture to which the stored experts do not apply; without any, nothing is replayed.

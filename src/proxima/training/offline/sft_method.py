@@ -17,7 +17,7 @@ from proxima.data.packed_batch import PackedBatch
 from proxima.data.trajectory import ChatExample, Trajectory
 from proxima.evaluation.intervals import ratio_of_sums
 from proxima.model.chat.answer import shown_answer
-from proxima.model.chat.encode import prompt_tokens
+from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.model.packed_model import TokenOutputs
 from proxima.task.example_rows import ChatReader
 from proxima.task.prompts import row_arguments
@@ -109,8 +109,9 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
                 *chat, answer = self.reader.chat(row)
             except FieldError:
                 continue
-            tokens = prompt_tokens(chat, self.tokenizer, row_arguments(row, self.reader.arguments, self.tokenizer))
+            arguments = row_arguments(row, self.reader.arguments, self.tokenizer)
+            tokens, begun = prompt_and_beginning(chat, self.tokenizer, arguments)
             if len(tokens) < self.context:
-                uid = EVAL_UID + number
-                prompts.append(Prompt(uid=uid, messages=tuple(chat), tokens=tokens, answer=shown_answer(answer)))
+                shown = {"messages": tuple(chat), "answer": shown_answer(answer)}
+                prompts.append(Prompt(uid=EVAL_UID + number, tokens=tokens, begun=begun, **shown))
         return prompts
