@@ -9,7 +9,7 @@ from proxima.api import local_answers
 from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
-from proxima.model.chat.encode import prompt_tokens
+from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.task import prompts
 from tests.recipes.talker import talker
 
@@ -55,7 +55,9 @@ def test_a_turn_end_at_which_the_model_does_not_stop_is_named(model):
 def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
     seen, chat = [], conversation(max_tokens=4)
     monkeypatch.setattr(
-        prompts, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
+        prompts,
+        "prompt_and_beginning",
+        lambda messages, *more: seen.append(messages) or prompt_and_beginning(messages, *more),
     )
     for text in ("one", "two"):
         chat.answer(text, print)

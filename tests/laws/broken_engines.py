@@ -161,7 +161,7 @@ class StopsLate:
         for stop in request.sampling.stop:
             for length in range(1, len(c.tokens)):
                 if stop in engine.tokenizer.decode(c.tokens[:length]):
-                    text = engine.tokenizer.decode(c.tokens).partition(stop)[0]
+                    text = "".join(engine.tokenizer.decode(c.tokens).partition(stop)[:2])
                     return cut(c, length + 1, finish_reason="stop", text=text)
         return c
 

@@ -23,6 +23,7 @@ from proxima.model.pretrained import UnloadedModel, without_progress_bars
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec
+from proxima.rollout.pattern_checks import AnswerTexts
 from proxima.rollout.reward_checks import ReferenceAnswers
 from proxima.system.machine import usable_cores
 from proxima.task import TASKS
@@ -154,16 +155,20 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     data[0][2].extend(engine.check())
     stops = {text for sampling in samplings for text in sampling.stop}
     data[0][2].extend(config.data.template_notes(model, data[0][1], tuple(stops)))  # once, for all suites
-    loaded = [
-        LoadedSuite(
-            suite=suite,
-            questions=_questions(config, suite, rows, model),
-            engine=engine,
-            notes=(*notes, *key_notes(suite.name, rows, model.tokenizer, config.data.template_arguments)),
-            images=model.images,
+    loaded = []
+    for suite, rows, notes in data:
+        questions = _questions(config, suite, rows, model)
+        texts = AnswerTexts(
+            tokenizer=model.tokenizer,
+            prompts=() if is_played(suite.task) else questions.prompts,
+            stop=suite.sampling.stop,
+            stop_tokens=model.stop_tokens,
         )
-        for suite, rows, notes in data
-    ]
+        notes += key_notes(suite.name, rows, model.tokenizer, config.data.template_arguments)
+        notes += texts.notes(suite.rewards, suite.name)
+        loaded.append(
+            LoadedSuite(suite=suite, questions=questions, engine=engine, notes=tuple(notes), images=model.images)
+        )
     warned = clock_notes(current_clock(), config.data.template_date)
     loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
     played = {entry.suite.path: entry for entry in loaded if is_played(entry.suite.task)}
