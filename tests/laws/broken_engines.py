@@ -166,11 +166,11 @@ class StopsLate:
         return c
 
 
-class StopsInTheText:
-    """Leaves the stop string in the text."""
+class CutsStops:
+    """Leaves the stop string out of the text."""
 
     async def completion(self, engine, request, c):
-        return replace(c, text=engine.tokenizer.decode(c.tokens))
+        return replace(c, text=c.own_text(request.prompt.begun))
 
 
 class OneTooMany:

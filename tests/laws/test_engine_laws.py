@@ -39,7 +39,7 @@ DEFECTS = [
     (broken.TopKOfItsOwn, "defaults", "tokens were drawn beyond the 20 most probable ones, "),
     (broken.IgnoresStops, "stop_strings", "finish_reason 'length'"),
     (broken.StopsLate, "stop_strings", "tokens come after it"),
-    (broken.StopsInTheText, "stop_strings", "the text holds it"),
+    (broken.CutsStops, "stop_strings", "the text does not end with it"),
     (broken.OneTooMany, "lengths", "max_tokens=1: 2 tokens"),
     (broken.EndsEarly, "lengths", "finish_reason 'length' after 0 tokens"),
     (broken.NanLogProb, "columns", "sampled_log_prob is not in (-inf, 0]"),

@@ -245,6 +245,7 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
         "ignore_eos": True,  # `stop_tokens` has the ids that end
         "include_stop_str_in_output": False,
         "skip_special_tokens": False,  # a stop string may hold a control token
+        "spaces_between_special_tokens": False,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
