@@ -1,10 +1,11 @@
 r"""What texts vote for, with the real shapes of answers: \boxed, ####, tags, plain numbers, silence."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
 
+from proxima.data.flow import Completion
 from proxima.evaluation.votes import ANSWER_EXTRACTORS, answer_extractor, canonical
 from proxima.reward import REWARDS
 from proxima.reward.math.marked import Boxed, Gsm8kReward
@@ -32,14 +33,27 @@ SILENT = {Gsm8kReward(): ["#### none", "I don't know."], Gsm8kReward(strict=True
 SILENT |= {Boxed(): [r"so \boxed{ }", r"so \boxed{1"], Math(): ["who knows"], Exact(): ["   "]}
 
 
+def vote(rewards, text, begun="", stopped_by=""):
+    completion = replace(Completion.of_text(0, 0, text), stopped_by=stopped_by)
+    return answer_extractor(rewards)(completion, begun)
+
+
 @pytest.mark.parametrize("reward", [*FOUND, Gsm8kReward(strict=True)])
 def test_the_answer_in_a_text(reward):
     answers = FOUND.get(reward, {}) | dict.fromkeys(SILENT.get(reward, ()))
-    assert {text: answer_extractor([reward])(text) for text in answers} == answers
+    assert {text: vote([reward], text) for text in answers} == answers
+
+
+def test_a_whole_text_is_what_the_policy_wrote_itself():
+    """Without the beginning that the prompt has, and without the stop string: equal answers are one vote."""
+    for reward in (Exact(), Accuracy152(tag=None), Number(), Gsm8kReward()):
+        votes = {vote([reward], "Of 3: 7 2.", "Of 3: ", " 2."), vote([reward], "Of 3: 7", "Of 3: ")}
+        assert votes == {"7"}
+    assert vote([Accuracy152()], "<answer>7</answer>", "<answer>", "</answer>") == "7"
 
 
 def test_the_first_reward_that_can_tell_tells():
-    assert answer_extractor([Format(pattern="x"), Number(), Gsm8kReward()])("#### 3 of 5") == "5"
+    assert vote([Format(pattern="x"), Number(), Gsm8kReward()], "#### 3 of 5") == "5"
     assert answer_extractor([Format(pattern="x")]) is None
     assert answer_extractor([]) is None
 
@@ -50,7 +64,7 @@ def test_a_reward_may_know_itself():
         def extract(self, text):
             return text.split()[-1] if text else None
 
-    assert answer_extractor([Last(), Number()])("it is seven") == "seven"
+    assert vote([Last(), Number()], "it is seven") == "seven"
 
 
 def test_the_table_speaks_of_rewards_that_exist():

@@ -16,7 +16,7 @@ from proxima.data.players import role_metrics
 from proxima.evaluation.estimators import maj_at_k, mean_at_k, pass_at_k, powers_of_two
 from proxima.evaluation.headline import CUT, REWARD
 from proxima.evaluation.intervals import PART, Interval, bootstrap_mean, wilson_interval
-from proxima.evaluation.votes import canonical
+from proxima.evaluation.votes import Extract, canonical
 from proxima.rollout.episodes.figures import episode_metrics
 
 
@@ -52,10 +52,11 @@ class QuestionScores:
         return maj_at_k(votes, self.judged, k) if len(votes) >= k else None
 
 
-def question_scores(group: Group, extract: Callable[[str], str | None] | None) -> QuestionScores:
-    """The scores of a group; `extract` finds the answer in a text (see `votes.answer_extractor`); None: no votes."""
+def question_scores(group: Group, extract: Extract | None) -> QuestionScores:
+    """The scores of a group; `extract` finds the answer (see `votes.answer_extractor`); None: no votes."""
     correct = tuple(score.correct if score.valid else None for score in group.scores)
-    votes = tuple(None if extract is None else canonical(extract(completion.text)) for completion in group.completions)
+    begun = group.prompt.begun
+    votes = tuple(None if extract is None else canonical(extract(c, begun)) for c in group.completions)
     return QuestionScores(correct=correct, votes=votes)
 
 
@@ -90,19 +91,14 @@ def estimates(
 
 
 def eval_metrics(
-    groups: Sequence[Group],
-    *,
-    samples: int,
-    ks: Sequence[int] = (),
-    extract: Callable[[str], str | None] | None = None,
-    seed: int = 0,
+    groups: Sequence[Group], *, samples: int, ks: Sequence[int] = (), extract: Extract | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """All metrics of an evaluation, as JSON values.
 
     Args:
         samples: completions per question.
         ks: the k of pass@k and maj@k, each in 1 … samples; empty: powers of two and `samples`.
-        extract: finds the answer in a text; None: no vote, and `unanswered` is None.
+        extract: finds the answer; None: no vote, and `unanswered` is None.
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `known` (answers that a reward judged), `invalid`,
         `estimates` {name: value, low, high, method, questions} including those of `mean_estimates`, `reward`, `length`

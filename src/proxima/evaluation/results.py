@@ -7,7 +7,7 @@ environment.json   machine, command, time: may differ between two runs of the sa
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,7 @@ from proxima.data.episode import Episode
 from proxima.data.flow import Group
 from proxima.data.json_reader import load_json
 from proxima.evaluation.headline import ACCURACY
-from proxima.evaluation.votes import canonical
+from proxima.evaluation.votes import Extract, canonical
 from proxima.system.damage import check_columns, reading
 from proxima.system.jsonl import utf8
 
@@ -56,13 +56,13 @@ SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
 EPISODE = pa.field("episode", pa.string(), metadata={"doc": "JSON: the messages, and how it ended; only of episodes"})
 
 
-def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
+def completions_table(groups: Sequence[Group], first_uid: int, extract: Extract | None) -> pa.Table:
     """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
     rows: list[dict[str, Any]] = []
     for group in groups:
         prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
-            extracted = None if extract is None else extract(completion.text)
+            extracted = None if extract is None else extract(completion, group.prompt.begun)
             vote = canonical(extracted)
             row = {
                 "row": prompt.uid - first_uid,

@@ -11,6 +11,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from proxima.data.flow import Completion
 from proxima.reward import REWARDS
 from proxima.reward.math.marked import (
     Gsm8kReward,
@@ -26,33 +27,33 @@ from proxima.reward.text import Exact
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 
 
-def _number(reward: Any, text: str) -> str | None:
-    number = last_number(text)
+def _number(reward: Any, text: str, own: str) -> str | None:
+    number = last_number(own)
     return None if number is None else str(number)
 
 
-def _gsm8k(reward: "Gsm8kReward", text: str) -> str | None:
+def _gsm8k(reward: "Gsm8kReward", text: str, own: str) -> str | None:
     _, marker, answer = text.rpartition("####")
     if marker:
         number = final_number(answer)
         return None if number is None else str(number)
-    return None if reward.strict else _number(reward, text)
+    return None if reward.strict else _number(reward, text, own)
 
 
-def _math(reward: Any, text: str) -> str | None:
+def _math(reward: Any, text: str, own: str) -> str | None:
     """Like the reward: the last box, else the last tag, else the last formula or number."""
     answer = last_boxed(text)
     if answer is None:
         answer = last_tagged(text, "answer")
     if answer is not None:
         return _filled(answer)
-    tail = text[-2000:]
+    tail = own[-2000:]
     formulas = re.findall(r"\$([^$]{1,200})\$", tail)
-    return _filled(formulas[-1]) if formulas else _number(reward, tail)
+    return _filled(formulas[-1]) if formulas else _number(reward, text, tail)
 
 
-def _exact(reward: Exact, text: str) -> str | None:
-    answer = _filled(text)
+def _exact(reward: Exact, text: str, own: str) -> str | None:
+    answer = _filled(own)
     return answer.casefold() if answer and reward.ignore_case else answer
 
 
@@ -68,9 +69,10 @@ class AnswerExtractor(Protocol):
     def extract(self, text: str) -> str | None: ...
 
 
-ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → function of reward and text
-    "accuracy_1_5_2": lambda reward, text: _filled(text if reward.tag is None else last_tagged(text, reward.tag)),
-    "boxed": lambda reward, text: _filled(last_boxed(text)),
+# kind of reward → function of the reward, the text, and the part of it that the policy itself wrote
+ANSWER_EXTRACTORS: dict[str, Callable[[Any, str, str], str | None]] = {
+    "accuracy_1_5_2": lambda reward, text, own: _filled(own if reward.tag is None else last_tagged(text, reward.tag)),
+    "boxed": lambda reward, text, own: _filled(last_boxed(text)),
     "exact": _exact,
     "gsm8k": _gsm8k,
     "math": _math,
@@ -78,15 +80,28 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 }
 
 
-def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
+Extract = Callable[[Completion, str], str | None]  # of a completion and `Prompt.begun`
+
+
+def answer_extractor(rewards: Sequence[Any]) -> Extract | None:
     """Return the extraction function of the first reward that has one; None if none has, and then there is no vote."""
     for reward in rewards:
         if isinstance(reward, AnswerExtractor):
-            return reward.extract
+            return partial(_by_itself, reward)
         for kind, extract in ANSWER_EXTRACTORS.items():
             if REWARDS.holds(reward, kind):
-                return partial(extract, reward)
+                return partial(_by_kind, reward, extract)
     return None
+
+
+def _by_itself(reward: AnswerExtractor, completion: Completion, begun: str) -> str | None:
+    return reward.extract(completion.text)
+
+
+def _by_kind(
+    reward: Any, extract: Callable[[Any, str, str], str | None], completion: Completion, begun: str
+) -> str | None:
+    return extract(reward, completion.text, completion.own_text(begun))
 
 
 _FRAC = re.compile(

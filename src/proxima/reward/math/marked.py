@@ -177,7 +177,8 @@ class Gsm8kReward(WeightedReward):
         _, marker, final = completion.text.rpartition("####")
         if marker:
             return binary_score(final_number(final) == expected)
-        return binary_score(not self.strict and last_number(completion.own_text("")) == expected)
+        number = last_number(completion.own_text(prompt.begun))
+        return binary_score(not self.strict and number == expected)
 
 
 @dataclass(frozen=True, kw_only=True)

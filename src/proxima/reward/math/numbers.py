@@ -49,7 +49,7 @@ class Number(WeightedReward):
         answer = required_answer(prompt, self.kind)
         if (expected := as_number(answer)) is None:
             raise ValueError(f"answer {answer!r:.80} of {prompt_name(prompt.uid)} is {NOT_A_NUMBER}")
-        return binary_score(last_number(completion.own_text("")) == expected)
+        return binary_score(last_number(completion.own_text(prompt.begun)) == expected)
 
 
 @dataclass(frozen=True, kw_only=True)
