@@ -13,14 +13,14 @@ from proxima.reward.math.marked import same_answer, solution_hint
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(WeightedReward):
-    r"""1 if what the policy itself wrote, without outer whitespace, equals the answer, else 0; sets `correct`. The
-    beginning that the prompt has of the answer, and a stop string that ended it, are not compared.
+    r"""1 if what the policy itself wrote, without outer whitespace, equals the answer, else 0; sets `correct`.
 
     Args:
         ignore_case: ignore upper and lower case.
     Returns: Score of value 0 or 1, `correct` set.
     Raises: ValueError if the row has no answer.
-    Edge cases: an answer that is a whole solution, with `####` or text around a `\boxed{…}`, counts as unreadable,
+    Edge cases: the beginning that the prompt has of the answer, and a stop string that ended it, are not compared. An
+        answer that is a whole solution, with `####` or text around a `\boxed{…}`, counts as unreadable,
         because no completion would equal it.
     """
 

@@ -54,8 +54,7 @@ class Number(WeightedReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy152(WeightedReward):
-    """2 if the tagged answer is exactly the row's answer, 1.5 if the number that it states is the same, else 0; sets
-    `correct`.
+    """2 if the tagged answer is exactly the row's answer, 1.5 if it states the same number, else 0; sets `correct`.
 
     The answer is the contents of the last `<tag>…</tag>` without outer whitespace. The number that it states is its
     only one, or the last one: 18 of `The answer is 18.`, `Total: 18`, `9 * 2 = 18`, `18%`, `**18**` and `18 dollars`.
