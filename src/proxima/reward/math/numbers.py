@@ -18,8 +18,8 @@ from proxima.reward.math.marked import (
     last_boxed,
     last_number,
     last_tagged,
-    solution_hint,
     number_at,
+    solution_hint,
 )
 
 NOT_A_NUMBER = "not a number; use 'exact' or 'math'"
