@@ -146,7 +146,8 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None, recip
         first = task.first() or {}
         as_text = [name for name in (prompt, completion) if isinstance(first.get(name), str) and is_chat(first[name])]
         read = tuple(dict.fromkeys([*columns.json_column, *as_text]))
-        rows = replace(task, **asked_by, answer=None, json_columns=read).rows(0)
+        named: dict[str, Any] = dict(asked_by)
+        rows = replace(task, **named, answer=None, json_columns=read).rows(0)
     except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
@@ -188,7 +189,7 @@ def of_recipe(task: Any, present: Sequence[str]) -> tuple[dict[str, str], str]:
         needed = {column for column, of in fields.items() if of == name}
         if needed and needed <= set(present):
             found = {name: getattr(task, name)}
-    return found, task.answer if task.answer in present else ANSWER
+    return found, task.answer if task.answer is not None and task.answer in present else ANSWER
 
 
 def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completion]:

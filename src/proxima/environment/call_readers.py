@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, NoReturn
 
 from proxima.data.episode import ToolCall
@@ -427,7 +428,8 @@ def other_format(text: str, tool_format: ToolFormat, tools: Parameters) -> ToolF
     """
     others: list[ToolFormat] = [other for other in UNMISTAKABLE if other != tool_format]
     for other in others:
-        if any(isinstance(call, ToolCall) and call.name in tools for call in READERS[other](text, tools)):
+        read = islice(READERS[other](text, tools), MOST_CALLS)
+        if any(isinstance(call, ToolCall) and call.name in tools for call in read):
             return other
     same = OPENINGS.get(tool_format, "")  # <tool_call> also begins a broken call of the format that is read
     for other in others:

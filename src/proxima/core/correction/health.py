@@ -77,48 +77,70 @@ def _in_both(*names: str) -> tuple[str, ...]:
     return tuple(f"{prefix}/{name}" for name in names for prefix in ("mismatch", "correction"))
 
 
-def _below(healthy: float, broken: float = INFINITY) -> dict[Literal["healthy", "broken"], Range]:
-    return {"healthy": (-INFINITY, healthy), "broken": (-INFINITY, broken)}
+def _below(names: tuple[str, ...], healthy: float, broken: float = INFINITY, **facts: Any) -> MetricRange:
+    """The range of metrics of which small values are healthy."""
+    return MetricRange(names, (-INFINITY, healthy), (-INFINITY, broken), **facts)
 
 
 SHARES = ("correction/rollout_is_ratio_fraction_high", "correction/rollout_is_ratio_fraction_low")
 RANGES = (
-    MetricRange(
-        ("mismatch/k3_kl",), **_below(0.01, 0.05), ours=True, closed=True,
+    _below(
+        ("mismatch/k3_kl",),
+        0.01,
+        0.05,
+        ours=True,
+        closed=True,
         typical="1e-5 to 1e-3 dense, 1e-3 to 1e-1 mixture of experts",
     ),
-    MetricRange(_in_both("kl"), (-0.01, 0.01), (-0.1, 0.1), page="close to 0; warning > 0.1, of |x| in its code",
-                ours=True),
     MetricRange(
-        ("mismatch/rollout_is_catastrophic_seq_fraction",), **_below(0.01, 0.05), ours=True, closed=True, typical="0",
+        _in_both("kl"), (-0.01, 0.01), (-0.1, 0.1), page="close to 0; warning > 0.1, of |x| in its code", ours=True
     ),
-    MetricRange(
-        ("mismatch/log_prob_absdiff_mean",), **_below(0.05, 0.1), ours=True, closed=True,
+    _below(("mismatch/rollout_is_catastrophic_seq_fraction",), 0.01, 0.05, ours=True, closed=True, typical="0"),
+    _below(
+        ("mismatch/log_prob_absdiff_mean",),
+        0.05,
+        0.1,
+        ours=True,
+        closed=True,
         typical="0.01 to 0.03 in bf16, 1e-5 in float32",
     ),
-    MetricRange(_in_both("rollout_is_mean"), (0.9, 1.1), (0.5, 1.5), "~1.0", "close to 1; warning < 0.5 or > 2",
-                ours=True, typical="1.000"),
-    MetricRange(_in_both("rollout_is_std"), **_below(0.5, 1.0), text="low", page="< 0.5; warning > 1"),
-    MetricRange(_in_both("rollout_is_eff_sample_size"), (0.8, INFINITY), (0.3, INFINITY), "> 80 %",
-                "> 0.5; warning < 0.3", typical="99 %"),
+    MetricRange(
+        _in_both("rollout_is_mean"),
+        (0.9, 1.1),
+        (0.5, 1.5),
+        "~1.0",
+        "close to 1; warning < 0.5 or > 2",
+        ours=True,
+        typical="1.000",
+    ),
+    _below(_in_both("rollout_is_std"), 0.5, 1.0, text="low", page="< 0.5; warning > 1"),
+    MetricRange(
+        _in_both("rollout_is_eff_sample_size"),
+        (0.8, INFINITY),
+        (0.3, INFINITY),
+        "> 80 %",
+        "> 0.5; warning < 0.3",
+        typical="99 %",
+    ),
     MetricRange(_in_both("rollout_is_p25"), (0.8, 1.1), text="~0.8 to 1.0", ours=True, typical="1.000"),
-    MetricRange(_in_both("rollout_is_p50"), (0.9, 1.1), text="~1.0", page="close to the mean", ours=True,
-                typical="1.000"),
+    MetricRange(
+        _in_both("rollout_is_p50"), (0.9, 1.1), text="~1.0", page="close to the mean", ours=True, typical="1.000"
+    ),
     MetricRange(_in_both("rollout_is_p75"), (0.9, 1.2), text="~1.0 to 1.2", ours=True, typical="1.000"),
-    MetricRange(_in_both("rollout_is_seq_max_deviation"), **_below(1.0), page="< 1"),
-    MetricRange(_in_both("rollout_is_catastrophic_token_fraction"), **_below(0.01, 0.01), text="< 1 %",
-                page="warning > 0.01", typical="0"),
+    _below(_in_both("rollout_is_seq_max_deviation"), 1.0, page="< 1"),
+    _below(
+        _in_both("rollout_is_catastrophic_token_fraction"), 0.01, 0.01, text="< 1 %", page="warning > 0.01", typical="0"
+    ),
     MetricRange(_in_both("ppl_ratio"), (0.9, 1.1), page="close to 1", ours=True),
     MetricRange(_in_both("log_ppl_diff"), (-0.1, 0.1), page="close to 0", ours=True),
-    MetricRange(("mismatch/rejected_seq_fraction",), **_below(0.05, 0.2), ours=True, closed=True, typical="0"),
-    MetricRange(("correction/rollout_is_veto_fraction",), **_below(0.05, 0.1), text="< 5 %",
-                page="< 0.05; warning > 0.1", typical="0"),
-    MetricRange(SHARES, **_below(0.1), page="< 0.1"),
-    MetricRange(("correction/rollout_is_clipped_fraction",), **_below(0.1, 0.3), text="variable",
-                page="< 0.1; warning > 0.3"),
-    MetricRange(("correction/rejected_fraction",), **_below(0.2, 0.5), ours=True, closed=True,
-                typical="depends on the bounds"),
-)  # fmt: skip
+    _below(("mismatch/rejected_seq_fraction",), 0.05, 0.2, ours=True, closed=True, typical="0"),
+    _below(
+        ("correction/rollout_is_veto_fraction",), 0.05, 0.1, text="< 5 %", page="< 0.05; warning > 0.1", typical="0"
+    ),
+    _below(SHARES, 0.1, page="< 0.1"),
+    _below(("correction/rollout_is_clipped_fraction",), 0.1, 0.3, text="variable", page="< 0.1; warning > 0.3"),
+    _below(("correction/rejected_fraction",), 0.2, 0.5, ours=True, closed=True, typical="depends on the bounds"),
+)
 RANGE_OF = {name: metric_range for metric_range in RANGES for name in metric_range.names}
 
 # metric → its side of the bounds of the correction's weights, and the pull request's words
@@ -147,7 +169,7 @@ def range_of(name: str, guard: MismatchGuard | None = None, bounds: Range = ANY)
     if metric_range is None or name not in LIMITS:
         return metric_range
     limit: float = getattr(guard or MismatchGuard(), LIMITS[name])
-    return replace(metric_range, **_below(min(metric_range.healthy[1], limit), limit))
+    return replace(metric_range, healthy=(-INFINITY, min(metric_range.healthy[1], limit)), broken=(-INFINITY, limit))
 
 
 def verdicts(

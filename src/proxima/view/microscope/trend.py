@@ -78,7 +78,7 @@ def weight_bounds_of(algorithm: Any) -> Range:
     corrections = algorithm.get("correction") if isinstance(algorithm, Mapping) else None
     for fields in corrections if isinstance(corrections, list) else [corrections]:
         if isinstance(fields, Mapping) and _is_number(fields.get("upper")):
-            lower = fields.get("lower")
+            lower: Any = fields.get("lower")
             return (float(lower) if _is_number(lower) else -math.inf), float(fields["upper"])
     return ANY
 
