@@ -21,7 +21,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OLD = "PROXIMA_OLD_TRANSFORMERS"  # a folder with the older version
-BATCH = 16  # types that one process of the older version reads
+BATCH = 16  # types of a process
 TOKENS = tuple(range(3, 99))
 SCALINGS: dict[str, dict[str, Any]] = {  # of the type llama
     "linear": {"rope_type": "linear", "factor": 4.0},
@@ -34,6 +34,12 @@ SCALINGS: dict[str, dict[str, Any]] = {  # of the type llama
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 16,
     },
+}
+DIFFERENT = {  # types that 4.57 computes in another way, whatever is written
+    "jamba": "asks for kernels of a GPU",
+    "mamba2": "norms all groups of a layer together",
+    "modernbert-decoder": "one base of positions for both kinds of layers",
+    "zamba2": "can't build so small a model",
 }
 READER = """
 import json, sys, warnings
@@ -109,18 +115,29 @@ def export(model: Any, folder: Path) -> list[str]:
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
+def swept(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
+    """The verdicts of those of the types that the older version knows, a few in each process."""
+    register = (old / "transformers/models/auto/configuration_auto.py").read_text(encoding="utf-8")
+    known = [name for name in names if f'("{name}", ' in register]
+    for first in range(0, len(known), BATCH):
+        command = [sys.executable, str(Path(__file__).resolve()), *known[first : first + BATCH]]
+        yield from _rows(command, {**os.environ, OLD: str(old)})
+
+
+def _rows(command: Sequence[str], environment: dict[str, str]) -> list[dict[str, Any]]:
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
 def sweep(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
-    """The verdicts of those of the types that the older version knows."""
+    """The verdicts of these types."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
-    register = (old / "transformers/models/auto/configuration_auto.py").read_text(encoding="utf-8")
-    known = [name for name in names if f'("{name}", ' in register]
-    for first in range(0, len(known), BATCH):
-        with tempfile.TemporaryDirectory() as place:
-            yield from _batch(known[first : first + BATCH], Path(place), old)
+    with tempfile.TemporaryDirectory() as place:
+        yield from _batch(names, Path(place), old)
 
 
 def _batch(names: Sequence[str], place: Path, old: Path) -> Iterator[dict[str, Any]]:
@@ -140,14 +157,13 @@ def _batch(names: Sequence[str], place: Path, old: Path) -> Iterator[dict[str, A
 def read_by(old: Path, folders: Sequence[str]) -> list[dict[str, Any]]:
     """How the older version reads folders."""
     environment = {**os.environ, "PYTHONPATH": str(old), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", READER, *folders]
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    return _rows([sys.executable, "-c", READER, *folders], environment)
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "src")]
     from scripts.family_sweep import classes
 
-    for row in sweep(sys.argv[1:] or list(classes()), Path(os.environ[OLD])):
+    given = sys.argv[1:]
+    for row in (sweep if given else swept)(given or list(classes()), Path(os.environ[OLD])):
         print(json.dumps(row), flush=True)

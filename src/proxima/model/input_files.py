@@ -11,6 +11,7 @@ weights. The others are `unused`: they are never in memory, and whoever writes t
 import json
 import os
 import re
+import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ CHUNK = 1 << 24  # bytes copied at once
 FILE = 2 << 30  # bytes of weights after which a new file begins
 COPIED = re.compile(
     r"tokenizer.*|vocab.*|merges\.txt|added_tokens\.json|special_tokens_map\.json|chat_template.*|tekken\.json"
-    r"|.*\.model|.*\.tiktoken|(video_)?preprocessor_config\.json|processor_config\.json"
+    r"|.*\.model|.*\.tiktoken|.*\.py|(video_)?preprocessor_config\.json|processor_config\.json"
 )
 TEMPLATES = "additional_chat_templates"
 
@@ -52,7 +53,8 @@ class InputFiles:
 
     Args:
         config: the content of config.json.
-        settings: the files of tokenizer, chat template and processors, and generation_config.json, by name.
+        settings: the files of tokenizer, chat template and processors, generation_config.json, and code that others
+            may run, by name.
         tokenizer: `tokenizer_facts` of the tokenizer in them.
         unused: the weights in the files that the model lacks, by name.
         left_out: such weights that can't be written beside the model's: those beside a scalar head, those of a
@@ -124,7 +126,8 @@ def _pickled_names(place: Path) -> list[str]:
     """The names of the weights in the pickled files of a folder; their tensors are not read."""
     names = list[str]()
     for file in sorted(place.glob("pytorch_model*.bin")):
-        names += torch.load(file, mmap=True, weights_only=True, map_location="cpu")
+        if zipfile.is_zipfile(file):  # else it is of torch before 1.6, and can't be mapped
+            names += torch.load(file, mmap=True, weights_only=True, map_location="cpu")
     return names
 
 

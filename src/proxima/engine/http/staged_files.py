@@ -201,7 +201,10 @@ def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, un
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
     if unused is not None:
-        (folder / UNUSED).hardlink_to(unused)
+        try:
+            (folder / UNUSED).hardlink_to(unused)
+        except OSError:  # of a file system without links
+            shutil.copyfile(unused, folder / UNUSED)
         with unused.open("rb") as opened:
             tensors = stored_tensors(opened)
         total += sum(tensor.size for tensor in tensors.values())
