@@ -125,7 +125,9 @@ def swept(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rows(command: Sequence[str], environment: dict[str, str]) -> list[dict[str, Any]]:
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY, check=False)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env=environment, cwd=REPOSITORY, check=False
+    )
     return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
 
 

@@ -160,6 +160,15 @@ def test_tokenizers_of_transformers_5_are_named_as_version_4_knows_them(tmp_path
         assert again.extra_special_tokens == ["<a>"]
 
 
+def test_a_scaling_of_phi_has_the_three_fields_that_version_4_takes():
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48}
+    config = CONFIG_MAPPING["phi3"](rope_parameters=rope, original_max_position_embeddings=2048)
+    written = json.loads(config.to_json_string())
+    _add_older_rope(config, written)
+    assert written["rope_scaling"].keys() == {"type", "short_factor", "long_factor"}
+    assert written["rope_theta"] == 10000.0
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_older_names_of_positions_say_the_same(family):
     config = CONFIG_MAPPING[family]()

@@ -11,13 +11,10 @@ weights. The others are `unused`: they are never in memory, and whoever writes t
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
-
-import torch
 
 from proxima.data.json_reader import load_json
 from proxima.model.architecture import optional_attribute
@@ -123,11 +120,12 @@ def remember_left_out(model: Any, names: Iterable[str]) -> None:
 
 
 def _pickled_names(place: Path) -> list[str]:
-    """The names of the weights in the pickled files of a folder; their tensors are not read."""
+    """The names of the weights in the `.bin` files of a folder, as transformers reads them, which runs no code."""
+    from transformers.modeling_utils import load_state_dict
+
     names = list[str]()
     for file in sorted(place.glob("pytorch_model*.bin")):
-        if zipfile.is_zipfile(file):  # else it is of torch before 1.6, and can't be mapped
-            names += torch.load(file, mmap=True, weights_only=True, map_location="cpu")
+        names += load_state_dict(file, map_location="meta")
     return names
 
 

@@ -142,12 +142,12 @@ def _text_part(fields: dict[str, Any], config: Any) -> dict[str, Any]:
 def _apply(fields: dict[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Change those of the fields that differ between two readings of them."""
     for name in sorted(before.keys() | now.keys()):
-        old, new = before.get(name), now.get(name)
-        if old == new or name in OF_THE_FILE:
+        value, new = before.get(name), now.get(name)
+        if value == new or name in OF_THE_FILE:
             continue
         inside = fields.get(name)
-        if name.endswith("_config") and isinstance(inside, dict) and isinstance(old, dict) and isinstance(new, dict):
-            _apply(inside, old, new)
+        if name.endswith("_config") and isinstance(inside, dict) and isinstance(value, dict) and isinstance(new, dict):
+            _apply(inside, value, new)
         elif name in now:
             fields[name] = new
         else:
@@ -180,9 +180,11 @@ def _rope_read(config: Any, fields: Mapping[str, Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of older names
-            return optional_attribute(_config_of(fields, type(config)), ROPE)
+            rope = optional_attribute(_config_of(fields, type(config)), ROPE)
     except Exception:  # of any kind, from the checks of a family
         return None
+    # `type` is the older name of `rope_type`, which is beside it
+    return {name: value for name, value in rope.items() if name != "type"} if isinstance(rope, dict) else None
 
 
 def _older_rope(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
