@@ -19,7 +19,7 @@ from transformers import (
 
 from proxima.engine.http.staged_files import WeightFolders
 from proxima.model.adapters.lora import Lora
-from proxima.model.input_files import INDEX
+from proxima.model.input_files import INDEX, left_out_note, left_out_of
 from proxima.model.load import load, save, save_trained
 from proxima.model.pretrained import load_tokenizer
 from proxima.model.scalar_model import load_scalar_model
@@ -192,7 +192,9 @@ def test_no_older_names_where_they_would_be_read_as_something_else():
 
 
 def test_experts_are_counted_under_both_names():
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["qwen3_moe"](num_hidden_layers=0, num_experts=4))
+    model = AutoModelForCausalLM.from_config(
+        CONFIG_MAPPING["qwen3_moe"](num_hidden_layers=0, num_experts=4, vocab_size=8, hidden_size=8)
+    )
     with TemporaryDirectory() as folder:
         write_config(model, Path(folder))
         assert fields(Path(folder))["num_experts"] == fields(Path(folder))["num_local_experts"] == 4
@@ -262,3 +264,19 @@ def test_a_scalar_model_has_its_own_settings(tmp_path):
     again = load_scalar_model(str(written), device="cpu")
     assert again.model.config.num_labels == 1
     assert again.model.config.rope_parameters == scored.model.config.rope_parameters
+
+
+def test_weights_that_cannot_travel_are_named(tmp_path):
+    given = make_tiny("llama", tmp_path / "given")
+    tensors = load_file(given / "model.safetensors") | {"mtp.fc.weight": torch.ones(2, 2)}
+    save_file(tensors, given / "model.safetensors", metadata={"format": "pt"})
+    scored = load_scalar_model(str(given), device="cpu", new_head=0.1)
+    assert left_out_of(scored.model) == ("mtp.fc.weight",)
+    assert left_out_note(left_out_of(scored.model)).endswith("left out of what is written: mtp.fc.weight")
+
+    (given / "model.safetensors").unlink()
+    torch.save(tensors, given / "pytorch_model.bin")
+    pickled = load(str(given), device="cpu")
+    assert left_out_of(pickled.model) == ("mtp.fc.weight",)
+    assert "mtp.fc.weight" not in weights(save(pickled.model, pickled.tokenizer, tmp_path / "written"))
+    assert left_out_note(()) is None
