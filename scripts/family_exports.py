@@ -110,6 +110,10 @@ def export(model: Any, folder: Path) -> list[str]:
     ids = torch.tensor([[i % model.config.get_text_config().vocab_size for i in TOKENS]])
     with torch.no_grad():
         expected = again.eval()(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+        exported = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        given_back = exported(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    if not torch.equal(given_back, expected):
+        raise ValueError("this version reads the export as another model")
     torch.save((ids, expected), folder / "expected.pt")
     before, now = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (given, folder))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))

@@ -10,7 +10,7 @@ from scripts import family_exports, family_sweep
 LARGEST = 1e-5  # nats
 ADDED = {  # the older names of fields that the input had under the newer ones alone
     *("global_rope_theta", "local_rope_theta", "partial_rotary_factor", "rope_local_base_freq", "rope_scaling"),
-    *("num_experts", "rope_theta", "rotary_emb_base", "rotary_pct", "time_step_limit", "torch_dtype"),
+    *("layer_types", "num_experts", "rope_theta", "rotary_emb_base", "rotary_pct", "time_step_limit", "torch_dtype"),
 }
 
 
