@@ -255,7 +255,9 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
     def full(*args, **how):
         raise Exception("No space left on device (os error 28)")  # what tokenizers raises
 
-    monkeypatch.setattr(t.model.loaded.tokenizer, "save_pretrained", full, raising=False)
+    tokenizer = t.model.loaded.tokenizer
+    tokenizer.chat_template = "{{ messages }}"  # else the input's files are copied
+    monkeypatch.setattr(tokenizer, "save_pretrained", full, raising=False)
     with pytest.raises(OSError, match="No space left") as caught:
         write_checkpoint(tmp_path, 1, CheckpointContents(stack=t))
     assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []

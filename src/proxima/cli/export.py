@@ -20,7 +20,7 @@ def export_run(
     """
     from proxima.runtime.state.run_checkpoints import export
 
-    folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic)
+    folder = export(run, out, which=checkpoint, adapter=adapter, critic=critic, say=print)
     print(f"wrote {folder}")
 
 

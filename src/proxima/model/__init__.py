@@ -3,6 +3,7 @@ response tokens out. With a scalar head it becomes a `ScalarModel`: values out.
 
     model_source   `ModelSource`: a model by its name, how it is loaded and run
     load           loads a causal LM, and saves it          demo_model     downloads a small one
+    input_files    what it was read from, kept open         written_settings  a folder's files but the weights
     pretrained     config and tokenizer of a path           files          its files, the hub, hashes, checks
     architecture   decoder, head and class of a model       positions      its longest sequence, fixed position factors
     proof          proves at load that a model can be run so, on the small copy that `tiny_twin` makes

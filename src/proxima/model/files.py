@@ -22,6 +22,7 @@ import torch
 from proxima.data import FieldError
 from proxima.data.errors import nearest
 from proxima.data.json_reader import load_json
+from proxima.system.user_files import POINTER_BOUND, PULL, is_pointer
 
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -249,6 +250,8 @@ def _sha(file: Path, size: int, modified: int, changed: int) -> str:
 
 
 LARGEST_FILE = 1 << 26  # bytes, of JSON beside the vocabulary
+LARGEST_POINTER = 1 << 10  # bytes, by git-lfs's specification
+WEIGHT_SETS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
 REMEDY = "repair the file, or download the folder again"
 
 
@@ -332,11 +335,15 @@ FILES: Mapping[str, Rules] = {
 
 
 def check_model_files(path: str, folder: Path) -> None:
-    """Refuse the model `path` if a file of its folder has a value that no model has.
+    """Refuse the model `path` if a file of its folder is a git-lfs pointer or has a value that no model has, or if its
+    weights are not one whole set.
 
     Raises:
         FieldError: names the file, the key and its value.
     """
+    refuse_pointers(path, folder)
+    for stem, suffix in WEIGHT_SETS:
+        check_weight_set(path, folder, stem, suffix)
     for name, rules in FILES.items():
         file = folder / name
         if file.is_file():
@@ -346,6 +353,52 @@ def check_model_files(path: str, folder: Path) -> None:
     template = folder / "chat_template.jinja"
     if template.is_file() and (problem := _unreadable(template)):
         raise FieldError("model.path", path, problem, remedy=REMEDY)
+
+
+def refuse_pointers(path: str, folder: Path, field_name: str = "model.path") -> None:
+    """Raise FieldError if one of the files in the folder of a model or an adapter is a git-lfs pointer."""
+    for file in sorted(folder.iterdir()):
+        named = file.suffix in MODEL_FILES or file.suffix == ".txt"
+        if named and file.is_file() and file.stat().st_size <= LARGEST_POINTER and is_pointer(file):
+            raise FieldError(field_name, path, f"has a {file.name} that {POINTER_BOUND}", remedy=PULL)
+
+
+def check_weight_set(path: str, folder: Path, stem: str, suffix: str) -> None:
+    """Refuse shards without the index that says what is in them, an index without its shards, and a second set of
+    weights: whichever is read, it may be the older one.
+
+    Args:
+        stem, suffix: of the file of weights, which in a set of shards is one for each.
+
+    Raises:
+        FieldError: names the files.
+    """
+    single = f"{stem}{suffix}"
+    index = folder / f"{single}.index.json"
+    shard = re.compile(rf"{re.escape(stem)}-\d+-of-\d+{re.escape(suffix)}")
+    shards = sorted(file.name for file in folder.glob(f"{stem}-*{suffix}") if shard.fullmatch(file.name))
+    if not index.is_file():
+        alone = not (folder / single).is_file()
+        if shards and alone:
+            remedy = "download the whole folder"
+            raise FieldError("model.path", path, f"has shards ({shards[0]}) and no {index.name}", remedy=remedy)
+        if shards:
+            _refuse_second_set(path, single, shards[0])
+        return
+
+    named = set(read_json(path, index).get("weight_map", {}).values())
+    for name in sorted(named):
+        if not (folder / name).is_file():
+            remedy = "download the whole folder"
+            raise FieldError("model.path", path, f"lacks {name}, which its {index.name} names", remedy=remedy)
+    others = [name for name in (single, *shards) if name not in named and (folder / name).is_file()]
+    if others:
+        _refuse_second_set(path, others[0], index.name)
+
+
+def _refuse_second_set(path: str, first: str, second: str) -> None:
+    remedy = "move the older one to another folder"
+    raise FieldError("model.path", path, f"has two sets of weights, {first} and that of {second}", remedy=remedy)
 
 
 def _unreadable(template: Path) -> str | None:

@@ -2,7 +2,6 @@
 its adapter as one that peft reads.
 """
 
-import copy
 import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -18,10 +17,11 @@ from proxima.model.adapters.adapter_files import load_merged, save_adapter, star
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import reader_of, untie_config
 from proxima.model.files import base_in_memory, base_of, is_adapter
+from proxima.model.input_files import ATTRIBUTE, append_unused, open_input
 from proxima.model.parallel.mesh import rank_device
 from proxima.model.parallel.shard import require_splittable, shard_model
-from proxima.model.parallel.sharding import Sharding, plain_type
-from proxima.model.parallel.slices import load_sliced
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.slices import load_sliced, sliceable_files
 from proxima.model.pretrained import (
     LoadedModel,
     load_config,
@@ -32,6 +32,7 @@ from proxima.model.pretrained import (
     resolve_device,
 )
 from proxima.model.proof import proof_before_loading
+from proxima.model.written_settings import save_settings
 from proxima.system.atomic_files import ordinary_modes
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
@@ -167,7 +168,7 @@ def load_weights(
     tokenizer = load_tokenizer(path, revision)
     known_config = config or load_config(path, revision)
     require_rows(path, tokenizer, known_config)
-    proof_before_loading(known_config, max_length, scalar="SequenceClassification" in reader.__name__)
+    proof_before_loading(known_config, max_length, scalar=is_scalar(reader))
     if sharding is not None:
         sliced = load_sliced(
             reader,
@@ -181,6 +182,7 @@ def load_weights(
             prepare=prepare,
         )
         if sliced is not None:
+            keep_input(reader, sliced[0], revision)
             return sliced
         device = "cpu"
     options = {"config": config, "quantization_config": quantization}
@@ -199,7 +201,24 @@ def load_weights(
     model.eval()
     align_weights(model)
     untie_config(model)
-    return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
+    loaded = LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path)
+    keep_input(reader, loaded, revision)
+    return loaded, missing
+
+
+def keep_input(reader: Any, loaded: LoadedModel, revision: str | None) -> None:
+    """Keep the files open that a model was just read from, for `save`."""
+    if loaded.path.endswith(".gguf"):
+        return
+    places = sliceable_files(loaded.path, revision)
+    scalar = is_scalar(reader)
+    files = open_input(loaded.model, loaded.tokenizer, loaded.path, revision, places, scalar=scalar)
+    setattr(loaded.model, ATTRIBUTE, files)
+
+
+def is_scalar(reader: Any) -> bool:
+    """True if a class of transformers reads scalar models."""
+    return "SequenceClassification" in reader.__name__
 
 
 def bound_product_caches() -> None:
@@ -226,8 +245,6 @@ def align_weights(model: nn.Module) -> None:
 def save_trained(loaded: LoadedModel, folder: Path) -> Path:
     """Write the trained weights and the tokenizer, and what makes pixels if prompts show images: the adapter alone if
     the model has one, else the model."""
-    if loaded.images is not None:
-        loaded.images.processor.save_pretrained(folder)
     if loaded.base is not None:
         return save_adapter(loaded, folder)
     return save(loaded.model, loaded.tokenizer, folder)
@@ -235,7 +252,7 @@ def save_trained(loaded: LoadedModel, folder: Path) -> Path:
 
 def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: str | Path) -> Path:
     """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives
-    the model back, bit for bit.
+    the model back, bit for bit, with those weights of its input that it lacks. See `save_settings`.
 
     Args:
         folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
@@ -244,20 +261,6 @@ def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", 
     model.save_pretrained(folder)
     model.config.dtype = dtype  # save_pretrained leaves its name there
     save_settings(model, tokenizer, Path(folder))  # also over the config, which names our attention
+    append_unused(model, Path(folder))
     ordinary_modes(Path(folder))
     return Path(folder)
-
-
-def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:
-    """Write everything that `save` writes except the weights; the model may be sharded."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(model.config)
-    config.architectures = [plain_type(model).__name__]
-    config.dtype = str(model.dtype).removeprefix("torch.")
-    config._attn_implementation = None
-    untie_config(model, config)
-    config.save_pretrained(folder)
-    if model.can_generate():
-        model.generation_config.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)

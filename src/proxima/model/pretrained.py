@@ -23,11 +23,13 @@ from proxima.model.files import (
     check_model_files,
     is_adapter,
     local_place,
+    refuse_pointers,
     require_found,
     require_hub_name,
 )
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.positions import context_limit, require_length
+from proxima.system.user_files import POINTER_BOUND, PULL, is_pointer
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -222,6 +224,7 @@ def check_path(path: str) -> None:
     """
     place = Path(os.path.expanduser(path))  # that of pathlib raises for a user who does not exist
     if is_adapter(path):
+        refuse_pointers(path, place)
         base = base_of(path).path
         try:
             check_path(base)
@@ -243,6 +246,7 @@ def check_path(path: str) -> None:
     elif place.is_file():
         remedy = "give the folder that holds config.json, or a .gguf file"
         require(place.suffix == ".gguf", "model.path", path, "is a file but not .gguf", remedy=remedy)
+        require(not is_pointer(place), "model.path", path, POINTER_BOUND, remedy=PULL)
     elif place.exists():
         reason = "is neither a file nor a folder but a device, a pipe or a socket"
         raise FieldError("model.path", path, reason, remedy="give a folder or a .gguf file")

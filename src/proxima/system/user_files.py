@@ -7,6 +7,9 @@ from functools import cache
 from pathlib import Path
 
 LARGEST = 1 << 28  # bytes; of a recipe or a file of records
+POINTER = b"version https://git-lfs.github.com/spec/"  # how git-lfs begins the file that stands for a large one
+POINTER_BOUND = "is a git-lfs pointer, not the file that it stands for"
+PULL = "run `git lfs pull` in its repository"
 FILE = "@"  # prefix of a command-line word that names a recipe laid over the first one
 LAYOUTS = "layouts/"
 
@@ -59,11 +62,18 @@ def _files_below(folder: Path) -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
+def is_pointer(file: Path) -> bool:
+    """True if git-lfs has left a pointer in the place of a file. OSError: it can't be read."""
+    with file.open("rb") as stream:
+        return stream.read(len(POINTER)) == POINTER
+
+
 def read_text(path: Path, encoding: str = "utf-8") -> str:
     """The text of a file or a pipe; newlines become `\\n`.
 
     Raises:
-        OSError: it can't be read, is a device, or is larger than `LARGEST`; the error has the path.
+        OSError: it can't be read, is a device or a git-lfs pointer, or is larger than `LARGEST`; the error has the
+            path.
         UnicodeDecodeError: it is not text in this encoding.
     """
     try:
@@ -78,4 +88,6 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         raise
     if len(content) > LARGEST:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    if content.startswith(POINTER):
+        raise OSError(errno.ENODATA, f"it {POINTER_BOUND}; {PULL}", str(path))
     return content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Protocol
 from proxima.data import UserError
 from proxima.data.json_reader import MAX_DEPTH, TooDeepError, load_json
 from proxima.system.jsonl import utf8
+from proxima.system.user_files import POINTER, POINTER_BOUND, PULL
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 UNPACKED = {".bz2": "bunzip2", ".xz": "unxz", ".zip": "unzip", ".zst": "zstd -d"}
@@ -78,16 +79,19 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
     """Open a file in its format; a file without a known suffix is read as `otherwise`.
 
     Raises:
-        UserError: the format is not supported (with a command that converts it), or the file is damaged.
+        UserError: the format is not supported (with a command that converts it), or the file is damaged or a git-lfs
+            pointer.
     """
     suffix = data_suffix(file)
     if suffix in UNPACKED or suffix in OTHERS:
         remedy = OTHERS.get(suffix) or f"unpack it: {UNPACKED[suffix]} {file}"
         raise UserError(f"{file} is none of {', '.join(SUFFIXES)}, possibly with .gz", remedy=remedy)
     with file.open("rb") as stream:
-        start = stream.read(4)
+        start = stream.read(len(POINTER))
+    if start == POINTER:
+        raise UserError(f"{file} {POINTER_BOUND}", remedy=PULL)
     packed = start.startswith(GZIP)
-    if start == PARQUET:
+    if start.startswith(PARQUET):
         return ParquetTable(file)
     suffix = suffix if suffix in SUFFIXES else otherwise
     if suffix == ".parquet":

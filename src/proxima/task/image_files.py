@@ -10,6 +10,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.flow import IMAGE_PLACEHOLDER
+from proxima.system.user_files import POINTER, POINTER_BOUND, PULL
 from proxima.system.user_modules import require_package
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ def open_image(value: Any) -> "Image":
         if isinstance(value, bytes | bytearray):
             if len(value) > BYTES:
                 raise _too_large(shown, f"has more than {BYTES:,} bytes")
+            if value.startswith(POINTER):
+                raise UserError(f"{shown} {POINTER_BOUND}", remedy=PULL)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of PIL, for what is refused below
                 value = Image.open(io.BytesIO(value), formats=FORMATS)

@@ -23,6 +23,7 @@ from torch import Tensor
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
 from proxima.model.files import ADAPTER_CONFIG
+from proxima.model.input_files import left_out_of, remember_left_out
 from proxima.model.load import save, save_trained
 from proxima.model.parallel.sharding import fill_weight
 from proxima.system.atomic_files import flush_to_disk, ordinary_modes
@@ -89,6 +90,7 @@ def write_checkpoint(folder: Path, step: int, contents: CheckpointContents) -> C
             else:
                 save(stack.model.model, stack.model.loaded.tokenizer, temporary / name)
             tensors, trainers[f"{prefix}trainer"] = stack.state()
+            trainers |= left_out_facts(prefix, stack)
             write_tensors(temporary / f"{prefix}optimizer.safetensors", tensors)
         for name, write in contents.files.items():
             write(temporary / name)
@@ -97,6 +99,12 @@ def write_checkpoint(folder: Path, step: int, contents: CheckpointContents) -> C
     except BaseException as error:
         discard_checkpoint(temporary, final, error)
         raise
+
+
+def left_out_facts(prefix: str, stack: TrainStack) -> dict[str, Any]:
+    """The names of the weights that a model's folder lacks, by `<prefix>left_out`; empty without any."""
+    names = left_out_of(stack.model.loaded.model)
+    return {f"{prefix}left_out": list(names)} if names else {}
 
 
 def begin_checkpoint(folder: Path, step: int) -> Path:
@@ -263,7 +271,9 @@ def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, Trai
     if checkpoint.facts.get("format") != FORMAT:
         raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
     stack.load(_read_tensors(checkpoint, "optimizer", stack), dict(checkpoint.facts["trainer"]))
+    remember_left_out(stack.model.loaded.model, checkpoint.facts.get("left_out", ()))
     for name, other in (others or {}).items():
+        remember_left_out(other.model.loaded.model, checkpoint.facts.get(f"{name}_left_out", ()))
         tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
         other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))

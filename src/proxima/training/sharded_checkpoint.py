@@ -35,9 +35,10 @@ from torch.distributed.tensor import DTensor
 from proxima.data import NotFiniteError
 from proxima.model.adapters.adapter_files import save_adapter
 from proxima.model.adapters.lora import trained_names
-from proxima.model.load import save_settings
+from proxima.model.input_files import append_unused
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.policy import Policy
+from proxima.model.written_settings import save_settings
 from proxima.system.atomic_files import flush_to_disk
 from proxima.system.damage import Checksum
 from proxima.training.checkpoint import (
@@ -48,6 +49,7 @@ from proxima.training.checkpoint import (
     discard_checkpoint,
     files_below,
     finish_checkpoint,
+    left_out_facts,
     read_checkpoint,
     read_slices,
     write_tensors,
@@ -67,7 +69,7 @@ class _Unwritten:
     temporary: Path
     facts: dict[str, Any]
     trainers: dict[str, Any] = field(default_factory=dict)
-    models: dict[Path, tuple[dict[str, Tensor], Convert | None]] = field(default_factory=dict)
+    models: dict[Path, tuple[dict[str, Tensor], Convert | None, torch.nn.Module]] = field(default_factory=dict)
     optimizers: dict[Path, dict[str, Tensor]] = field(default_factory=dict)
     thread: threading.Thread | None = None
     error: BaseException | None = None
@@ -104,7 +106,7 @@ class ShardedWriter:
             self._give_up(job, error)
             raise
         self._job = job
-        for tensors in (*(weights for weights, _ in job.models.values()), *job.optimizers.values()):
+        for tensors in (*(weights for weights, *_ in job.models.values()), *job.optimizers.values()):
             tensors.update({name: _on_host(tensor) for name, tensor in tensors.items()})
         job.thread = threading.Thread(target=self._write, args=(job,), name="checkpoint", daemon=True)
         job.thread.start()
@@ -137,11 +139,12 @@ class ShardedWriter:
             parameters = dict(loaded.model.named_parameters())
             adapter = {key: whole_tensor(parameters[key]).cpu() for key in trained_names(loaded.model)}
         else:
-            job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model)
+            job.models[job.temporary / name] = _weights(loaded.model), _conversion(loaded.model), loaded.model
 
         def collect() -> None:
             tensors, job.trainers[f"{prefix}trainer"] = stack.state()
             job.optimizers[job.temporary / f"{prefix}optimizer"] = tensors
+            job.trainers |= left_out_facts(prefix, stack)
             if dist.get_rank() > 0:
                 return
             if adapter is None:
@@ -164,8 +167,8 @@ class ShardedWriter:
 
     def _write(self, job: _Unwritten) -> None:
         try:
-            for folder, (tensors, convert) in job.models.items():
-                self._write_model(folder, tensors, convert)
+            for folder, (tensors, convert, model) in job.models.items():
+                self._write_model(folder, tensors, convert, model)
             for folder, tensors in job.optimizers.items():
                 writer = HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
                 save(tensors, storage_writer=writer, process_group=self._group)
@@ -174,7 +177,9 @@ class ShardedWriter:
         except BaseException as error:
             job.error = error
 
-    def _write_model(self, folder: Path, tensors: dict[str, Tensor], convert: Convert | None) -> None:
+    def _write_model(
+        self, folder: Path, tensors: dict[str, Tensor], convert: Convert | None, model: torch.nn.Module
+    ) -> None:
         """Write the files of a Hugging Face folder: every rank writes its slices, then assembles some of the files."""
         shards, files = folder / SHARDS, _file_numbers(tensors)
         writer = HuggingFaceStorageWriter(path=str(shards), fqn_to_index_mapping=files, save_distributed=True)
@@ -183,7 +188,7 @@ class ShardedWriter:
         file_of = {name: f"model-{i:05d}-of-{last:05d}.safetensors" for name, i in files.items()}
         mine = {name: file for name, file in file_of.items() if files[name] % size == rank}
         places = self._merged("files", lambda: _put_together(folder, mine, convert))
-        self._ranks.all_gather("index", lambda: _write_index(folder, tensors, places) if rank == 0 else None)
+        self._ranks.all_gather("index", lambda: _write_index(folder, tensors, places, model) if rank == 0 else None)
 
     def _seal(self, temporary: Path) -> dict[str, str]:
         """CRC-32 of every file by name, each read and fsynced by one rank."""
@@ -272,8 +277,12 @@ def _conversion(model: Any) -> Convert | None:
     return partial(revert_weight_conversion, model)
 
 
-def _write_index(folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, str]) -> None:
+def _write_index(
+    folder: Path, tensors: Mapping[str, Tensor], places: Mapping[str, str], model: torch.nn.Module
+) -> None:
+    """Write the index, and the weights that the model lacks."""
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     text = json.dumps({"metadata": {"total_size": size}, "weight_map": places}, indent=2, sort_keys=True)
     (folder / "model.safetensors.index.json").write_text(text + "\n", encoding="utf-8")
     shutil.rmtree(folder / SHARDS)
+    append_unused(model, folder)

@@ -25,6 +25,9 @@ def models(tmp_path_factory, tiny_model) -> Path:
         made = make(family)
         save(made.model, made.tokenizer, folder / name)
     write_models(folder / "split")
+    sparse = folder / "split" / "sparse" / "model.safetensors"
+    weights = load_file(sparse) | {"mtp.fc.weight": torch.ones(3, 2, dtype=torch.bfloat16)}  # which no rank uses
+    save_file(weights, sparse, metadata={"format": "pt"})
     six = copy.deepcopy(FAMILIES["Qwen3-MoE"][1])
     six.num_experts = 6  # three for each of two ranks, which four ranks split by rows
     save(FAMILIES["Qwen3-MoE"][0](six), tiny_tokenizer(), folder / "six")

@@ -59,7 +59,8 @@ def test_ranks_that_split_matrices_tokens_and_experts_and_others(model, layouts,
     for number in range(len(layouts)):
         written = sorted((tmp_path / str(number) / "000001" / "model").glob("*.safetensors"))
         assert {key for file in written for key in load_file(file)} == names
-        assert (len(written) > 1) == (number > 0 and layouts[number] is not None)
+        trained = len(written) - ("mtp.fc.weight" in names)  # which has a file of its own
+        assert (trained > 1) == (number > 0 and layouts[number] is not None)
     loaded = load(str(tmp_path / "1" / "000001" / "model"), device="cpu")
     assert not torch.equal(loaded.model.model.norm.weight, load(str(models / model)).model.model.norm.weight)
 

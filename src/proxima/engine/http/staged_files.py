@@ -25,12 +25,14 @@ from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_buckets import Buckets, named_weights, write_buckets, written_dtype
-from proxima.engine.process.shared_weights import model_as_files
 from proxima.engine.protocol import EngineSetup, ServerError
+from proxima.model.input_files import copy_tensors, input_files_of, stored_tensors
+from proxima.model.written_settings import save_settings
 from proxima.system.atomic_files import ordinary_modes
 from proxima.system.linux import SHARED_MEMORY, kernel_id, lock
 
 INDEX = "model.safetensors.index.json"
+UNUSED = "model-unused.safetensors"
 SHARD = 1 << 28  # bytes of weights per file: a server is given one after the other, and a copy is made of one at a time
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 KEPT = 2  # the folder that servers have loaded, and the one that they are loading
@@ -48,7 +50,8 @@ class WeightFolders:
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
         buckets: write the weights as `weight_buckets` instead, without config and tokenizer.
-        file_names: write them under the names of the model's own files, see `file_weights`, not those of its modules.
+        file_names: write buckets under the names of the model's own files, see `file_weights`, not those of its
+            modules; a folder always has those of the files.
     """
 
     def __init__(self, root: Path | None = None, *, buckets: bool = False, file_names: bool = False) -> None:
@@ -98,15 +101,16 @@ class WeightFolders:
 
     def _size(self, model: nn.Module, dtype: torch.dtype | None) -> int:
         """Bytes of the weights that `_fill` writes."""
-        return sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
+        own = sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
+        files = None if self._buckets else input_files_of(model)
+        return own + (0 if files is None else sum(tensor.size for tensor in files.unused.values()))
 
     def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
         if self._buckets:
             write_buckets(model, folder, dtype, file_names=self._file_names)
             return
-        for file, content in model_as_files(model, tokenizer).items():
-            (folder / file).write_bytes(content)
-        _write_weights(model, folder, dtype, file_names=self._file_names)
+        save_settings(model, tokenizer, folder)
+        _write_weights(model, folder, dtype, _unused_weights(model, folder.parent))
 
     def close(self) -> None:
         """Remove everything written, including what a write in progress has left when it ends."""
@@ -174,13 +178,37 @@ def staged_buckets(url: str, folder: Path) -> Buckets:
         raise ServerError(url, "", f"the weights are gone from {folder}") from error
 
 
-def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool) -> None:
+def _unused_weights(model: nn.Module, place: Path) -> Path | None:
+    """A file in `place` with the weights of the model's input that the model lacks, and that a server of the input
+    wants; written once. None: there are none."""
+    files = input_files_of(model)
+    if files is None or not files.unused:
+        return None
+    unused = place / UNUSED
+    if not unused.is_file():
+        beside = place / f".{UNUSED}"
+        copy_tensors(files.unused, beside)
+        beside.rename(unused)
+    return unused
+
+
+def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None, unused: Path | None) -> None:
+    """Write a model's weights under the names of its files, and link the file of the others."""
     total, weight_map = 0, dict[str, str]()
-    for number, shard in enumerate(_shards(named_weights(model, file_names=file_names), dtype), 1):
+    for number, shard in enumerate(_shards(named_weights(model, file_names=True), dtype), 1):
         file = f"model-{number:05}.safetensors"  # servers read them in this order
         save_file(shard, folder / file, metadata={"format": "pt"})
         total += sum(weight.nbytes for weight in shard.values())
         weight_map |= dict.fromkeys(shard, file)
+    if unused is not None:
+        try:
+            (folder / UNUSED).hardlink_to(unused)
+        except OSError:  # of a file system without links
+            shutil.copyfile(unused, folder / UNUSED)
+        with unused.open("rb") as opened:
+            tensors = stored_tensors(opened)
+        total += sum(tensor.size for tensor in tensors.values())
+        weight_map |= dict.fromkeys(tensors, UNUSED)
     (folder / INDEX).write_text(
         json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}), encoding="utf-8"
     )

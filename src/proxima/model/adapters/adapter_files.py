@@ -7,7 +7,6 @@ config.json                 of a scalar model, whose config the base does not ha
 tokenizer files
 """
 
-import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,9 +22,19 @@ from proxima.data import FieldError, require
 from proxima.model.adapters.lora import Lora, attach, merge_adapter, trained_names
 from proxima.model.architecture import ADAPTER, SCALAR_HEAD
 from proxima.model.files import ADAPTER_CONFIG as CONFIG
-from proxima.model.files import BASE, BaseModel, base_in_memory, base_of, is_adapter, read_json, weight_files
-from proxima.model.parallel.sharding import plain_type
+from proxima.model.files import (
+    BASE,
+    BaseModel,
+    base_in_memory,
+    base_of,
+    is_adapter,
+    read_json,
+    refuse_pointers,
+    weight_files,
+)
+from proxima.model.input_files import input_files_of
 from proxima.model.pretrained import LoadedModel, check_path, load_config, load_tokenizer, require_rows
+from proxima.model.written_settings import write_config, write_tokenizer
 from proxima.system.atomic_files import ordinary_modes
 
 WEIGHTS = "adapter_model.safetensors"
@@ -35,6 +44,11 @@ FREE = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version"),
     *("revision", "task_type", "lora_alpha", "r", "target_modules", "use_dora", "use_rslora", "runtime_config"),
     *("exclude_modules", "fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
+}
+# fields that every version of peft knows, and some servers ask for
+OLDEST = {
+    *("base_model_name_or_path", "bias", "fan_in_fan_out", "inference_mode", "init_lora_weights", "lora_alpha"),
+    *("lora_dropout", "modules_to_save", "peft_type", "r", "revision", "target_modules", "task_type"),
 }
 KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # initialisations that leave the base's weights unchanged
 
@@ -81,6 +95,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     """
     from peft import LoraConfig
 
+    refuse_pointers(path, Path(path).expanduser(), field_name)
     settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
     kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
@@ -183,10 +198,8 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
     _write(folder / BASE, {"dtype": base.dtype, "files": dict(base.files)})
     write_matrices(model, folder, base.path, base.revision, trained)
     if hasattr(model, SCALAR_HEAD):
-        config = copy.deepcopy(model.config)
-        config.architectures, config._attn_implementation = [plain_type(model).__name__], None
-        config.save_pretrained(folder)
-    loaded.tokenizer.save_pretrained(folder)
+        write_config(model, folder)
+    write_tokenizer(loaded.tokenizer, input_files_of(model), folder)
     ordinary_modes(folder)
     return folder
 
@@ -194,11 +207,16 @@ def save_adapter(loaded: LoadedModel, folder: Path, trained: Mapping[str, Tensor
 def write_matrices(
     model: nn.Module, folder: Path, base: str, revision: str | None, trained: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Write what peft itself reads of an adapter: its config, and the matrices; `trained` as for `save_adapter`."""
+    """Write what peft itself reads of an adapter: its config, and the matrices; `trained` as for `save_adapter`. The
+    config lacks fields that an older peft would refuse, where they say what it does without them."""
+    from peft import LoraConfig
+
     untyped: Any = model
     settings = untyped.peft_config[ADAPTER].to_dict()
     settings |= {"base_model_name_or_path": base, "revision": revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
+    plain = vars(LoraConfig())
+    settings = {name: value for name, value in settings.items() if name in OLDEST or value != plain.get(name)}
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
     parameters = trained or dict(model.named_parameters())
     tensors = {_file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)}

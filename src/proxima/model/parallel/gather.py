@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from proxima.model.architecture import ADAPTER, optional_attribute
+from proxima.model.input_files import ATTRIBUTE, input_files_of
 from proxima.model.parallel.sharding import own_slice, plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
@@ -84,6 +85,7 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
             parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
         setattr(plain.get_submodule(owner), last, parameters[id(parameter)])
+    setattr(plain, ATTRIBUTE, input_files_of(model))
     conversions = optional_attribute(model, "_weight_conversions")  # to the names of the files, in `save`
     if conversions is not None:
         plain._weight_conversions = conversions

@@ -18,10 +18,11 @@ from proxima.config.validate import require_proven
 from proxima.data import UserError
 from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.input_files import left_out_note, left_out_of
 from proxima.model.pretrained import LoadedModel, without_progress_bars
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
-from proxima.runtime.loop.training_loop import RunEnded, RunServices, Workload
+from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop, Workload
 from proxima.runtime.placement.follower import RankModels, follow, read_when_visible
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
 from proxima.runtime.resume.changes import (
@@ -159,7 +160,7 @@ async def _run(
             await disk.write(folder.write_environment, _environment(config, loaded))
             folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
-            for note in work.notes:
+            for note in (*work.notes, *left_out_notes(loop)):
                 observer.warning(note)
             ending = Ending(status="failed")
             try:
@@ -176,6 +177,13 @@ async def _run(
                 if not ranks.losing():
                     await compute.run(ranks.end, summary)
     return summary
+
+
+def left_out_notes(loop: TrainingLoop) -> list[str]:
+    """Which weights of the inputs of a loop's models are in nothing that the run writes."""
+    stacks = (loop.stack, *loop.others.values())
+    notes = (left_out_note(left_out_of(stack.model.loaded.model)) for stack in stacks)
+    return [note for note in notes if note is not None]
 
 
 def load_models(load: Callable[[str | None], LoadedModel], checkpoint: Checkpoint | None) -> LoadedModel:

@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from proxima.config.sections.eval_section import CheckpointConfig
 from proxima.data import UserError
 from proxima.evaluation.headline import Headline
 from proxima.model.files import base_of, is_adapter
+from proxima.model.input_files import left_out_note, left_out_of
 from proxima.model.load import load, save
 from proxima.model.pretrained import DTYPES, without_progress_bars
 from proxima.model.scalar_model import load_scalar_model
@@ -101,11 +102,18 @@ def prune_checkpoints(folder: RunFolder, kept: CheckpointConfig, *, leftovers: b
 
 
 def export(
-    run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False, critic: bool = False
+    run: str | Path,
+    out: str | Path,
+    *,
+    which: str = "last",
+    adapter: bool = False,
+    critic: bool = False,
+    say: Callable[[str], None] | None = None,
 ) -> Path:
     """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads, with a model card; atomic.
     Of a run with LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder,
-    which peft reads. With `critic` the critic, which `AutoModelForSequenceClassification` loads.
+    which peft reads. With `critic` the critic, which `AutoModelForSequenceClassification` loads. `say` is told if
+    weights of the run's input are not in it.
 
     Raises:
         UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
@@ -118,15 +126,20 @@ def export(
         raise UserError(reason, remedy="leave out --critic")
     if adapter and not is_adapter(str(source)):
         raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
+    left_out: Sequence[str] = checkpoint.facts.get(f"{CRITIC}_left_out" if critic else "left_out", ())
     with without_progress_bars(), atomic_folder(target, _refuse_existing) as aside:
         if is_adapter(str(source)) and not adapter:
             read = load_scalar_model if (source / "config.json").is_file() else load
             merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
             save(merged.model, merged.tokenizer, aside)
+            left_out = left_out_of(merged.model)
         else:
             shutil.copytree(source, aside, dirs_exist_ok=True)
         card = model_card(RunFolder(run), checkpoint.step, "peft" if adapter else "transformers")
         (aside / "README.md").write_text(card, encoding="utf-8")
+    note = None if adapter else left_out_note(left_out)
+    if note is not None and say is not None:
+        say(note)
     return target
 
 

@@ -1,0 +1,175 @@
+"""Every causal language model type of transformers, exported: read by an older transformers as by this one.
+
+pip install --target OLD "transformers==4.57.6"
+PROXIMA_OLD_TRANSFORMERS=OLD python scripts/family_exports.py [NAME ...]      the verdicts, as JSON lines
+
+A tiny model of each type, with a base of its positions that is no family's default, is written by transformers, read,
+written as an export is, and read by both versions. `nats` is the largest difference between their log-probs; `changed`
+names the fields of config.json in which the export differs from what was read.
+"""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+OLD = "PROXIMA_OLD_TRANSFORMERS"  # a folder with the older version
+BATCH = 16  # types of a process
+TOKENS = tuple(range(3, 99))
+SCALINGS: dict[str, dict[str, Any]] = {  # of the type llama
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+}
+DIFFERENT = {  # types that 4.57 computes in another way, whatever is written
+    "jamba": "asks for kernels of a GPU",
+    "mamba2": "norms all groups of a layer together",
+    "modernbert-decoder": "one base of positions for both kinds of layers",
+    "zamba2": "can't build so small a model",
+}
+READER = """
+import json, sys, warnings
+warnings.filterwarnings("ignore")
+import torch, transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+transformers.logging.set_verbosity_error()
+for folder in sys.argv[1:]:
+    try:
+        AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        ids, expected = torch.load(f"{folder}/expected.pt")
+        with torch.no_grad():
+            given = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+        print(json.dumps({"folder": folder, "nats": float((given - expected).abs().max())}), flush=True)
+    except Exception as error:
+        print(json.dumps({"folder": folder, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+"""
+
+
+def moved(config: Any) -> Any:
+    """The config with other bases of its positions, none of them a family's default."""
+    from scripts.family_sweep import changed
+
+    rope = copy.deepcopy(getattr(config, "rope_parameters", None))
+    if not isinstance(rope, dict) or not rope:
+        return config
+    for part in (rope, *rope.values()):
+        if isinstance(part, dict) and "rope_theta" in part:
+            part["rope_theta"] *= 0.07
+    return changed(config, {"rope_parameters": rope})
+
+
+def models(name: str) -> Iterator[tuple[str, Any]]:
+    """Models of a type, by the name of their variant."""
+    from scripts.family_sweep import changed, changes, classes, configs, made
+
+    kind, config_class = classes()[name]
+    _, base = next(configs(kind, config_class))
+    base = moved(base)
+    yield name, made(kind, base)
+    if name == "llama":
+        for scaling, values in SCALINGS.items():
+            rope = {"rope_theta": 700.0, **values}
+            yield f"llama-{scaling}", made(kind, changed(base, {"rope_parameters": rope}))
+    if name == "phi3":  # which takes it in a form of its own
+        long = dict(changes(base))["longrope"]
+        del long["rope_parameters"]["factor"]  # which follows from the lengths in published ones
+        yield "phi3-longrope", made(kind, changed(base, long))
+
+
+def export(model: Any, folder: Path) -> list[str]:
+    """Write a model, read it, and write it again to `folder`, with its log-probs; returns the fields that changed."""
+    import torch
+
+    from proxima.model.input_files import ATTRIBUTE, open_input
+    from proxima.model.load import save
+    from proxima.model.parallel.slices import sliceable_files
+    from tests.tiny import tiny_tokenizer
+
+    given = folder.parent / f"{folder.name}-input"
+    model.save_pretrained(given)
+    tiny_tokenizer().save_pretrained(given)
+    again = type(model).from_pretrained(given, dtype=torch.float32, attn_implementation="eager")
+    files = open_input(again, tiny_tokenizer(), str(given), None, sliceable_files(str(given), None), scalar=False)
+    setattr(again, ATTRIBUTE, files)
+    save(again, tiny_tokenizer(), folder)
+    ids = torch.tensor([[i % model.config.get_text_config().vocab_size for i in TOKENS]])
+    with torch.no_grad():
+        expected = again.eval()(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+        exported = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        given_back = exported(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+    if not torch.equal(given_back, expected):
+        raise ValueError("this version reads the export as another model")
+    torch.save((ids, expected), folder / "expected.pt")
+    before, now = (json.loads((place / "config.json").read_text(encoding="utf-8")) for place in (given, folder))
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+def swept(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
+    """The verdicts of those of the types that the older version knows, a few in each process."""
+    register = (old / "transformers/models/auto/configuration_auto.py").read_text(encoding="utf-8")
+    known = [name for name in names if f'("{name}", ' in register]
+    for first in range(0, len(known), BATCH):
+        command = [sys.executable, str(Path(__file__).resolve()), *known[first : first + BATCH]]
+        yield from _rows(command, {**os.environ, OLD: str(old)})
+
+
+def _rows(command: Sequence[str], environment: dict[str, str]) -> list[dict[str, Any]]:
+    ran = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", env=environment, cwd=REPOSITORY, check=False
+    )
+    return [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+
+
+def sweep(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
+    """The verdicts of these types."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory() as place:
+        yield from _batch(names, Path(place), old)
+
+
+def _batch(names: Sequence[str], place: Path, old: Path) -> Iterator[dict[str, Any]]:
+    rows = dict[str, dict[str, Any]]()
+    for name in names:
+        try:
+            for variant, model in models(name):
+                rows[str(place / variant)] = {"name": variant, "changed": export(model, place / variant)}
+        except Exception as error:
+            yield {"name": name, "built": f"{type(error).__name__}: {error}"[:200]}
+    for read in read_by(old, list(rows)):
+        yield rows.pop(read.pop("folder")) | read
+    for row in rows.values():
+        yield {**row, "error": "the older version's process ended"}
+
+
+def read_by(old: Path, folders: Sequence[str]) -> list[dict[str, Any]]:
+    """How the older version reads folders."""
+    environment = {**os.environ, "PYTHONPATH": str(old), "HF_HUB_OFFLINE": "1"}
+    return _rows([sys.executable, "-c", READER, *folders], environment)
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "src")]
+    from scripts.family_sweep import classes
+
+    given = sys.argv[1:]
+    for row in (sweep if given else swept)(given or list(classes()), Path(os.environ[OLD])):
+        print(json.dumps(row), flush=True)
