@@ -37,7 +37,7 @@ PACKAGES = (
     *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
 )
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
-LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 43, 25  # in src
+LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 44, 25  # in src
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
 PUBLIC_ROOMS = tuple(

@@ -147,7 +147,9 @@ def _holds_out(task: Node, slot: Slot, import_code: bool) -> bool:
 
     for info in fields.values():
         node = (task.mapping or {}).get(info.name)
-        for source in (node.items or ()) if node is not None and info.slot is not None else ():
+        if node is None or info.slot is None:
+            continue
+        for source in node.items or ():
             inner = root_field(_class_of(source, info.slot, import_code) or object).child("task").slot
             below = (source.mapping or {}).get("task")
             if inner is not None and below is not None and _holds_out(below, inner, import_code):

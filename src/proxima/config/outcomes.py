@@ -157,7 +157,7 @@ def environment_outcomes(config: Any) -> Iterator[Outcome]:
     for path, task in tasks_of(config).items():
         given = world_of(task, "environment")
         arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
-        kind = arguments.get("kind")
+        kind = str(arguments.get("kind"))
         if kind in ENVIRONMENTS and arguments.get("sandbox", _default(ENVIRONMENTS[kind], "sandbox")) == AUTO:
             yield Outcome(f"{path}.environment.sandbox", *auto_sandbox())
         container = arguments.get("container")
@@ -192,8 +192,10 @@ def _without(config: Any, known: Iterable[Outcome]) -> list[tuple[str, Any]]:
 
 def _auto_fields(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The path of each field that is `auto`, but for those of dtypes, and the section or spec that it is a field of."""
-    for info in fields_of(type(config)):
-        below, value = f"{path}{info.name}", getattr(config, info.name)
+    owner: type = type(config)
+    for info in fields_of(owner):
+        below = f"{path}{info.name}"
+        value = getattr(config, info.name)
         if value == AUTO and info.hint != ComputeDtype:
             yield below, config
         elif info.slot is not None and info.slot.many:

@@ -160,7 +160,11 @@ def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float 
 
     kind = getattr(torch, dtype)
     a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
-    wait = torch.cuda.synchronize if device.startswith("cuda") else (lambda: None)
+
+    def wait() -> None:
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+
     torch.mm(a, b)  # loads the library, and generates code for the shapes
     wait()
     least = float("inf")

@@ -128,7 +128,8 @@ def answer_beginning(chat: str | None, tokenizer: Tokenizer, arguments: Mapping[
         return content
     before = chat.removesuffix(with_stand_ins(content, tokenizer)) if content else chat
     named = json.dumps({name: value for name, value in arguments.items() if name != "tools"}, default=repr)
-    header, opened = _answer_header(tokenizer, str(tokenizer.chat_template), named)
+    untyped: Any = tokenizer
+    header, opened = _answer_header(untyped, str(tokenizer.chat_template), named)
     if header and (place := before.rfind(header)) >= 0:
         opened = before[place + len(header) :]
     elif not opened or not before.endswith(opened):

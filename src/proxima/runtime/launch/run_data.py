@@ -101,9 +101,9 @@ def load_run_data(config: RunConfig) -> RunData:
                 "a step asks some of them several times; lower it, or give more rows"
             )
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
-        prompts = trial_prompts(source)
-        notes += text_notes(config, model, prompts)
-        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=prompts))
+        trials = trial_prompts(source)
+        notes += text_notes(config, model, trials)
+        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=trials))
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)

@@ -119,9 +119,9 @@ class StoredRollouts:
         for tokens, text, mask in zip(numpy_columns(table["tokens"])[:CHECKED], texts, sampled, strict=False):
             # the text is of the last turn
             last = 0 if mask is None or mask.all() else int(np.flatnonzero(~mask)[-1]) + 1
-            ids = () if tokens is None else tokens[last:]
-            if not self._reads_as(tokenizer, ids, text):
-                shown = utf8(sampled_text(tokenizer, ids))
+            own = () if tokens is None else tokens[last:]
+            if not self._reads_as(tokenizer, own, text):
+                shown = utf8(sampled_text(tokenizer, own))
                 reason = f"has a completion {text!r:.40}, which the tokenizer of model.path reads as {shown!r:.40}"
                 raise self._refused(reason, remedy)
 

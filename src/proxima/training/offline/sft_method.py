@@ -112,6 +112,7 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
             arguments = row_arguments(row, self.reader.arguments, self.tokenizer)
             tokens, begun = prompt_and_beginning(chat, self.tokenizer, arguments)
             if len(tokens) < self.context:
-                shown = {"messages": tuple(chat), "answer": shown_answer(answer)}
-                prompts.append(Prompt(uid=EVAL_UID + number, tokens=tokens, begun=begun, **shown))
+                uid = EVAL_UID + number
+                shown = shown_answer(answer)
+                prompts.append(Prompt(uid=uid, messages=tuple(chat), tokens=tokens, begun=begun, answer=shown))
         return prompts
