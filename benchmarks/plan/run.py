@@ -30,17 +30,24 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     faster = own_rates.pop("times", 1.0)
     changed = replace(rates, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
     load = Load(**{"spread": rates.spread, **row.load})
-    spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
+    spec = _model(row, load)
     model, placed = known_models()[row.model], DeviceLayout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
     devices = replace(named, kind=replace(named.kind, rates=changed))
     return PlannedRecipe(model, spec, load, devices, None).plan(placed, counted=aside)
 
 
+def _model(row: Row, load: Load) -> ModelConfig:
+    """The published runs compute in bfloat16."""
+    return ModelConfig(
+        path=row.model, compute_dtype="bfloat16", gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk
+    )
+
+
 def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
     """Return the plan's value of each published figure."""
     stages = {stage.name: stage.seconds for stage in plan.stages}
-    spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
+    spec = _model(row, plan.load)
     held, _ = trainer_memory(spec, plan.recipe.model, plan.layout, plan.load)
     memory = sum(held.values()) * (1 + FRAGMENTED) / GIB  # what the allocator holds is published
     return {

@@ -213,7 +213,8 @@ def test_agents_are_closed_where_another_task_is_wrong():
     folders = partial(Path(tempfile.gettempdir()).glob, f"proxima-*-{os.getpid()}-*")
     before = {*folders()}  # of fixtures
     with pytest.raises(FieldError, match="eval.task.environment.size"):
-        make_worlds({"task": good, "eval.task": bad}, {}, None, None, [])
+        play = SimpleNamespace(settings=SimpleNamespace(tool_format="xml"), arguments={})
+        make_worlds({"task": good, "eval.task": bad}, {}, None, play, [])
     assert {*folders()} <= before
 
 
