@@ -202,7 +202,7 @@ def test_compare_names_what_was_lost_and_gained(done, proxima, here):
     assert len(suite["gained"]) == 1 and suite["questions"] == 3
     csv = done("eval", "--compare", "a", "b", "--format", "csv").splitlines()
     assert csv[0].startswith("name,metric,questions,left_out,") and csv[1].startswith("one,accuracy,3,1,")
-    assert done("eval", "--compare", "a", "b", "--format", "md").startswith("|  | n | A | B | B − A |")
+    assert done("eval", "--compare", "a", "b", "--format", "md").startswith("|  | n | A [95 %] | B [95 %] | B − A |")
     assert proxima("eval", "--compare", "a", "b", "--show", "-1")[0] == 2
 
 
