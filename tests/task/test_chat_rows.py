@@ -6,7 +6,7 @@ import pytest
 from proxima.data import FieldError, OverLengthError
 from proxima.data.packed_batch import pack
 from proxima.model.chat.encode import prompt_tokens
-from proxima.task.example_rows import ChatReader
+from proxima.task.example_rows import ChatReader, PairColumns, PreferenceReader
 from proxima.task.protocol import Row
 from tests.tiny import END, tiny_tokenizer
 
@@ -178,3 +178,17 @@ def test_a_thought_where_thinking_is_off_is_named():
     assert learnt(on) == [f"<think>\nHm.\n</think>\n\nYes.{END}"]
     with pytest.raises(FieldError, match="has a thought, and with enable_thinking=false"):
         reader(tokenizer=tokenizer, arguments={"enable_thinking": False}).example(0, thinking)
+
+
+def test_the_sides_of_a_pair_have_one_prompt_whichever_of_their_turns_are_trained():
+    """An earlier turn of weight 0 is context of its side alone."""
+    sides = {
+        name: [{"role": "assistant", "content": first, "weight": 0}, USER, {"role": "assistant", "content": last}]
+        for name, first, last in (("chosen", "Yes.", "Well."), ("rejected", "Never.", "No."))
+    }
+    pairs = PreferenceReader(tokenizer=tiny_tokenizer(), context=256)
+    pair = pairs.pair(0, Row(messages=(USER,), metadata=sides), PairColumns())
+    asked = prompt_tokens([USER], tiny_tokenizer()).tolist()
+    assert [side.prompt_tokens.tolist() for side in pair.sides] == [asked, asked]
+    assert [learnt(side) for side in pair.sides] == [[f"Well.{END}"], [f"No.{END}"]]
+    assert len(pack(pair.sides).tokens) < sum(map(len, pair.sides))

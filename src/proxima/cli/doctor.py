@@ -79,7 +79,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"memory    {shown}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"kernels   bfloat16 on a CPU: {facts['kernels']}",
-        f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
+        f"gemm      float32 {gemm['float32']:,.4g}  bfloat16 {gemm['bfloat16']:,.4g} GFLOP/s on {gemm['device']}, x W",
         f"auto      {facts['auto']['dtype']} for every dtype that is auto: {facts['auto']['reason']}",
     ]
     return report

@@ -334,16 +334,21 @@ FILES: Mapping[str, Rules] = {
 }
 
 
-def check_model_files(path: str, folder: Path) -> None:
+def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None:
     """Refuse the model `path` if a file of its folder is a git-lfs pointer or has a value that no model has, or if its
     weights are not one whole set.
+
+    Args:
+        complete: the weights must be there; those of a name on the hub may be in the cache in part.
 
     Raises:
         FieldError: names the file, the key and its value.
     """
     refuse_pointers(path, folder)
-    for stem, suffix in WEIGHT_SETS:
+    for stem, suffix in WEIGHT_SETS if complete else ():
         check_weight_set(path, folder, stem, suffix)
+        if any(folder.glob(f"{stem}*{suffix}")):  # transformers reads the first format that is there
+            break
     for name, rules in FILES.items():
         file = folder / name
         if file.is_file():

@@ -260,7 +260,7 @@ def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | No
     if not Path(path).expanduser().exists():
         require_found(path, revision)
         if (cached := local_place(path, revision)) is not None:
-            check_model_files(path, cached)
+            check_model_files(path, cached, complete=False)  # what is missing is downloaded
     if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
         return path, revision
 

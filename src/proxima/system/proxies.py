@@ -7,6 +7,7 @@ refused, or answered by a server of that name there. So no client asks a proxy f
 
 import ipaddress
 import os
+import socket
 from collections.abc import Mapping
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")  # variables; in capitals, too
@@ -14,15 +15,23 @@ EXEMPT = ("no_proxy", "NO_PROXY")  # of both, Python, curl and Go prefer the fir
 THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 
 
+LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
+
+
 def reaches_this_machine(host: str) -> bool:
     """Return True if a host name or address reaches this machine, and through a proxy that of the proxy."""
     name = host.lower().rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
+    if name in LOCAL_NAMES or name.endswith(".localhost"):
         return True
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
-        return False
+        try:  # 127.1, 2130706433 and the like
+            address = ipaddress.ip_address(socket.inet_aton(name))
+        except OSError:
+            return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
     return address.is_loopback or address.is_unspecified
 
 

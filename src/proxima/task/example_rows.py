@@ -308,10 +308,11 @@ class PreferenceReader:
         else:
             places = [len(chat) + turn for turn in turns]
             path, *others = turn_paths((*chat, *said), places, self.tokenizer, arguments, field)
-            if others:
+            asked = prompt_tokens(chat, self.tokenizer, arguments).tolist()
+            if others or path.prompt[: len(asked)] != asked:
                 what = "the chat template renders earlier turns differently, and the side is no longer one sequence"
-                remedy = "repair the template, or give the earlier turns weight 0"
-                raise FieldError(field, shown, what, remedy=remedy)
+                raise FieldError(field, shown, what, remedy="repair the template, or remove the earlier turns")
+            path = path.starting_at(len(asked))  # both sides have the same prompt, whichever turns are trained
             before = np.array(path.prompt, np.int32)
             tokens = np.array(path.tokens, np.int32)
             mask = np.array(path.mask, np.bool_)

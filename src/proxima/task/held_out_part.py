@@ -32,12 +32,13 @@ def question_of(row: Row) -> str:
     """The text that decides a row's part.
 
     Of a single turn of the user it is the turn's text. Of a longer chat, or with images, it is JSON of the roles, the
-    normalized texts and the hashes of the images, without the turns of the assistant at the end, which answer the
-    question.
+    normalized texts and the hashes of the images. Of a chat that ends with the assistant, it is what precedes the first
+    turn of the assistant: chats of one beginning are on one side, such as the two of a preference pair.
     """
     asked = list(row.messages)
-    while len(asked) > 1 and asked[-1]["role"] == "assistant":
-        asked.pop()
+    if asked and asked[-1]["role"] == "assistant":
+        begun = [message["role"] for message in asked].index("assistant")
+        asked = asked[: max(1, begun)]
     if len(asked) == 1 and asked[0]["role"] == "user" and not row.images:
         return str(asked[0]["content"])
 

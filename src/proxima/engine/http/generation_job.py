@@ -1,6 +1,6 @@
 """A partial completion: the servers' answers to one request, validated before they are used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -273,9 +273,13 @@ class GenerationJob:
             seam = self.length - len(tokens)
             everything = self.tokens
             for at in range(start, len(tokens)):
-                if stop_string(sampled_text(self.rules.tokenizer, everything[: seam + at + 1]), stop) is not None:
+                if stop_string(self._text_of(everything[: seam + at + 1]), stop) is not None:
                     return at + 1
         return None
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        """The text of the first tokens, as `written_text` decodes it."""
+        return sampled_text(self.rules.tokenizer, tokens, after_text=bool(self.request.prompt.begun))
 
     # ---- its end -----------------------------------------------------------------------------------------------------
 
@@ -305,7 +309,7 @@ class GenerationJob:
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop
-        if stop and stop_string(sampled_text(self.rules.tokenizer, tokens), stop) is not None:
+        if stop and stop_string(self._text_of(tokens), stop) is not None:
             return "stop"
         return "length" if len(tokens) == self.limit else None
 

@@ -313,7 +313,8 @@ class Scheduler:
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
             stop = running.request.sampling.stop
-            text = sampled_text(self.tokenizer, self.table.tokens(running.line)) if stop else ""
+            begun = bool(running.request.prompt.begun)
+            text = sampled_text(self.tokenizer, self.table.tokens(running.line), after_text=begun) if stop else ""
             if self._stops(running, token) or stop_string(text, stop) is not None:
                 finished.append((running, "stop"))
             elif self.table.length[running.line] >= self.table.limit[running.line]:
