@@ -172,7 +172,7 @@ def _default(cls: type, name: str) -> Any:
 
 def undecided(config: Any, known: Iterable[Outcome]) -> list[Outcome]:
     """The `auto` fields without one of the known outcomes, as `explain` shows them."""
-    later = "it depends on the model or the engine, and is decided when the run starts"
+    later = "decided when the run starts, by the model or the engine"
     return [Outcome(path, AUTO, later) for path, _ in _without(config, known)]
 
 

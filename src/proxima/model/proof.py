@@ -261,7 +261,7 @@ class Proof:
         """Why `auto` has chosen this attention."""
         if attention == "padded":
             return f"packed does not keep the sequences of a {self.name} apart ({self.problem('packed')})"
-        kept = "it keeps the sequences of a batch apart, as small copies of the model prove"
+        kept = "it keeps the sequences of a batch apart, as a small copy of the model shows"
         return kept if attention == "packed" else f"{kept}, and the GPU has flash attention"
 
 

@@ -67,7 +67,7 @@ class MismatchGuard:
         if not self.measure:
             return "warn", "nothing is measured that could end the run (measure=false)"
         ends = f"the run ends only where those of a step's own tokens differ by more than {self.max_fresh:g} nats"
-        return "warn", f"other log-probs than the trainer's are a warning; {ends}"
+        return "warn", f"log-probs of the engine that differ from the trainer's are a warning; {ends}"
 
     @property
     def judges_fresh(self) -> bool:
