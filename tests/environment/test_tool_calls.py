@@ -105,7 +105,7 @@ UNREADABLE = [
     ("hermes", '<tool_call>{"name": "x", "arguments": {"a": ' + "9" * 400 + "}}", "is broken"),
     ("llama", '{"name": "add", "parameters": {"a"', "is broken"),
     ("llama", '<|python_tag|>search.call(query="x")', "must begin with {"),
-    ("glm", '<tool_call>{"name": "add", "arguments": {}}</tool_call>', "begin with its name"),
+    ("glm", '<tool_call>{"name": "add", "arguments": {}}</tool_call>', "is written as hermes, and read as glm"),
     ("glm", "<tool_call>add<arg_key>a</arg_key></tool_call>", "is not <arg_key>"),
     ("glm", "<tool_call>add<arg_key>a</arg_key><arg_value>1", "is not <arg_key>"),
     ("glm", "<tool_call>f" + "<arg_key>a</arg_key><arg_value>1</arg_value>" * 2, "occurs twice"),

@@ -217,7 +217,7 @@ def test_no_split_changes_loss_gradient_or_metrics(name, tiny_model):
         model = made[0](made[1], share_prompt=case.share_prompt)
         gradient, result = recorded(case.objective, case.items, budget, model=model)
         assert_close(gradient, expected, case.tolerance)
-        assert result.metrics["loss"] == pytest.approx(float(loss), rel=2e-6, abs=2e-7)
+        assert result.metrics["loss"] == pytest.approx(float(loss), rel=2e-6, abs=5e-7)  # float32 sums
         for key, value in metrics.items():
             assert result.metrics[key] == pytest.approx(value, rel=2e-5, abs=1e-6), key
 

@@ -414,23 +414,30 @@ UNMISTAKABLE: dict[ToolFormat, str] = {
     "deepseek": OPENINGS["deepseek"],
     "kimi": r"<\|tool_call(s_section)?_begin\|>",
     "mistral": r"\[TOOL_CALLS\][^\s\[{]",
-    "glm": r"<tool_call>[^{]*<arg_key>",
+    "glm": r"<tool_call>[^<{]{0,200}<arg_key>",
     "hermes": r"<tool_call>",
     "llama": r"<\|python_tag\|>|<\|tool_call\|>|<TOOLCALL>|\[TOOL_CALLS\]",
 }
 
 
-def other_format(text: str, tool_format: ToolFormat, tools: Parameters) -> ToolFormat | None:
+def other_format(text: str, tool_format: ToolFormat, tools: Parameters, *, broken: bool) -> ToolFormat | None:
     """The format of the calls in a message that is to have them in `tool_format`; None: it has none in another.
 
     Their reader finds a call of a known tool, or they begin as only a call does. Fenced blocks are never taken for
     calls: they may be the answer.
+
+    Args:
+        broken: the message has a call of its own format that can't be parsed, so that a beginning alone says nothing.
     """
     others: list[ToolFormat] = [other for other in UNMISTAKABLE if other != tool_format]
     for other in others:
-        read = islice(READERS[other](text, tools), MOST_CALLS)
-        if any(isinstance(call, ToolCall) and call.name in tools for call in read):
+        read = list(islice(READERS[other](text, tools), MOST_CALLS))
+        calls = [call for call in read if isinstance(call, ToolCall) and call.name in tools]
+        in_a_sentence = other == "llama" and len(calls) < len(read)
+        if calls and not in_a_sentence:
             return other
+    if broken:
+        return None
     same = OPENINGS.get(tool_format, "")  # <tool_call> also begins a broken call of the format that is read
     for other in others:
         if UNMISTAKABLE[other] != same and re.search(UNMISTAKABLE[other], text):
@@ -453,6 +460,7 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> ReadMes
             unreadable.append(" ".join(call.split()))
         else:
             calls.append(call)
-    if not calls and (other := other_format(text, tool_format, tools)) is not None:
+    other = None if calls else other_format(text, tool_format, tools, broken=bool(unreadable))
+    if other is not None:
         return ReadMessage(unreadable=(f"a call is written as {other}, and read as {tool_format}",), written_as=other)
     return ReadMessage(tuple(calls), tuple(unreadable))
