@@ -107,13 +107,3 @@ def test_a_sandbox_that_is_missing_or_meant_for_others_is_refused(folder, monkey
         made.check()
     with closing(Hosts(EnvironmentSpec(kind="own_code:World"), workers=1, sandbox="auto")) as hosts:
         assert "bwrap" in hosts.notes[0]
-
-
-def test_recipes_without_code_load_no_sandbox():
-    """As the modules that every run with rewards and episodes imports."""
-    import subprocess
-
-    script = "import sys, proxima.rollout.episodes.worlds, proxima.reward.runner, proxima.reward.text, "
-    script += "proxima.runtime.launch.rl_workload; print('proxima.process.sandbox' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "False"

@@ -402,6 +402,6 @@ def test_the_numbers_of_the_mismatch_have_a_verdict(tmp_path):
     steps = [record(i + 1, **numbers) for i, numbers in enumerate(more)]
     run = make_run(tmp_path / "run", steps, config="algorithm:\n  mismatch: {{max_k3_kl: 0.02}}\n")
     text = Page(write_report(run)).words.partition("against ideal ranges")[2]
-    assert "mismatch/rollout_is_eff_sample_size 0.2 broken > 0.5 1 1 3 1 / mean((w / mean w)²)" in text
+    assert "mismatch/rollout_is_eff_sample_size 0.2 broken > 0.8 1 1 3 1 / mean((w / mean w)²)" in text
     assert "mismatch/k3_kl 0.03 broken ≤ 0.01 0 3 3 " in text
     assert "reward/mean" not in text.partition("Resolved configuration")[0]

@@ -116,8 +116,7 @@ def adapted_model(d: Draft, o: Options) -> None:
 
 def dtypes_and_adapter(d: Draft, o: Options) -> None:
     """The dtypes, and `model.lora` from the command line's `use_peft` or the script's `LoraConfig(…)`."""
-    if o.given("bf16"):
-        d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
+    d.put("model.compute_dtype", "bfloat16" if o.flag("bf16", default=True) else "float32", o.origin("bf16"))
     common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
     written = any(name.startswith("peft_config.") for name in o.flat)
     if written:
