@@ -14,6 +14,7 @@ from proxima.model import fused as fused_module
 from proxima.model.fused import is_plain
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
+from proxima.model.recompute import recompute_layers
 from tests.model.rows import forked, opened, rows, trained
 from tests.tiny import drawn, tiny_tokenizer
 
@@ -71,8 +72,8 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     plain = run(model)
     compute = fused_module._layer_states
     monkeypatch.setattr(fused_module, "_layer_states", lambda *a: runs.append(a[0]) or compute(*a))
-    model.activation_checkpointing_enable({"use_reentrant": False})
-    again = run(model.train())
+    recompute_layers(model)
+    again = run(model)
     assert len(runs) == 2 * len(model.model.layers)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
