@@ -1,6 +1,6 @@
 """A partial completion: the servers' answers to one request, validated before they are used."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -277,7 +277,7 @@ class GenerationJob:
                     return at + 1
         return None
 
-    def _text_of(self, tokens: Sequence[int]) -> str:
+    def _text_of(self, tokens: Ints) -> str:
         """The text of the first tokens, as `written_text` decodes it."""
         return sampled_text(self.rules.tokenizer, tokens, after_text=bool(self.request.prompt.begun))
 
