@@ -37,6 +37,7 @@ FALLBACKS: tuple[dict[str, Any], ...] = (
 )
 SHAPES = ((7, 5), (3, 12), (1, 24), (20, 14))  # tokens of prompt and response
 DRAWN = re.compile(r".*(drop|jitter|noise).*(?<!_mode)(?<!_type)")  # what a released model may draw in training mode
+DRAWS = "dropout and noise"  # a variant that must agree, and is in no table
 OF_LOGITS = re.compile(r".*(logit.*(cap|scal|mult|width)|lm_head_mult|output_mult).*")
 
 
@@ -103,7 +104,7 @@ def changes(base: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         name: 0.2 for name, value in vars(base).items() if DRAWN.fullmatch(name) and isinstance(value, int | float)
     }
     if drawn:
-        yield "dropout and noise", drawn
+        yield DRAWS, drawn
     if hasattr(base, "sliding_window") and not base.sliding_window:
         window = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0, "layer_types": None}
         yield "sliding_window", {name: value for name, value in window.items() if hasattr(base, name)}
@@ -267,6 +268,8 @@ def tables(rows: Sequence[dict[str, Any]]) -> str:
             continue
         sides = [row[side] for side in ("trainer", "engine")]
         largest = max(largest, *(side["nats"] for side in sides if side["verdict"] == "agrees"), 0.0)
+        if row["variant"] == DRAWS:
+            continue
         if row["variant"]:
             how = {"agrees": "agree", "refused": "refused"}.get(sides[0]["verdict"], sides[0]["verdict"])
             variants.setdefault(row["variant"], {}).setdefault(how, []).append(row["name"])
