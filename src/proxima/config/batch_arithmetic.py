@@ -116,10 +116,10 @@ class BatchArithmetic:
         self.notes: list[str] = []
         self.prompt: int | None = None
         self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed))
-        if (TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None) and (
-            about := self._read(lambda: about_rows(self._rows()), "rows")
-        ):
-            self.notes.append(f"task: {about}")
+        if TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None:
+            about = self._read(lambda: about_rows(self._rows()), "rows")
+            if about:
+                self.notes.append(f"task: {about}")
         if downloadable := is_downloadable(path := config.model.path):
             self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable

@@ -211,9 +211,11 @@ def turn_paths(
         if not paths or not paths[-1].begins(context):
             paths.append(TurnPath(context, [], []))
         paths[-1].add(context, answer)
-    shared = sum(
-        1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*(path.prompt for path in paths), strict=False))
-    )
+    shared = 0
+    for ids in zip(*(path.prompt for path in paths), strict=False):
+        if len(set(ids)) > 1:
+            break
+        shared += 1
     what = "is rendered by the chat template with another first token than the turns before it"
     require(shared > 0, "messages", answer_excerpt(chat[turns[-1]]), what)
     return [path.starting_at(shared) for path in paths]

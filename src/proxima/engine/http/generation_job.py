@@ -346,7 +346,8 @@ class GenerationJob:
         sampled, untruncated = log_prob_columns(reported, self.rules.log_probs, sampling, self.scored)
         if not np.isnan(beside).any():
             sampled = beside
-        begun, ends = request.prompt.begun, self.rules.stop_tokens
+        begun = request.prompt.begun
+        ends = self.rules.stop_tokens
         written = written_text(self.rules.tokenizer, tokens, begun=begun, ends=ends, stop=sampling.stop)
         masks = [mask for segment in self._segments for mask in segment.masks]
         routes, prompt_routes = self._routes()

@@ -87,9 +87,15 @@ def sampled_text(tokenizer: Any, tokens: Ids, *, after_text: bool = False) -> st
 def stop_string(text: str, stop: Sequence[str]) -> tuple[int, int] | None:
     """Start and end of the stop string that is complete first, or None. The whole text is searched: a stop string may
     span tokens. Of several with the same end, the one that starts first."""
-    found = ((at + len(string), at) for string in stop if (at := text.find(string)) >= 0)
-    first = min(found, default=None)
-    return None if first is None else (first[1], first[0])
+    places = []
+    for string in stop:
+        start = text.find(string)
+        if start >= 0:
+            places.append((start + len(string), start))
+    if not places:
+        return None
+    end, start = min(places)
+    return start, end
 
 
 @lru_cache(maxsize=1024)
