@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import GPT2LMHeadModel, LlamaForCausalLM, PhimoeConfig, PhimoeForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.trajectory import Trajectory
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.policy import Policy
@@ -117,3 +117,13 @@ def test_a_layer_that_can_not_be_recomputed_is_refused(monkeypatch):
     proof = proof_of(model)
     monkeypatch.setattr(GPT2MLP, "forward", once)
     assert proof.problem("packed", recompute=True)
+
+
+def test_a_model_without_layers_to_recompute_is_refused():
+    from transformers import GPTNeoXJapaneseConfig, GPTNeoXJapaneseForCausalLM
+
+    config = GPTNeoXJapaneseConfig(vocab_size=128, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    proof = proof_of(GPTNeoXJapaneseForCausalLM(config))
+    assert proof.problem("padded") is None
+    with pytest.raises(FieldError, match=r"=True is not possible: a gpt_neox_japanese has no layers that can be"):
+        proof.attention(recompute=True)

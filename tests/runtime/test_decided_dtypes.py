@@ -11,6 +11,7 @@ from proxima.model import precision
 from proxima.model.precision import DtypeChoice
 from proxima.runtime.launch import run as launched
 from proxima.runtime.resume import changes
+from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.training.ranks import ALONE, Start
 from tests.runtime.interruptions import interrupt
 from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, traces
@@ -80,6 +81,11 @@ def test_an_evaluation_and_answers_of_a_run_compute_as_it_did(tiny_model, tmp_pa
     assert outcome.result["engine"]["dtype"] == "bfloat16"
     assert chosen_model(run, Inference()).dtype == "bfloat16"
     assert chosen_model(run, Inference(dtype="float32")).dtype == "float32"
+
+    checkpoint = str(find_checkpoint(run, "last").model)
+    outcome = run_evaluation(checkpoint, {**tree, "folder": None}, [], EvalOptions(out=tmp_path / "step", limit=1))
+    assert outcome.result["engine"]["dtype"] == "bfloat16"
+    assert chosen_model(checkpoint, Inference()).dtype == "bfloat16"
 
     model = str(tiny_model("llama"))
     outcome = run_evaluation(model, run, [], EvalOptions(out=tmp_path / "others", limit=1))

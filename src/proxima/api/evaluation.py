@@ -25,7 +25,7 @@ from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
 from proxima.model.chat.template_inputs import fixed_clock
 from proxima.runtime.resume.changes import dtypes_of_run
-from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.folder import run_of_model
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.view.eval_tables import EvalProgress, results_table
@@ -167,7 +167,7 @@ def run_evaluation(
     resolved = _resolve_evaluation(path, recipe, [*overrides, *options.overrides], options.of_every_set, named=named)
     folder = options.out or _evaluation_folder(model)
     check_folder(folder, overwrite=options.overwrite)
-    dtypes = dtypes_of_run(resolved.config, RunFolder(Path(model)))  # without a run, those of this machine
+    dtypes = dtypes_of_run(resolved.config, run_of_model(model))  # without a run, those of this machine
     config, _ = settled(resolved.config, None, dtypes)
     with resolved.locating(), fixed_clock(config.data.template_date):
         questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)

@@ -28,6 +28,7 @@ from proxima.engine.protocol import Sampling
 from proxima.model.chat.template_inputs import fixed_clock
 from proxima.model.precision import ComputeDtype
 from proxima.rollout.episodes.played import PlayedTurn
+from proxima.runtime.state.folder import run_of_model
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.task.image_files import open_image
@@ -306,7 +307,6 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         stored = read_yaml(Path(model) / "config.yaml").to_python()
         plays = plays or _plays(stored)
         longest = longest or (stored.get("model") or {}).get("max_length")
-        dtype = engine_dtype(stored) if dtype == "auto" else dtype
     else:
         if remedy := model_problem(model):
             raise one_problem("model", f"{remedy}; or the folder of a run", model, "command line")
@@ -315,6 +315,9 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         path = model
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
+    run = run_of_model(model)
+    if dtype == "auto" and run.has_run:
+        dtype = engine_dtype(read_yaml(run.config).to_python())
     if not plays:
         return ChosenModel(path, resolve(recipe, given, root=PromptConfig).config.data, longest, dtype=dtype)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]

@@ -219,7 +219,8 @@ def model_outcomes(config: Any) -> Iterator[Outcome]:
         if model.attention == AUTO:
             scalar = setting(config, "reward_model") is not None
             proof = proof_before_loading(files.config, model.max_length, scalar=scalar)
-            yield attention_outcome(proof, proof.attention())
+            recompute = model.gradient_checkpointing
+            yield attention_outcome(proof, proof.attention(recompute=recompute), recompute=recompute)
         if setting(setting(config, "engine"), "decoder") == AUTO:
             proof = proof_before_loading(files.config, model.max_length)
             yield decoder_outcome(proof, images=any(setting(task, "images") for task in tasks_of(config).values()))
@@ -228,9 +229,10 @@ def model_outcomes(config: Any) -> Iterator[Outcome]:
             yield tool_format_outcome(files.tokenizer, config.data.template_arguments)
 
 
-def attention_outcome(proof: Proof, attention: str) -> Outcome:
-    """The attention that `auto` has chosen for a model, with what its proof says of it."""
-    return Outcome("model.attention", attention, proof.why(attention))
+def attention_outcome(proof: Proof, attention: str, *, recompute: bool) -> Outcome:
+    """The attention that `auto` has chosen for a model, with what its proof says of it; `recompute`: with gradient
+    checkpointing."""
+    return Outcome("model.attention", attention, proof.why(attention, recompute=recompute))
 
 
 def decoder_outcome(proof: Proof, *, images: bool) -> Outcome:

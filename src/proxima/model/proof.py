@@ -257,10 +257,15 @@ class Proof:
         bound = f"does not keep the sequences of a {self.name} apart ({tried['packed']})"
         raise FieldError("model.attention", asked, bound, remedy="set model.attention=auto, or padded")
 
-    def why(self, attention: str) -> str:
-        """Why `auto` has chosen this attention."""
+    def why(self, attention: str, *, recompute: bool = False) -> str:
+        """Why `auto` has chosen this attention.
+
+        Args:
+            recompute: with gradient checkpointing.
+        """
         if attention == "padded":
-            return f"packed does not keep the sequences of a {self.name} apart ({self.problem('packed')})"
+            problem = self.problem("packed", recompute=recompute)
+            return f"packed does not keep the sequences of a {self.name} apart ({problem})"
         kept = "it keeps the sequences of a batch apart, as a small copy of the model shows"
         return kept if attention == "packed" else f"{kept}, and the GPU has flash attention"
 

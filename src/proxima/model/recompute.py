@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from proxima.data import require
+
 MARK = "_proxima_recomputes"  # of a layer that is wrapped
 
 
@@ -20,8 +22,15 @@ def recompute_layers(model: nn.Module) -> None:
     """Make the layers of a Hugging Face model recompute their activations in a backward pass. Idempotent.
 
     A pass gives the same bits with and without. Without gradient nothing changes.
+
+    Raises:
+        FieldError: the model names no layers that can be recomputed; Hugging Face's own switch refuses it too.
     """
-    for layer in _layers(model):
+    layers = list(_layers(model))
+    remedy = "set it to false"
+    problem = f"is not possible: a {model.config.model_type} has no layers that can be recomputed"
+    require(bool(layers), "model.gradient_checkpointing", True, problem, remedy=remedy)
+    for layer in layers:
         if not recomputes(layer):
             layer.forward = partial(recomputed, layer.forward)
             setattr(layer, MARK, True)

@@ -47,6 +47,15 @@ def existing_run(folder: Path | str) -> "RunFolder":
     return place
 
 
+def run_of_model(model: Path | str) -> "RunFolder":
+    """The folder of the run that has written a model, RUN/checkpoints/STEP/model, or of RUN itself; of no run, a folder
+    without one."""
+    place = Path(model).expanduser().absolute()
+    if len(place.parents) > 2 and place.parents[1].name == "checkpoints":
+        place = place.parents[2]
+    return RunFolder(place)
+
+
 class RunFolder:
     """Paths and files of one run. The constructor touches nothing; `begin` creates the folder and locks it."""
 
