@@ -9,6 +9,7 @@ from proxima.model.chat.encode import prompt_tokens
 from proxima.task.example_rows import LabelColumns, PairColumns, PreferenceReader
 from proxima.task.local_files import Jsonl
 from tests.prepare.published import write_jsonl
+from tests.task.test_chat_rows import RETHINKING
 from tests.tiny import END, tiny_tokenizer
 
 ASKED = {"role": "user", "content": "2 + 2?"}
@@ -88,6 +89,26 @@ def test_sides_that_part_within_the_conversation_have_a_longer_prompt(tmp_path):
     assert read(pair.chosen.prompt_tokens).endswith("Sure?<|im_end|>\n<|im_start|>assistant\n")
     assert read(pair.chosen.tokens) == "Yes<|im_end|>"
     assert read(pair.rejected.tokens[pair.rejected.loss_mask]) == "No<|im_end|>5<|im_end|>"
+
+
+def test_a_template_that_drops_earlier_thoughts_gives_each_turn_its_own_path(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = RETHINKING
+    row = {"prompt": [ASKED], "chosen": [said("4"), SURE, said("Yes")], "rejected": [said("5")]}
+    pair = one(tmp_path, row, by=reader(tokenizer=tokenizer), messages="prompt")
+    first, second = pair.chosen.paths
+    asked = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    for path in pair.sides:
+        assert read(path.prompt_tokens) == asked and path.group == 7
+    assert [(path.sample, path.turn) for path in pair.sides] == [(0, 0), (0, 1), (1, 0)]
+    assert read(first.tokens) == "<t>4<|im_end|>" and first.loss_mask.all()
+    between = "\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    assert read(second.tokens) == f"4<|im_end|>{between}<t>Yes<|im_end|>"
+    assert read(second.tokens[second.loss_mask]) == "<t>Yes<|im_end|>"
+    assert read(pair.rejected.tokens) == "<t>5<|im_end|>"
+    row = {"prompt": [ASKED], "completion": row["chosen"], "label": True}
+    good = reader(tokenizer=tokenizer).labeled(0, rows_of(tmp_path, row, messages="prompt")[0], LabelColumns())
+    assert [read(path.tokens) for path in good.completion.paths] == [read(first.tokens), read(second.tokens)]
 
 
 def test_a_labelled_conversation(tmp_path):

@@ -58,6 +58,8 @@ class PackedBatch:
         edges: on the host, 0 … L; segment g is `edges[g]:edges[g+1]`. Segments may be empty.
         parents: for each segment, the segment that it continues, or -1 for a whole prompt; see `contexts`.
         responses: for each sequence, the segment of its response; the other segments are of prompts.
+        completions: on the host, the first sequence of each completion, and S: the sequences between two of them are
+            the paths of one; see `ChatExample`.
         seen: for each segment, how many tokens precede it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
         newest_version: the largest `policy_version`, on the host; -1 if unknown.
@@ -83,6 +85,7 @@ class PackedBatch:
     parents: tuple[int, ...]
     responses: tuple[int, ...]
     seen: tuple[int, ...]
+    completions: tuple[int, ...]
     sampling_mask_edges: tuple[int, ...] = ()
     newest_version: int = -1
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -105,6 +108,14 @@ class PackedBatch:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def cu_completions(self) -> Tensor:
+        """[C+1] int64, the edges of the completions on axis N; of completions with one path each, `cu_seqlens`."""
+        if len(self.completions) == len(self.cu_seqlens):
+            return self.cu_seqlens
+        edges = torch.tensor(self.completions)
+        return self.cu_seqlens[to_device(edges, self.cu_seqlens.device)]
 
     @property
     def prompts(self) -> list[list[tuple[int, int]]]:
@@ -228,9 +239,21 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         parents=tuple(parent.tolist()),
         responses=tuple(response.tolist()),
         seen=tuple(seen.tolist()),
+        completions=_completions(trajectories),
         sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
         newest_version=-1 if versions is None else int(versions.max(initial=-1)),
     )
+
+
+def _completions(trajectories: Sequence[Trajectory]) -> tuple[int, ...]:
+    """The numbers of the trajectories that begin a completion, and their count. A neighbour with the same group and
+    sample, and a later turn, is another path of the same completion."""
+    starts = [0] if trajectories else []
+    for number, (before, item) in enumerate(pairwise(trajectories), 1):
+        same = (before.uid, before.group, before.sample) == (item.uid, item.group, item.sample)
+        if not (same and item.turn > before.turn):
+            starts.append(number)
+    return (*starts, len(trajectories))
 
 
 def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:

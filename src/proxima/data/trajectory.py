@@ -144,8 +144,44 @@ class Trajectory(Columns):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatExample:
+    """A chat, or a side of a pair, whose trained turns are on several paths.
+
+    Args:
+        row: the row number in the data, which is also the `group` of the paths.
+        paths: each trained turn is in the loss of one, after the tokens that an engine would have shown there. A chat
+            template that renders earlier turns anew, without their thoughts say, makes several; they have the same
+            prompt, and what two neighbours begin with is run once. `turn` numbers them.
+    """
+
+    row: int
+    paths: tuple[Trajectory, ...]
+
+
+def paths_of(item: Trajectory | ChatExample) -> tuple[Trajectory, ...]:
+    """The sequences of an example, or of a side; most have one."""
+    return item.paths if isinstance(item, ChatExample) else (item,)
+
+
+def loss_tokens(item: Trajectory) -> int:
+    """The number of a trajectory's tokens that are in the loss."""
+    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
+
+
+def trained_tokens(item: Trajectory | ChatExample) -> int:
+    """The number of an example's tokens that are in the loss."""
+    return sum(map(loss_tokens, paths_of(item)))
+
+
+def with_paths(item: Trajectory | ChatExample, paths: Sequence[Trajectory]) -> Trajectory | ChatExample:
+    """A copy with other sequences in place of its own."""
+    return replace(item, paths=tuple(paths)) if isinstance(item, ChatExample) else paths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreferencePair:
-    """Two completions of one prompt, one preferred to the other.
+    """Two completions of one prompt, one preferred to the other. A completion of several turns may have several paths,
+    see `ChatExample`; its log-prob is their sum.
 
     Args:
         row: the row number in the data, for messages; also the `group` of both sides, so that they share their prompt.
@@ -154,34 +190,20 @@ class PreferencePair:
     """
 
     row: int
-    chosen: Trajectory
-    rejected: Trajectory
+    chosen: Trajectory | ChatExample
+    rejected: Trajectory | ChatExample
     margin: float | None = None
 
     @property
     def sides(self) -> tuple[Trajectory, ...]:
-        """The completions for which a reference computes log-probs."""
-        return self.chosen, self.rejected
+        """The sequences for which a reference computes log-probs."""
+        return (*paths_of(self.chosen), *paths_of(self.rejected))
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "PreferencePair":
         """A copy with `sides`, which have further columns, in place of its own."""
-        chosen, rejected = sides
+        count = len(paths_of(self.chosen))
+        chosen, rejected = with_paths(self.chosen, sides[:count]), with_paths(self.rejected, sides[count:])
         return replace(self, chosen=chosen, rejected=rejected)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatExample:
-    """A chat whose trained turns are on several paths.
-
-    Args:
-        row: the row number in the data, which is also the `group` of the paths.
-        paths: each trained turn is in the loss of one, after the tokens that an engine would have shown there. A chat
-            template that renders earlier turns anew, without their thoughts say, makes several; they have the same
-            prompt, and what two neighbours begin with is run once.
-    """
-
-    row: int
-    paths: tuple[Trajectory, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,21 +211,26 @@ class LabeledCompletion:
     """A completion that is labeled good or bad, without a counterpart.
 
     Args:
-        row: as in `PreferencePair`. completion: ends with the end-of-turn token. good: the label.
+        row: as in `PreferencePair`.
+        completion: ends with the end-of-turn token.
+        good: the label.
         mismatched: the same prompt with the completion of another row, from which KTO estimates its z; None until it is
             assigned.
     """
 
     row: int
-    completion: Trajectory
+    completion: Trajectory | ChatExample
     good: bool
-    mismatched: Trajectory | None = None
+    mismatched: Trajectory | ChatExample | None = None
 
     @property
     def sides(self) -> tuple[Trajectory, ...]:
-        """The completions for which a reference computes log-probs."""
-        return (self.completion,) if self.mismatched is None else (self.completion, self.mismatched)
+        """The sequences for which a reference computes log-probs."""
+        other = () if self.mismatched is None else paths_of(self.mismatched)
+        return (*paths_of(self.completion), *other)
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":
         """A copy with `sides`, which have further columns, in place of its own."""
-        return replace(self, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)
+        count = len(paths_of(self.completion))
+        other = None if self.mismatched is None else with_paths(self.mismatched, sides[count:])
+        return replace(self, completion=with_paths(self.completion, sides[:count]), mismatched=other)

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 
 from proxima.data import FieldError, OverLengthError, UserError, require
-from proxima.data.columns import LARGEST, Bools
+from proxima.data.columns import LARGEST
 from proxima.data.flow import Message
-from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
+from proxima.data.trajectory import ChatExample, LabeledCompletion, PreferencePair, Trajectory
 from proxima.model.chat.answer import answer_excerpt, answer_tokens, row_excerpt
 from proxima.model.chat.encode import Tokenizer, is_begun, prompt_tokens
 from proxima.task.prompts import row_arguments, row_messages
@@ -211,14 +211,25 @@ def turn_paths(
         if not paths or not paths[-1].begins(context):
             paths.append(TurnPath(context, [], []))
         paths[-1].add(context, answer)
-    shared = 0
-    for ids in zip(*(path.prompt for path in paths), strict=False):
-        if len(set(ids)) > 1:
-            break
-        shared += 1
+    shared = shared_prompt(paths)
     what = "is rendered by the chat template with another first token than the turns before it"
     require(shared > 0, "messages", answer_excerpt(chat[turns[-1]]), what)
     return [path.starting_at(shared) for path in paths]
+
+
+def shared_prompt(paths: Sequence[TurnPath]) -> int:
+    """The number of tokens with which the prompts of all paths begin."""
+    return common_length([path.prompt for path in paths])
+
+
+def common_length(sequences: Sequence[Sequence[int]]) -> int:
+    """The number of leading tokens that are the same in all sequences."""
+    shared = 0
+    for ids in zip(*sequences, strict=False):
+        if len(set(ids)) > 1:
+            break
+        shared += 1
+    return shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,11 +285,13 @@ class PreferenceReader:
         prompt, (better, worse) = _split(row, sides)
         row = replace(row, messages=prompt)
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
-        chosen = self._trajectory(number, 0, row, "chosen", better)
-        rejected = self._trajectory(number, 1, row, "rejected", worse)
-        equal = np.array_equal(chosen.tokens, rejected.tokens)
+        chosen = self._paths(row, "chosen", better)
+        rejected = self._paths(row, "rejected", worse)
+        shared = shared_prompt([*chosen, *rejected])
+        sides = [self._example(number, sample, paths, shared) for sample, paths in enumerate((chosen, rejected))]
+        equal = [path.whole for path in chosen] == [path.whole for path in rejected]
         require(not equal, "rejected", answer_excerpt(worse[-1]), "equals chosen: the pair says nothing")
-        return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
+        return PreferencePair(row=number, chosen=sides[0], rejected=sides[1], margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
         """Return the labeled completion of a row; raises like `pair`, and for a label that is not true, false, 1 or
@@ -289,11 +302,12 @@ class PreferenceReader:
             label = _LABELS.get(label.strip().lower(), label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
         prompt, (said,) = _split(row, {"completion": side})
-        completion = self._trajectory(number, 0, replace(row, messages=prompt), "completion", said)
+        paths = self._paths(replace(row, messages=prompt), "completion", said)
+        completion = self._example(number, 0, paths, shared_prompt(paths))
         return LabeledCompletion(row=number, completion=completion, good=bool(label))
 
-    def _trajectory(self, number: int, sample: int, row: Row, field: str, said: Sequence[Message]) -> Trajectory:
-        """The trajectory of a side: of its messages after the prompt, the last is the assistant's."""
+    def _paths(self, row: Row, field: str, said: Sequence[Message]) -> list["TurnPath"]:
+        """The paths of a side: of its messages after the prompt, the last is the assistant's."""
         answer, shown = said[-1], answer_excerpt(said[-1])
         for message in said:
             spoken = message["role"] != "assistant" or message["content"].strip() or message.get("tool_calls")
@@ -303,26 +317,37 @@ class PreferenceReader:
         arguments = row_arguments(row, self.arguments, self.tokenizer)
         require(bool(row.messages), field, shown, "follows no prompt", remedy="map task.question to the prompt")
         chat = row_messages(row, self.system, self.tokenizer)
-        mask: Bools | None = None
         if len(said) == 1:
-            before = prompt_tokens(chat, self.tokenizer, arguments)
-            tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field)
+            before = prompt_tokens(chat, self.tokenizer, arguments).tolist()
+            tokens = answer_tokens(chat, answer, self.tokenizer, arguments, field).tolist()
+            paths = [TurnPath(before, tokens, [True] * len(tokens))]
         else:
             places = [len(chat) + turn for turn in turns]
-            path, *others = turn_paths((*chat, *said), places, self.tokenizer, arguments, field)
+            paths = turn_paths((*chat, *said), places, self.tokenizer, arguments, field)
             asked = prompt_tokens(chat, self.tokenizer, arguments).tolist()
-            if others or path.prompt[: len(asked)] != asked:
-                what = "the chat template renders earlier turns differently, and the side is no longer one sequence"
-                raise FieldError(field, shown, what, remedy="repair the template, or remove the earlier turns")
-            path = path.starting_at(len(asked))  # both sides have the same prompt, whichever turns are trained
-            before = np.array(path.prompt, np.int32)
-            tokens = np.array(path.tokens, np.int32)
-            mask = np.array(path.mask, np.bool_)
-        used = len(before) + len(tokens)
+            shared = common_length([asked, *(path.whole for path in paths)])
+            paths = [path.starting_at(shared) for path in paths]  # both sides have the same prompt
+        used = max(len(path.whole) for path in paths)
         if used > self.context:
             reason = f"does not fit: with its prompt it has {used} tokens, the model holds {self.context}"
             raise OverLengthError(field, shown, reason, remedy="shorten it or raise model.max_length")
-        return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens, loss_mask=mask)
+        return paths
+
+    def _example(self, number: int, sample: int, paths: Sequence["TurnPath"], shared: int) -> Trajectory | ChatExample:
+        """The trajectory of a side, or its paths, with a prompt of `shared` tokens."""
+        made = []
+        for turn, path in enumerate(paths):
+            moved = path.starting_at(shared)
+            trajectory = Trajectory(
+                group=number,
+                sample=sample,
+                turn=turn,
+                prompt_tokens=np.array(moved.prompt, np.int32),
+                tokens=np.array(moved.tokens, np.int32),
+                loss_mask=np.array(moved.mask, np.bool_),
+            )
+            made.append(trajectory)
+        return made[0] if len(made) == 1 else ChatExample(row=number, paths=tuple(made))
 
 
 Side = tuple[Message, ...]  # the messages of a side, the last of them the assistant's

@@ -87,8 +87,7 @@ class PreferenceConfig(PairConfig):
         return reader.pair(number, row, PairColumns(chosen=section.chosen, rejected=section.rejected))
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        item = self.item(number, row, tokenizer, context)
-        return (item.chosen, item.rejected) if isinstance(item, PreferencePair) else (item.completion,)
+        return self.item(number, row, tokenizer, context).sides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +122,7 @@ class RewardModelConfig(PairConfig):
         return self.reader(tokenizer, context).pair(number, row, columns)
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        pair = self.pair(number, row, tokenizer, context)
-        return pair.chosen, pair.rejected
+        return self.pair(number, row, tokenizer, context).sides
 
 
 def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:

@@ -31,10 +31,10 @@ from proxima.core.segment import segment_count, segment_index
 from proxima.data.columns import Floats
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.policy_batch import HostCounts, PolicyBatch
-from proxima.data.trajectory import Trajectory
+from proxima.data.trajectory import Trajectory, loss_tokens
 from proxima.data.transfer import to_device
 from proxima.model.packed_model import TokenOutputs
-from proxima.training.objectives.protocol import INVALID, FirstForward, Objective, loss_masks, loss_tokens
+from proxima.training.objectives.protocol import INVALID, FirstForward, Objective, loss_masks
 from proxima.training.objectives.router_balance import fallback_metrics, replay_metrics
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]

@@ -19,11 +19,11 @@ from proxima.data import UserError, require
 from proxima.data.field_checks import check_choices
 from proxima.data.flow import Key, prompt_name
 from proxima.data.packed_batch import PackedBatch
-from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
+from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory, paths_of, trained_tokens
 from proxima.data.transfer import to_device
 from proxima.model.packed_model import TokenOutputs
 from proxima.training.objectives.policy_objective import first_forward
-from proxima.training.objectives.protocol import FirstForward, Objective, loss_tokens
+from proxima.training.objectives.protocol import FirstForward, Objective
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class PreferenceObjective(Objective[PreferencePair]):
         return [[pairs[number] for number in dict.fromkeys(group[key] for key in keys)] for keys in updates]
 
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
-        return (item.chosen, item.rejected)
+        return item.sides
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
         pairs = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
@@ -130,7 +130,7 @@ class PreferenceObjective(Objective[PreferencePair]):
         return PairGradients(terms, {})
 
     def denominators(self, items: Sequence[PreferencePair], statistics: PairGradients | None = None) -> list[Tensor]:
-        lengths = torch.tensor([loss_tokens(item.chosen) for item in items])
+        lengths = torch.tensor([trained_tokens(item.chosen) for item in items])
         return [term.denominator(lengths) for term in self.terms]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
@@ -179,7 +179,7 @@ class PreferenceObjective(Objective[PreferencePair]):
         if not self.on_policy_weights:
             return 1.0
         columns = outputs.need("log_prob"), outputs.need("log_sum_square")
-        weight = wpo_weight(*columns, batch.loss_mask, batch.cu_seqlens)
+        weight = wpo_weight(*columns, batch.loss_mask, batch.cu_completions)
         return weight[0::2] * weight[1::2]
 
 
@@ -217,10 +217,11 @@ def reference_log_prob(batch: PackedBatch) -> Tensor:
 
 def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> PreferencePairs:
     """The pairs of a batch in which chosen and rejected completions alternate."""
-    length = segment_count(batch.loss_mask, batch.cu_seqlens)
+    edges = batch.cu_completions
+    length = segment_count(batch.loss_mask, edges)
     other = length.view(-1, 2).flip(1).flatten()
     ours, reference = (
-        completion_log_prob(values, batch.loss_mask, batch.cu_seqlens, other, alpha)
+        completion_log_prob(values, batch.loss_mask, edges, other, alpha)
         for values in (log_prob, reference_log_prob(batch))
     )
     return PreferencePairs(
@@ -278,21 +279,23 @@ class KtoObjective(Objective[LabeledCompletion]):
 
     def sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         """The completion, with the label as the sign of its advantage."""
-        return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
+        label = np.asarray(1 if item.good else -1, np.float32)
+        return [replace(path, advantage=label) for path in paths_of(item.completion)]
 
     def statistics_sequences(self, item: LabeledCompletion) -> Sequence[Trajectory]:
         if item.mismatched is None:
             raise ValueError(f"KTO needs a mismatched completion in every item; row {item.row} lacks it.")
-        return (item.mismatched,)
+        return paths_of(item.mismatched)
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> KlAnchor:
         gap = torch.cat([_log_ratio(batch, outputs.need("log_prob")) for batch, outputs in parts])
         return KlAnchor(gap.mean(), {"kl": SumCount.over(gap, torch.ones_like(gap, dtype=torch.bool))})
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: KlAnchor | None = None) -> list[Loss]:
-        good = batch.advantage[batch.cu_seqlens[:-1]] > 0
-        ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, batch.cu_seqlens)
-        reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
+        edges = batch.cu_completions
+        good = batch.advantage[edges[:-1]] > 0
+        ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, edges)
+        reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, edges)
         loss = self.spec(ours, reference, good, 0.0 if statistics is None else statistics.value)
         reward = self.spec.beta * (ours - reference)
         metrics: Metrics = {}
@@ -303,5 +306,5 @@ class KtoObjective(Objective[LabeledCompletion]):
 
 
 def _log_ratio(batch: PackedBatch, log_prob: Tensor) -> Tensor:
-    """[S] nats, log π − log π_ref of the completions."""
-    return completion_log_prob(log_prob - reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
+    """[C] nats, log π − log π_ref of the completions."""
+    return completion_log_prob(log_prob - reference_log_prob(batch), batch.loss_mask, batch.cu_completions)

@@ -93,11 +93,6 @@ INVALID = "invalid"  # the column of `core.loss.invalid_tokens`
 FirstForward = Sequence[tuple[Trajectory, TokenStatistics]]  # of an update's trajectories, under the weights before it
 
 
-def loss_tokens(item: Trajectory) -> int:
-    """The number of a trajectory's tokens that are in the loss."""
-    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
-
-
 def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
     """The joined loss masks of trajectories, [N] bool, and the edges between them, [S+1] int64."""
     masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]

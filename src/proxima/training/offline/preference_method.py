@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from proxima.core.preference.two_sided import Sft
 from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.data.trajectory import LabeledCompletion, PreferencePair, Trajectory
+from proxima.data.trajectory import ChatExample, LabeledCompletion, PreferencePair, Trajectory, paths_of, with_paths
 from proxima.evaluation.pair_metrics import ComparedItem, preference_metrics
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
@@ -126,7 +126,8 @@ class PreferenceMethod(OfflineMethod[Item]):
             return _compared(pairs, log_probs, stack, self.section.pair_objective())
         kto, labeled = self.section.kto, [item for item in items if isinstance(item, LabeledCompletion)]
         assert kto is not None
-        return [_compared_alone(item, x, kto.beta) for item, x in zip(labeled, log_probs, strict=True)]
+        parts = iter(log_probs)
+        return [_compared_alone(item, [next(parts) for _ in item.sides], kto.beta) for item in labeled]
 
     def summarise(self, measured: Sequence[ComparedItem]) -> dict[str, float]:
         return preference_metrics(measured)
@@ -141,26 +142,25 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
     out: list[Item] = []
     labeled = [item for item in items if isinstance(item, LabeledCompletion)]
     for i, item in enumerate(labeled):
-        completion = item.completion
+        first = paths_of(item.completion)[0]
         others = (labeled[(i + step) % len(labeled)].completion for step in range(1, len(labeled)))
-        fits = (
-            other
-            for other in others
-            if not np.array_equal(other.prompt_tokens, completion.prompt_tokens)
-            and len(completion.prompt_tokens) + len(other.tokens) <= context
-        )
-        other = next(fits, None)
+        other = next((other for other in others if _fits(first, other, context)), None)
         if other is None:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        out.append(
-            replace(
-                item,
-                mismatched=replace(other, prompt_tokens=completion.prompt_tokens, group=completion.group, sample=1),
-            )
-        )
+        behind = {"prompt_tokens": first.prompt_tokens, "group": first.group, "sample": 1}
+        mismatched = with_paths(other, [replace(path, **behind) for path in paths_of(other)])
+        out.append(replace(item, mismatched=mismatched))
     return out
+
+
+def _fits(first: Trajectory, other: Trajectory | ChatExample, context: int) -> bool:
+    """True if a completion is of another prompt, and fits behind the prompt of `first`."""
+    paths = paths_of(other)
+    longest = max(len(path.tokens) for path in paths)
+    same = np.array_equal(paths[0].prompt_tokens, first.prompt_tokens)
+    return not same and len(first.prompt_tokens) + longest <= context
 
 
 def _compared(
@@ -179,25 +179,39 @@ def _compared(
         weights = objective.weights or [1.0] * len(objective.terms)
         terms = [weight * term(values) for weight, term in zip(weights, objective.terms, strict=True)]
         losses = reduce(torch.add, terms).tolist()
-    sums = [float(x.sum(dtype=np.float64)) for x in log_probs]
-    return [
-        ComparedItem(
-            question=pair.chosen.prompt_tokens.tobytes(),
+    parts = iter(log_probs)
+    compared = []
+    for i, pair in enumerate(pairs):
+        of_sides = [next(parts) for _ in pair.sides]
+        count = len(paths_of(pair.chosen))
+        item = ComparedItem(
+            question=pair.sides[0].prompt_tokens.tobytes(),
             reward={"chosen": float(chosen[i]), "rejected": float(rejected[i])},
-            log_prob={"chosen": sums[2 * i], "rejected": sums[2 * i + 1]},
+            log_prob={
+                "chosen": trained_sum(paths_of(pair.chosen), of_sides[:count]),
+                "rejected": trained_sum(paths_of(pair.rejected), of_sides[count:]),
+            },
             loss=losses[i],
         )
-        for i, pair in enumerate(pairs)
-    ]
+        compared.append(item)
+    return compared
 
 
-def _compared_alone(item: LabeledCompletion, log_prob: Floats, beta: float) -> ComparedItem:
-    reference = item.completion.reference_log_prob
-    ours = float(log_prob.sum(dtype=np.float64))
-    theirs = 0.0 if reference is None else float(reference.sum(dtype=np.float64))
+def trained_sum(paths: Sequence[Trajectory], columns: Sequence[Floats]) -> float:
+    """The sum over the trained tokens of some paths, each with its column [T]."""
+    masked = [x if path.loss_mask is None else x[path.loss_mask] for path, x in zip(paths, columns, strict=True)]
+    return sum(float(x.sum(dtype=np.float64)) for x in masked)
+
+
+def _compared_alone(item: LabeledCompletion, log_probs: Sequence[Floats], beta: float) -> ComparedItem:
+    """Compare a completion with its reference, by the log-probs [T] of its sides."""
+    paths = paths_of(item.completion)
+    ours = trained_sum(paths, log_probs[: len(paths)])
+    references = [path.reference_log_prob for path in paths if path.reference_log_prob is not None]
+    theirs = trained_sum(paths, references) if references else 0.0
     side = "chosen" if item.good else "rejected"
     return ComparedItem(
-        question=item.completion.prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
+        question=paths[0].prompt_tokens.tobytes(), reward={side: beta * (ours - theirs)}, log_prob={side: ours}
     )
 
 

@@ -14,7 +14,7 @@ from proxima.core.loss import Loss
 from proxima.data import FieldError
 from proxima.data.flow import EVAL_UID, Prompt
 from proxima.data.packed_batch import PackedBatch
-from proxima.data.trajectory import ChatExample, Trajectory
+from proxima.data.trajectory import ChatExample, Trajectory, paths_of, trained_tokens
 from proxima.evaluation.intervals import ratio_of_sums
 from proxima.model.chat.answer import shown_answer
 from proxima.model.chat.written_text import prompt_and_beginning
@@ -22,7 +22,7 @@ from proxima.model.packed_model import TokenOutputs
 from proxima.task.example_rows import ChatReader
 from proxima.task.prompts import row_arguments
 from proxima.task.protocol import Row
-from proxima.training.objectives.protocol import Objective, loss_tokens
+from proxima.training.objectives.protocol import Objective
 from proxima.training.offline.method import OfflineMethod
 from proxima.training.stack import TrainStack
 
@@ -50,16 +50,6 @@ class SftObjective(Objective[Trajectory | ChatExample]):
         learnt = torch.nonzero_static(batch.loss_mask, size=sum(batch.in_loss_of)).flatten()  # waits for no device
         nll = -outputs.need("log_prob").double()[learnt]
         return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]
-
-
-def paths_of(item: Trajectory | ChatExample) -> tuple[Trajectory, ...]:
-    """The sequences of an example; most have one."""
-    return item.paths if isinstance(item, ChatExample) else (item,)
-
-
-def trained_tokens(item: Trajectory | ChatExample) -> int:
-    """The number of an example's tokens that are in the loss."""
-    return sum(map(loss_tokens, paths_of(item)))
 
 
 class SftMethod(OfflineMethod[Trajectory | ChatExample]):
