@@ -63,6 +63,7 @@ def test_no_cuts_and_no_order_of_them_change_anything(case, lengths, monkeypatch
     expected, plain = recorded(objective, items)
     shuffled.draw = np.random.default_rng(0)
     monkeypatch.setattr("proxima.training.shared_update.micro_batches", shuffled)
+    monkeypatch.setattr("proxima.training.dealing.micro_batches", shuffled)
     gradient, result = recorded(objective, items, budget=12)
     assert_close(gradient, expected, 3e-5 if case in ("clip_cov", "loglinear", "top_entropy") else 5e-5)
     for name, value in plain.metrics.items():

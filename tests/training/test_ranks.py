@@ -4,10 +4,9 @@ import pytest
 
 from proxima.data import NotFiniteError
 from proxima.training.process_ranks import ProcessRanks
-from proxima.training.ranks import RankError, Refused, Release, SharedProblem, split
+from proxima.training.ranks import RankError, Refused, Release, SharedProblem
 from tests.campaigns import campaign
 from tests.model.parallel.ranks import run_ranks
-from tests.model.rows import rows
 from tests.tiny_images import make_tiny_reader
 from tests.training.shared_updates import (
     SUM_LATER,
@@ -100,13 +99,3 @@ def test_a_problem_of_another_rank_is_of_its_kind(error, raised, monkeypatch):
         other.agree(error("NaN"))
     with pytest.raises(raised, match=f"rank 1: {error.__name__}: NaN"):
         ProcessRanks(0, 2).agree(None)
-
-
-def test_the_split_is_by_cost_and_keeps_groups_together():
-    items = [(row,) for row in rows((6, (5, 1, 9, 0)), (2, (3, 3, 7)), (11, (4, 12)), (3, (2, 2, 2, 8)))]
-    assert split(items, 1, share_prompt=True) == [[*range(13)]]
-    # tokens fed: 6+4+0+8+0 = 18, 2+2+2+6 = 12, 11+3+11 = 25, 3+1+1+1+7 = 13
-    assert split(items, 2, share_prompt=True) == [[4, 5, 6, 7, 8], [0, 1, 2, 3, 9, 10, 11, 12]]
-    assert split(items, 5, share_prompt=True) == [[7, 8], [0, 1, 2, 3], [9, 10, 11, 12], [4, 5, 6], []]
-    apart = split(items, 3, share_prompt=False)
-    assert sorted(i for part in apart for i in part) == [*range(13)] and min(map(len, apart)) >= 3

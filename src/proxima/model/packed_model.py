@@ -14,6 +14,7 @@ from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
+from proxima.model.attention_cost import pair_cost
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
 from proxima.model.parallel.context import ContextGroup
@@ -139,6 +140,11 @@ class PackedModel:
     def device(self) -> torch.device:
         """The device on which it computes; offloaded weights are stored elsewhere."""
         return self.loaded.device or self.model.device
+
+    @property
+    def pair_cost(self) -> float:
+        """The cost of one token's attention to one other, by which shares are dealt; see `attention_cost`."""
+        return pair_cost(self.model.config)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Every weight that an optimizer may train, tied ones once."""

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,10 +24,10 @@ from proxima.data.transfer import HostCopies
 from proxima.engine.protocol import Engine, ScoreRequest, close_engine
 from proxima.model.adapters.lora import adapter_off
 from proxima.model.log_prob import TopTokens, top_k_log_prob
-from proxima.model.micro_batch import micro_batches
 from proxima.model.moe import split_chosen
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
+from proxima.training.dealing import own_cuts
 from proxima.training.ranks import ALONE, Ranks
 
 
@@ -62,17 +63,24 @@ class ForwardStage:
 
 @torch.no_grad()
 def stage_columns(
-    stage: ForwardStage, trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool, ranks: Ranks = ALONE
+    stage: ForwardStage,
+    trajectories: Sequence[Trajectory],
+    budget: int,
+    *,
+    share_prompt: bool,
+    pair_cost: float = 0.0,
+    ranks: Ranks = ALONE,
 ) -> dict[str, list[Floats]]:
     """The columns that a stage fills, [T, …] for each trajectory, in micro-batches of at most `budget` tokens.
-    Collective: each rank fills the columns of its share. Rank 0 returns all of them; the other ranks return their own,
-    and empty columns for the rest."""
+    Collective: each rank fills the columns of its share, see `deal`. Rank 0 returns all of them; the other ranks return
+    their own, and empty columns for the rest."""
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
-    own_places = ranks.own([(item,) for item in packed], share_prompt=share_prompt)
-    cuts = micro_batches([(packed[i],) for i in own_places], budget, share_prompt=share_prompt)
+    items = [(item,) for item in packed]
+    cuts = own_cuts(items, ranks.shares, ranks.share, budget, pair_cost=pair_cost, share_prompt=share_prompt)
+    own_places = list(chain.from_iterable(cuts))
     idle = ranks.maximum(len(cuts)) - len(cuts)
-    values = _filled(stage, [[packed[own_places[i]] for i in cut] for cut in cuts])
+    values = _filled(stage, [[packed[i] for i in cut] for cut in cuts])
     for _ in range(idle):  # other ranks have more micro-batches, and wait for this one in each
         stage(stage.pack([min(packed, key=len)]))
     everywhere = ranks.gather_shares(([order[i] for i in own_places], values))

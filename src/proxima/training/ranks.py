@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError
 from proxima.data.trajectory import Trajectory
-from proxima.model.micro_batch import tokens_fed
 from proxima.training.objectives.protocol import Objective
 
 T = TypeVar("T")
@@ -128,13 +127,6 @@ class Ranks:
         """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
-    def own(self, items: Sequence[Sequence[Trajectory]], *, share_prompt: bool) -> list[int]:
-        """The indices of this rank's share of items, of which these are the sequences."""
-        if self.shares == 1:
-            return list(range(len(items)))
-
-        return split(items, self.shares, share_prompt=share_prompt)[self.share]
-
     def call(self, message: Message) -> AbstractContextManager[None]:
         """On rank 0: send a message to every rank, which does what rank 0 does in the block. Elsewhere, no effect."""
         return nullcontext()
@@ -199,32 +191,6 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-
-def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
-    """Assign items to shares; return the indices of the items of each share, in order.
-
-    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is fed
-    once, stay together. The most expensive are assigned first, each time to the share with the lowest cost so far. A
-    share may be empty.
-
-    Args:
-        items: the sequences of each item.
-    """
-    runs: list[list[int]] = []
-    for i, sequences in enumerate(items):
-        joins = share_prompt and i > 0 and items[i - 1][-1].group == sequences[0].group
-        if joins:
-            runs[-1].append(i)
-        else:
-            runs.append([i])
-    costs = [tokens_fed([items[i] for i in run], share_prompt=share_prompt) for run in runs]
-    load, assigned = [0] * shares, [list[int]() for _ in range(shares)]
-    for number in sorted(range(len(runs)), key=lambda number: -costs[number]):
-        share = load.index(min(load))
-        load[share] += costs[number]
-        assigned[share] += runs[number]
-    return [sorted(indices) for indices in assigned]
 
 
 @dataclass(frozen=True)

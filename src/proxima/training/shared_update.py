@@ -19,6 +19,7 @@ from proxima.data.packed_batch import packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.model.packed_model import PackedModel
+from proxima.training.dealing import own_cuts
 from proxima.training.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.training.ranks import Ranks
 
@@ -33,8 +34,8 @@ class SharedUpdate:
 
     run, sequences: the items that are run, in the order in which they are packed, and the sequences of each.
     skipped: the number of items for which `Objective.skippable` saves the forward pass.
-    own: this rank's items, as indices of `run`, in order.
-    cuts: the micro-batches of these; they feed `tokens` to the model.
+    cuts: this rank's micro-batches, as indices of `run`; they feed `tokens` to the model.
+    own: the items of these, in their order.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class SharedUpdate:
         run = [run[i] for i in packing_order([sequences for _, sequences in run])]
         self.run, self.sequences = [item for item, _ in run], [sequences for _, sequences in run]
         self.skipped, shared = len(active) - len(run), model.share_prompt
-        self.own = ranks.own(self.sequences, share_prompt=shared)
-        self.cuts = self._cuts(self.sequences)
+        dealt = ranks.shares, ranks.share, budget
+        self.cuts = own_cuts(self.sequences, *dealt, pair_cost=model.pair_cost, share_prompt=shared)
+        self.own = list(chain.from_iterable(self.cuts))
         self.tokens = sum(tokens_fed([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts)
 
     def accumulate(self, name: str, total: Tensor, fed: Callable[[int], None]) -> tuple[FirstForward, list[Metrics]]:
@@ -145,6 +147,6 @@ class SharedUpdate:
         return objective.batch_statistics(parts), rows
 
     def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
-        """The micro-batches of this rank's items, of which these are the sequences, as indices of all items."""
+        """The micro-batches of this rank's items by other sequences of theirs, as indices of all items."""
         cuts = micro_batches([sequences[i] for i in self.own], self.budget, share_prompt=self.model.share_prompt)
         return [[self.own[i] for i in cut] for cut in cuts]

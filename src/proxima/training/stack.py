@@ -123,9 +123,16 @@ class TrainStack:
 
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] for each trajectory, see `stage_columns`. Collective."""
-        ranks, shared = ALONE if stage.on_rank_zero else self.ranks, self.model.share_prompt
+        ranks = ALONE if stage.on_rank_zero else self.ranks
         with ranks.call(Fill(self.name, stage.column, trajectories)):
-            return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
+            return stage_columns(
+                stage,
+                trajectories,
+                self.tokens_per_micro_batch,
+                share_prompt=self.model.share_prompt,
+                pair_cost=self.model.pair_cost,
+                ranks=ranks,
+            )
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
         """Create stages in the middle of a run, on every rank at once: loading their models is collective."""
