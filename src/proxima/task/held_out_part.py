@@ -5,7 +5,7 @@ and all rows with the same question are in the same part. `proxima data prepare`
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -44,6 +44,18 @@ def question_of(row: Row) -> str:
 
     turns = [[message["role"], normalize(str(message["content"] or ""))] for message in asked]
     return json.dumps([turns, [image_sha(image) for image in row.images]], ensure_ascii=False)
+
+
+def question_keys(rows: Rows) -> Iterator[bytes | None]:
+    """Yield a hash of the question of each row, equal for questions that decide its part alike; None without a
+    prompt."""
+    for number in range(len(rows)):
+        try:
+            question = question_of(rows[number])
+        except EmptyPromptError:
+            yield None
+        else:
+            yield sha256(normalize(question).encode()).digest()
 
 
 def image_sha(image: Any) -> str:

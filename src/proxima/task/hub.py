@@ -75,6 +75,7 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
     import datasets
 
     folder = Path(path).expanduser()
+    require(not folder.is_file(), "path", path, "is a file", remedy="read it with kind: files, or name its folder")
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         raise FieldError("path", path, "names a folder that does not exist")
     try:
