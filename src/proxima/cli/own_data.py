@@ -18,7 +18,7 @@ from proxima.data.errors import suggestion
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix, headless, looks_like_data
-from proxima.task.held_out_part import BY, question_keys, rows_of_part
+from proxima.task.held_out_part import BY, SHARES, question_keys, rows_of_part
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet, find_files
 from proxima.task.protocol import Row, Rows, unusable_rows
 from proxima.view.formatting import count, counted, printable
@@ -49,7 +49,6 @@ eval:                       # before and after training, and every 10 steps, on 
   every: 10
 
 """
-SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out
 FLAGS = {"path": "--data", "question": "--question", "messages": "--question", "answer": "--answer"}  # of the fields
 FIELD_IN_REMEDY = re.compile(r"\b(question|answer)=(?=\S)")
 SFT_RECIPE, PAIRS_RECIPE = "cpu/sft", "cpu/dpo"

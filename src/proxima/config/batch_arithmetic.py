@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from proxima.config.data_here import DataHere
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import text_notes
@@ -108,15 +109,19 @@ class BatchArithmetic:
 
     Args:
         resolved: the config.
+        data: what `open_data_here` has opened; None: nothing, and the rows of the task are read if they are here.
         reads_model: False: its model is not here, and asking for its tokenizer would wait for the hub.
     """
 
-    def __init__(self, resolved: Resolved[Any], *, reads_model: bool = True) -> None:
+    def __init__(self, resolved: Resolved[Any], data: DataHere | None = None, *, reads_model: bool = True) -> None:
         config: RunConfig | OfflineConfig = resolved.config
         self.notes: list[str] = []
         self.prompt: int | None = None
-        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed))
-        if TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None:
+        self.data = data or DataHere()
+        opened = self.data.rows.get("task")
+        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed) if opened is None else opened)
+        splits = TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None
+        if splits and (data is None or "task" in data.rows):
             about = self._read(lambda: about_rows(self._rows()), "rows")
             if about:
                 self.notes.append(f"task: {about}")

@@ -5,6 +5,7 @@
     NoFieldError  a batch lacks a tensor that is read, or is given one that it does not have
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
     OverLengthError  the same for a row that is too long
+    MissingDataError, MissingFileError  the data of a task are not on this machine
     suggestion    what the user may have meant, for the remedies
 
 No code parses a message: everything a handler needs is an attribute.
@@ -103,6 +104,14 @@ class FieldErrors(UserError):
 
 class OverLengthError(FieldError):
     """A row has more tokens than the model accepts."""
+
+
+class MissingDataError(UserError):
+    """The data of a task are not on this machine. `explain`, which needs none, only notes it."""
+
+
+class MissingFileError(FieldError, MissingDataError):
+    """A field names data that are not on this machine."""
 
 
 def require(condition: bool, field: str, value: object, bound: str, *, remedy: str = "") -> None:

@@ -5,7 +5,7 @@ and all rows with the same question are in the same part. `proxima data prepare`
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -46,10 +46,14 @@ def question_of(row: Row) -> str:
     return json.dumps([turns, [image_sha(image) for image in row.images]], ensure_ascii=False)
 
 
-def question_keys(rows: Rows) -> Iterator[bytes | None]:
+def question_keys(rows: Rows, numbers: Iterable[int] | None = None) -> Iterator[bytes | None]:
     """Yield a hash of the question of each row, equal for questions that decide its part alike; None without a
-    prompt."""
-    for number in range(len(rows)):
+    prompt.
+
+    Args:
+        numbers: the rows that are read; None: all.
+    """
+    for number in range(len(rows)) if numbers is None else numbers:
         try:
             question = question_of(rows[number])
         except EmptyPromptError:
@@ -134,8 +138,26 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
         about += f", held out {BY}"
     else:
         others = count - len(chosen)
+        held = _chosen(rows, numbers["held_out"], (), "")
         about += f"; {others:,} {'is' if others == 1 else 'are'} held out {BY}"
-    return _chosen(rows, chosen, unusable_rows(rows) if part == "train" else (), about)
+        return replace(_chosen(rows, chosen, unusable_rows(rows), about), left_out=(held,))
+    return _chosen(rows, chosen, (), about)
+
+
+SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out
+READ = 1_000  # first rows, of which each part has some if the share is possible
+
+
+def possible_share(rows: Rows) -> float | None:
+    """The share to hold out of so many rows; None: they have so few questions that one part would be empty."""
+    share = next(share for least, share in SHARES.items() if len(rows) >= least)
+    sides = set()
+    for number in range(min(READ, len(rows))):
+        try:
+            sides.add(is_held_out(question_of(rows[number]), share))
+        except EmptyPromptError:
+            continue
+    return share if len(sides) == 2 else None
 
 
 def _chosen(rows: Rows, numbers: Sequence[int], unusable: tuple[EmptyPromptError, ...], about: str) -> MappedRows:

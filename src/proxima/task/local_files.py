@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, MissingFileError, UserError, require
 from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, Values, open_data_file
 from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, user_message
@@ -172,7 +172,8 @@ def find_files(path: str | Sequence[str]) -> list[Path]:
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
             remedy = "give a path from the current folder, or a pattern such as 'data/*.jsonl'"
-            require(file.is_file(), "path", pattern, "names no file", remedy=remedy)
+            if not file.is_file():
+                raise MissingFileError("path", pattern, "names no file", remedy=remedy)
             files.append(file)
     return files
 
@@ -229,7 +230,7 @@ class PreparedTask(PlayedTask):
     def rows(self, seed: int) -> Rows:
         """Return the rows in the order of the data; the seed is ignored."""
         if missing := self.missing():
-            raise FieldError("path", self.path, missing)
+            raise MissingFileError("path", self.path, missing)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)

@@ -14,6 +14,7 @@ from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.task.held_out_part import Part
 from proxima.task.opening import open_tasks
+from proxima.task.overlaps import left_out, notes_of_rows, notes_of_sources
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, play_of, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
@@ -44,7 +45,8 @@ class Mix(PlayedTask):
     alternate evenly, and `data.shuffle` shuffles each epoch of the mix like that of any data set. Prompts, uids and
     resumes work as for a single data set.
 
-    The held-out part of a mix has that of every source with `held_out`, each row once, whatever weights and size.
+    The held-out part of a mix has that of every source with `held_out`, each row once, whatever weights and size. A
+    warning names sources that train on questions of that part.
 
     Args:
         tasks: the sources, each `{name, weight, task}`.
@@ -93,9 +95,15 @@ class Mix(PlayedTask):
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
         unusable = tuple(error for rows in parts for error in unusable_rows(rows))
-        about = self._about(parts, counts)
         names = [source.name for source in self.sources.values()]
-        return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts, names), unusable, about=about)
+        return MappedRows(
+            np.stack([source, index], axis=1),
+            partial(self._row, parts, names),
+            unusable,
+            about=self._about(parts, counts),
+            left_out=tuple(left for rows in parts for left in left_out(rows)),
+            notes=self._notes(names, parts),
+        )
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
         """Return the number of rows in the mix from each source; `sizes` are the sources' own numbers of rows."""
@@ -126,6 +134,13 @@ class Mix(PlayedTask):
             shares.append(f"{source.name} {share}")
         named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
         return f"{named} has {total:,} rows: {', '.join(shares)}"
+
+    def _notes(self, names: Sequence[str], parts: Sequence[Rows]) -> tuple[str, ...]:
+        """Those of the sources, and on questions that one source trains on and another one holds out."""
+        if self.part == "held_out":
+            return ()
+        inner = [f"{name}: {note}" for name, rows in zip(names, parts, strict=True) for note in notes_of_rows(rows)]
+        return (*inner, *notes_of_sources(names, [source.task for source in self.tasks], parts))
 
     def _opened(self, seed: int) -> list[Rows]:
         tasks = {f"tasks.{i}.task": source.task for i, source in self.sources.items()}

@@ -152,6 +152,15 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
     return notes
 
 
+def few_questions_note(prompts_per_step: int, rows: int) -> list[str]:
+    """A warning if a step has more prompts than the task has rows."""
+    if rows >= prompts_per_step:
+        return []
+    questions = "1 question" if rows == 1 else f"{rows} questions"
+    what = f"train.prompts_per_step={prompts_per_step}, and the task has only {questions}"
+    return [f"{what}: a step asks some of them several times; lower it, or give more rows"]
+
+
 def role_metric_names(task: Any) -> set[str]:
     """The metrics of an evaluation of a task whose agent declares roles; those of a role that nobody played are
     missing."""

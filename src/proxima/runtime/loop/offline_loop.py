@@ -24,6 +24,7 @@ from proxima.runtime.loop.step_review import mean_metrics
 from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
 from proxima.task.opening import open_tasks
+from proxima.task.overlaps import overlap_notes
 from proxima.task.prompts import Cursor
 from proxima.task.protocol import EmptyPromptError, Row, Rows, row_place
 from proxima.training.checkpoint import read_checkpoint
@@ -50,6 +51,7 @@ class OfflineData:
         self.config, self.method, self.observer, self.notes = config, method, observer, list[str]()
         tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
         opened = open_tasks(tasks, config.seed, may_skip=True)
+        self.notes += overlap_notes(tasks, opened, {"eval.task": config.eval.limit})
         self.rows: dict[str, Rows] = {f"{name}: its rows": rows for name, rows in opened.items()}
         rows = opened["task"]
         self.items = method.joined(self._items(rows, len(rows), "task"))
