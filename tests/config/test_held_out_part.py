@@ -147,7 +147,7 @@ def test_explain_refuses_what_train_refuses(tmp_path, monkeypatch, capsys):
     recipe = tmp_path / "r.yaml"
     for task, line in (
         (few | {"held_out": 0.1}, "eval.task.held_out=0.1 (as task.held_out): leaves none of the 3 rows in the held-"),
-        (few | {"held_out": 0.9999}, "task.held_out=0.9999 (r.yaml:3): leaves none of the 3 rows in the part to train on"),
+        (few | {"held_out": 0.9999}, "task.held_out=0.9999 (r.yaml:3): leaves none of the 3 rows in the part to "),
         (few | {"answer": "right"}, "task.answer=right (r.yaml:3): names no column: "),
     ):
         written = json.dumps(task)

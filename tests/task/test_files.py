@@ -323,11 +323,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
         (CHAT, {"question": "{question}"}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {"prompt": "question"}, "holds a list of messages, .*; map it with messages=question"),
-        (
-            {"text": "Hi"},
-            {},
-            "holds an object, .*; name the part of it that is the question, as in .*.text",
-        ),
+        ({"text": "Hi"}, {}, "holds an object, .*; name the part of it that is the question, as in .*.text"),
         ({"text": "Hi"}, {"question": "{question}"}, "holds an object, "),
         (["Hi", "there"], {}, r"holds a list, .*; write it as text, or question='\{question\}' to ask it as JSON"),
         (7, {}, "holds a number, "),

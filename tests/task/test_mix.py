@@ -143,8 +143,8 @@ def test_a_source_that_asks_what_another_one_holds_out_is_pointed_out(tmp_path):
     other = {"name": "b", "task": {"kind": "jsonl", "path": whole, "question": "q"}}
     (note,) = notes(other)
     assert note == (
-        f"{held_out} of the 50 rows of b ask questions that a holds out, so they are both trained on and evaluated; "
-        "set held_out=0.3 in both"
+        f"{held_out} of the 50 rows of b ask questions that a holds out for evaluation, and the run trains on "
+        "them; set held_out=0.3 in both"
     )
     (note,) = notes({"name": "c", "task": {"kind": "jsonl", "path": some}})
     assert "of the 25 rows of c" in note

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
-from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
+from proxima.config.batch_arithmetic import ASSUMED_PROMPT, BatchArithmetic, ExampleStep
 from proxima.config.data_here import open_data_here
 from proxima.config.describe import first_sentence, setting
 from proxima.config.families import family_name
@@ -70,7 +70,7 @@ def text_of(
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
     blocks += [f"auto     {line}" for line in outcome_lines(explained_outcomes(resolved.config))]
     remarks = [f"note     {note}" for note in estimate.notes]
-    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.data.notes)]
+    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)]
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = laid_out(header_of(resolved.recipe), columns)
@@ -88,7 +88,7 @@ def facts_of(resolved: Resolved[Any], estimate: BatchArithmetic | None = None) -
         "batch": vars(estimate.batch),
         "auto": [asdict(outcome) for outcome in explained_outcomes(resolved.config)],
         "notes": estimate.notes,
-        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved), *estimate.data.notes)],
+        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)],
     }
 
 
@@ -199,6 +199,9 @@ def _batch_block(estimate: BatchArithmetic) -> str:
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
         return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
-    prompt = "prompt length unknown" if longest is None else f"prompts have up to {longest:,} tokens"
+    if longest is None:
+        prompt = f"prompts are assumed to have {ASSUMED_PROMPT} tokens, as a note says"
+    else:
+        prompt = f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"

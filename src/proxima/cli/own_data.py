@@ -14,14 +14,14 @@ from typing import Any, Literal
 import yaml
 
 from proxima.data import FieldError, FieldErrors, UserError
-from proxima.data.errors import suggestion
+from proxima.data.errors import counted, suggestion
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix, headless, looks_like_data
 from proxima.task.held_out_part import BY, SHARES, question_keys, rows_of_part
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet, find_files
 from proxima.task.protocol import Row, Rows, unusable_rows
-from proxima.view.formatting import count, counted, printable
+from proxima.view.formatting import count, printable
 
 TEMPLATES = Path(__file__).parent / "starter" / "own_data"
 KINDS: dict[str, tuple[str, type[Files]]] = {
@@ -329,7 +329,9 @@ def require_answers(data: str, column: str, rows: Sequence[Row]) -> None:
     missing = [row for row in rows if row.answer is None or row.answer == ""]
     if missing:
         question = excerpt_of(missing[0].messages[-1]["content"])
-        what = f"{data}: {len(missing):,} of {len(rows):,} rows have no value in {column!r}, the first at {question}"
+        verb = "has" if len(missing) == 1 else "have"
+        share = f"{len(missing):,} of {counted(len(rows), 'row')}"
+        what = f"{data}: {share} {verb} no value in {column!r}, the first at {question}"
         raise UserError(what, remedy="remove these rows, or name another column with --answer COLUMN")
 
 

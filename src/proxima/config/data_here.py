@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.problems import Problem
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import few_questions_note, tasks_of
+from proxima.config.sections.data_section import tasks_of
 from proxima.data import FieldErrors, MissingDataError, UserError
 from proxima.task import TASKS
 from proxima.task.held_out_part import SplitTask
@@ -52,8 +52,6 @@ def open_data_here(resolved: Resolved[Any], pending: Sequence[Problem]) -> DataH
         return DataHere()
     limits = {f"{path}.task": spec.limit for path, spec in config.eval.all_sets.items()}
     notes = overlap_notes(tasks, rows, limits)
-    if isinstance(config, RunConfig) and "task" in rows:
-        notes += few_questions_note(config.train.prompts_per_step, len(rows["task"]))
     return DataHere(rows=rows, notes=tuple(notes))
 
 

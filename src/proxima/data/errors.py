@@ -7,6 +7,7 @@
     OverLengthError  the same for a row that is too long
     MissingDataError, MissingFileError  the data of a task are not on this machine
     suggestion    what the user may have meant, for the remedies
+    counted, quoted  numbers of things, and texts, as messages write them
 
 No code parses a message: everything a handler needs is an attribute.
 """
@@ -176,6 +177,18 @@ def nearest_divisor(value: int, number: int) -> int:
     """The divisor of `number` nearest to `value`, the larger of two; `value` itself for 0."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
     return min(divisors, key=lambda d: (abs(d - value), -d), default=value)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,048 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def quoted(text: str, longest: int = LONGEST_VALUE) -> str:
+    """A text in quotes, in one line, with its backslashes as a recipe has them; `repr` doubles them."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    mark = '"' if "'" in line else "'"
+    return f"{mark}{line if len(line) <= longest else line[:longest] + '…'}{mark}"
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from proxima.data import FieldError, require
+from proxima.data.errors import counted
 from proxima.data.random import share_of
 from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, row_place, unusable_rows
 from proxima.task.question_text import normalize
@@ -130,10 +131,10 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
     chosen, count = numbers[part], len(rows)
     if not chosen:
         side, remedy = ("held-out part", "raise it") if part == "held_out" else ("part to train on", "lower it")
-        bound = f"leaves none of the {count:,} row{'s' * (count != 1)} in the {side}"
+        bound = f"leaves none of the {counted(count, 'row')} in the {side}"
         raise FieldError("held_out", held_out, bound, remedy=f"{remedy}, or add rows")
 
-    about = f"{len(chosen):,} of {count:,} rows"
+    about = f"{len(chosen):,} of {counted(count, 'row')}"
     if part == "held_out":
         about += f", held out {BY}"
     else:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import FieldError, require
+from proxima.data.errors import counted
 from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.task.held_out_part import Part
@@ -122,18 +123,19 @@ class Mix(PlayedTask):
         if 0 in counts:
             at = counts.index(0)
             field, weight = f"tasks.{at}.weight", self.tasks[at].weight
-            raise FieldError(field, weight, f"leaves this source none of {size:,} rows", remedy="raise it, or size")
+            bound = f"leaves this source none of {counted(size, 'row')}"
+            raise FieldError(field, weight, bound, remedy="raise it, or size")
         return counts
 
     def _about(self, parts: Sequence[Rows], counts: Sequence[int]) -> str:
         """Describe the share of each source in the mix, or the rows of each that are held out."""
         shares, total = [], sum(counts)
         for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
-            read = about_rows(rows) or f"its {len(rows):,} rows"
+            read = about_rows(rows) or f"its {counted(len(rows), 'row')}"
             share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})" if self.part == "train" else f"({read})"
             shares.append(f"{source.name} {share}")
         named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
-        return f"{named} has {total:,} rows: {', '.join(shares)}"
+        return f"{named} has {counted(total, 'row')}: {', '.join(shares)}"
 
     def _notes(self, names: Sequence[str], parts: Sequence[Rows]) -> tuple[str, ...]:
         """Those of the sources, and on questions that one source trains on and another one holds out."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from proxima.data.errors import counted
 from proxima.task.held_out_part import SplitTask, question_keys
 from proxima.task.protocol import MappedRows, PlayedTask, Rows, Task, is_played
 
@@ -37,10 +38,11 @@ def notes_of_sources(names: Sequence[str], tasks: Sequence[Task], parts: Sequenc
                 continue
             common = sum(key in held_out for key in question_keys(others))
             if common:
-                what = f"{common:,} of the {len(others):,} rows of {names[other]} ask questions that {names[holder]}"
+                asks, them = ("asks a question", "it") if common == 1 else ("ask questions", "them")
+                what = f"{common:,} of the {counted(len(others), 'row')} of {names[other]} {asks} that {names[holder]}"
                 share = getattr(tasks[holder], "held_out", None)
                 remedy = "the same held_out in both" if share is None else f"held_out={share:g} in both"
-                notes.append(f"{what} holds out, so they are both trained on and evaluated; set {remedy}")
+                notes.append(f"{what} holds out for evaluation, and the run trains on {them}; set {remedy}")
     return tuple(notes)
 
 
@@ -70,7 +72,8 @@ def overlap_notes(tasks: Mapping[str, Task], opened: Mapping[str, Rows], limits:
         common = sum(key in keys for key in question_keys(rows, range(count)))
         if common:
             least = "at least " if step > 1 else ""
-            what = f"{path}: {least}{common:,} of its {count:,} questions are trained on too"
+            verb = "is" if common == 1 else "are"
+            what = f"{path}: {least}{common:,} of its {counted(count, 'question')} {verb} trained on too"
             notes.append(f"{what}; name other questions, or leave eval.task out and set task.held_out=0.1")
     return notes
 

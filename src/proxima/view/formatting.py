@@ -40,11 +40,6 @@ def count(value: float | None) -> str:
     return f"{value:,.0f}" if _shown(value) else NONE
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,048 rows`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def magnitude(value: float | None) -> str:
     """`134.5 M`, `7.2 B`, `812`: numbers of parameters or tokens."""
     if not _shown(value):

@@ -15,6 +15,7 @@ from proxima.config.scalars import in_one_line, to_json
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
 from proxima.data import FieldError, UserError, require
+from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
@@ -152,13 +153,13 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
     return notes
 
 
-def few_questions_note(prompts_per_step: int, rows: int) -> list[str]:
-    """A warning if a step has more prompts than the task has rows."""
-    if rows >= prompts_per_step:
+def few_questions_note(prompts: int, rows: int) -> list[str]:
+    """A warning if a step has more prompts, with those that `allocate` adds, than the task has rows."""
+    if rows >= prompts:
         return []
-    questions = "1 question" if rows == 1 else f"{rows} questions"
-    what = f"train.prompts_per_step={prompts_per_step}, and the task has only {questions}"
-    return [f"{what}: a step asks some of them several times; lower it, or give more rows"]
+
+    what = f"a step has {counted(prompts, 'prompt')}, and the task has only {counted(rows, 'question')}"
+    return [f"{what}: it asks some of them several times; lower train.prompts_per_step, or give more rows"]
 
 
 def role_metric_names(task: Any) -> set[str]:

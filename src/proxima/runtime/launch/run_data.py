@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
@@ -98,7 +99,10 @@ def load_run_data(config: RunConfig) -> RunData:
         notes += config.data.template_notes(model, rows, config.sampling.stop)
         source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
         notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
-        notes += few_questions_note(config.train.prompts_per_step, len(rows))
+        prompts, _ = prompts_and_kept(
+            config.train.prompts_per_step, config.train.completions_per_prompt, config.algorithm.selection
+        )
+        notes += few_questions_note(prompts, len(rows))
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
         trials = trial_prompts(source)
         notes += text_notes(config, model, trials)

@@ -15,6 +15,7 @@ import torch
 
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError, OverLengthError, UserError
+from proxima.data.errors import counted
 from proxima.data.flow import Group, Prompt, Score
 from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
@@ -94,9 +95,10 @@ class OfflineData:
                 skipped.setdefault(kind, []).append((number, problem))
         if skipped:
             total = sum(map(len, skipped.values()))
-            self.notes.append(f"{name}: {total:,} of {count:,} rows are skipped: {_skipped_reasons(skipped, rows)}")
+            share = f"{total:,} of {counted(count, 'row')} {'is' if total == 1 else 'are'} skipped"
+            self.notes.append(f"{name}: {share}: {_skipped_reasons(skipped, rows)}")
         if not items:
-            reason = f"{name}: none of its {count} rows can be used: {_skipped_reasons(skipped, rows)}"
+            reason = f"{name}: none of its {counted(count, 'row')} can be used: {_skipped_reasons(skipped, rows)}"
             (_, first), *_ = max(skipped.values(), key=len, default=[(0, None)])
             raise UserError(reason, remedy=(first and first.remedy) or "map other columns, or name another data set")
         return items
