@@ -92,7 +92,7 @@ def test_it_refuses_in_one_line_and_writes_nothing(here, refusal):
     assert "--question='{was}?' names no column" in wrong
     assert "--data FILE" in refusal("init", "a", "--question", "frage")
     write(here / "gaps.csv", "question", "answer", [*capitals(), ("And?", "")])
-    missing = "gaps.csv: 1 of 6 rows have no value in 'answer', the first at 'And?'"
+    missing = "gaps.csv: 1 of 6 rows has no value in 'answer', the first at 'And?'"
     assert missing in refusal("init", "a", "--data", "gaps.csv")
     assert not (here / "a").exists()
 

@@ -126,7 +126,7 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         rows = task_class(path=data, **chosen).rows(0)
         read = usable_rows(data, rows, columns)
     grading = grading_of([row.answer for row in read])
-    parts = parts_of(rows)
+    parts = split_rows(rows)
     values = {
         "data": printable(data),
         "model": written(model),
@@ -199,14 +199,14 @@ def other_choices(
         ("question", question, columns.question, QUESTIONS),
         ("answer", answer, columns.answer, ANSWERS),
     ):
-        fitting = [name for name in first if plain_name(name) in names and name not in taken]
+        fitting = [name for name in first if column_key(name) in names and name not in taken]
         fitting = [name for name in fitting if "{" + name + "}" not in columns.question]
         if given is None and fitting:
             others = " or ".join(repr(name) for name in fitting)
             yield printable(f"the {what} is {chosen!r}; if it is {others}, add --{what} {shlex.quote(fitting[0])}")
 
 
-def plain_name(name: str) -> str:
+def column_key(name: str) -> str:
     """A column's name in the form of `QUESTIONS` and `ANSWERS`."""
     return "_".join(name.lower().split())
 
@@ -221,7 +221,7 @@ def find_columns(data: str, first: Mapping[str, Any], question: str | None, answ
         UserError: the names don't tell, or the file is for SFT or DPO; names the columns of the file.
     """
     require_present(data, first, {"question": question, "answer": answer})
-    names = {plain_name(name): name for name in first}
+    names = {column_key(name): name for name in first}
     asked = question or next((names[name] for name in QUESTIONS if name in names), None)
     right = answer or next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
     if answer is None:
@@ -263,7 +263,7 @@ def require_header(data: str, first: Mapping[str, Any]) -> None:
 def refuse_other_training(data: str, first: Mapping[str, Any], asked: str | None, right: str | None) -> None:
     """Raise UserError, with the command that trains on it, for a file of another kind of training: completions with
     labels, or, without an answer, preference pairs or chats that end with one."""
-    names = {plain_name(name): name for name in first}
+    names = {column_key(name): name for name in first}
     prompt = "" if asked is None or asked in (names.get("chosen"), names.get("rejected")) else asked
     chat = prompt and (is_chat(first[prompt]) or _is_shared_chat(first[prompt]))
     mapped = {"messages" if chat else "question": prompt}
@@ -351,7 +351,7 @@ def grading_of(answers: Sequence[Any]) -> Grading:
     return Grading("shared_words", None, max(64, tokens), why)
 
 
-def parts_of(rows: Rows) -> Parts:
+def split_rows(rows: Rows) -> Parts:
     """Return the parts of the rows, with a share that is held out unless one part would be empty."""
     share = next(share for least, share in SHARES.items() if len(rows) >= least)
     try:

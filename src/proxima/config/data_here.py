@@ -7,7 +7,7 @@ from typing import Any
 from proxima.config.problems import Problem
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.data_section import limits_of, tasks_of
 from proxima.data import FieldErrors, MissingDataError, UserError
 from proxima.task import TASKS
 from proxima.task.held_out_part import SplitTask
@@ -50,20 +50,22 @@ def open_data_here(resolved: Resolved[Any], pending: Sequence[Problem]) -> DataH
         return DataHere(refused=_as_refusal(error, resolved))
     except (ValueError, OSError, ImportError, AttributeError):  # said where the length of the prompts is read
         return DataHere()
-    limits = {f"{path}.task": spec.limit for path, spec in config.eval.all_sets.items()}
-    notes = overlap_notes(tasks, rows, limits)
+    notes = overlap_notes(tasks, rows, limits_of(config))
     return DataHere(rows=rows, notes=tuple(notes))
 
 
 def _as_refusal(error: UserError, resolved: Resolved[Any]) -> UserError | None:
     """The error with the places of its values, without what it says of missing data; None if it says nothing else."""
-    several = error.errors if isinstance(error, FieldErrors) else (error,)
-    wrong = [one for one in several if not isinstance(one, MissingDataError)]
-    if not wrong:
+    if isinstance(error, MissingDataError):
         return None
+    if isinstance(error, FieldErrors):
+        wrong = [one for one in error.errors if not isinstance(one, MissingDataError)]
+        if not wrong:
+            return None
+        error = FieldErrors(*wrong)
     try:
         with resolved.locating():
-            raise FieldErrors(*wrong) if isinstance(error, FieldErrors) else error
+            raise error
     except UserError as located:
         return located
 

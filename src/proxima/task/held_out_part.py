@@ -139,9 +139,9 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
         about += f", held out {BY}"
     else:
         others = count - len(chosen)
-        held = _chosen(rows, numbers["held_out"], (), "")
+        left = _chosen(rows, numbers["held_out"], (), "")
         about += f"; {others:,} {'is' if others == 1 else 'are'} held out {BY}"
-        return replace(_chosen(rows, chosen, unusable_rows(rows), about), left_out=(held,))
+        return replace(_chosen(rows, chosen, unusable_rows(rows), about), left_out=(left,))
     return _chosen(rows, chosen, (), about)
 
 

@@ -110,6 +110,11 @@ def tasks_of(config: Any) -> dict[str, Any]:
     return {"task": task} | {f"{path}.task": held_out.task for path, held_out in sets.items()}
 
 
+def limits_of(config: Any) -> dict[str, int]:
+    """The number of rows of each evaluation, 0: all, by the dotted paths of their tasks."""
+    return {f"{path}.task": held_out.limit for path, held_out in config.eval.all_sets.items()}
+
+
 def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:
     """The rewards that score the answers to each task of `tasks_of`, with the dotted path of their list."""
     sets = r.get("eval.all_sets") or {}

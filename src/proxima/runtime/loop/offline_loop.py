@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from proxima.config.sections.data_section import limits_of
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.data.errors import counted
@@ -52,7 +53,7 @@ class OfflineData:
         self.config, self.method, self.observer, self.notes = config, method, observer, list[str]()
         tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
         opened = open_tasks(tasks, config.seed, may_skip=True)
-        self.notes += overlap_notes(tasks, opened, {"eval.task": config.eval.limit})
+        self.notes += overlap_notes(tasks, opened, limits_of(config))
         self.rows: dict[str, Rows] = {f"{name}: its rows": rows for name, rows in opened.items()}
         rows = opened["task"]
         self.items = method.joined(self._items(rows, len(rows), "task"))
