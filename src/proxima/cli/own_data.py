@@ -126,7 +126,7 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         rows = task_class(path=data, **chosen).rows(0)
         read = usable_rows(data, rows, columns)
     grading = grading_of([row.answer for row in read])
-    parts = split_rows(rows)
+    parts = held_out_share(rows)
     values = {
         "data": printable(data),
         "model": written(model),
@@ -351,7 +351,7 @@ def grading_of(answers: Sequence[Any]) -> Grading:
     return Grading("shared_words", None, max(64, tokens), why)
 
 
-def split_rows(rows: Rows) -> Parts:
+def held_out_share(rows: Rows) -> Parts:
     """Return the parts of the rows, with a share that is held out unless one part would be empty."""
     share = next(share for least, share in SHARES.items() if len(rows) >= least)
     try:
