@@ -2,8 +2,7 @@
 origin, and with --all every value with its meaning. Memory and time are those of `proxima plan`.
 
 Reads no weights and needs no data: missing data files are warnings. Files that are here and that `train` would refuse
-are an error. Runs only proxima's own code, unless --import-code
-is given."""
+are an error. Runs only proxima's own code, unless --import-code is given."""
 
 from typing import Annotated
 
