@@ -102,7 +102,11 @@ evidence-model: .venv/demo.stamp
 vision-model: .venv/demo.stamp
 	@$(BIN)/python scripts/vision_model.py
 
-evidence: .venv/demo.stamp
+CLAIMS := $(patsubst evidence/%/__main__.py,%,$(wildcard evidence/*/__main__.py))
+
+evidence: $(if $(filter $(CLAIM),$(CLAIMS)),.venv/demo.stamp)
+	@case ' $(CLAIMS) ' in *' $(CLAIM) '*) ;; *) \
+	echo "error: CLAIM=$(CLAIM) names no experiment; make evidence CLAIM=NAME, with one of: $(CLAIMS)" >&2; exit 2;; esac
 	@$(BIN)/python -m evidence.$(CLAIM)
 
 docs: .venv/dev.stamp

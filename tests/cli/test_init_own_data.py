@@ -1,6 +1,7 @@
 """`proxima init --data`: a recipe and a reward for the columns of a file."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from proxima.cli.own_data import ANSWERS, QUESTIONS, find_columns, grading_of, w
 from proxima.cli.starter.own_data.right_number import right_number
 from proxima.cli.starter.own_data.right_words import right_words
 from proxima.cli.starter.own_data.shared_words import shared_words
+from proxima.config.resolution import resolve
 
 CAPITALS = {"Norway": "Oslo", "Peru": "Lima", "India": "New Delhi", "Chad": "N'Djamena", "Cuba": "Havana"}
 SMALL = ("train.steps=2", "train.prompts_per_step=2", "engine.dtype=float32", "model.compute_dtype=float32")
@@ -44,6 +46,7 @@ def test_what_it_writes_runs(here, done, proxima, monkeypatch, tiny_model, suffi
     assert out.splitlines() == [
         f"my.{suffix}: 40 rows; the question is 'Question', the answer 'Answer': "
         "'What is the capital of Norway? (0)' → 'Oslo'",
+        "8 of 40 rows are held out (by a hash of the question) and only evaluated",
         "wrote mine/recipe.yaml",
         "wrote mine/reward.py",
         "",
@@ -83,17 +86,21 @@ def test_it_refuses_in_one_line_and_writes_nothing(here, refusal):
     half = refusal("init", "a", "--data", "my.csv", "--question", "frage")
     assert half == f"error: can't tell which column of my.csv is the answer; {columns}; name --answer COLUMN"
     assert "did you mean 'antwort'" in refusal("init", "a", "--data", "my.csv", "--question=frage", "--answer=antwrt")
-    assert "names no file" in refusal("init", "a", "--data", "none.csv")
+    assert "--data='none.csv' names no file" in refusal("init", "a", "--data", "none.csv")
+    assert "--question='was' names no column" in refusal("init", "a", "--data", "my.csv", "--question", "was")
+    wrong = refusal("init", "a", "--data", "my.csv", "--question", "{was}?", "--answer", "antwort")
+    assert "--question='{was}?' names no column" in wrong
     assert "--data FILE" in refusal("init", "a", "--question", "frage")
     write(here / "gaps.csv", "question", "answer", [*capitals(), ("And?", "")])
-    missing = "gaps.csv: 1 of 6 rows have no value in 'answer', the first at 'And?'"
+    missing = "gaps.csv: 1 of 6 rows has no value in 'answer', the first at 'And?'"
     assert missing in refusal("init", "a", "--data", "gaps.csv")
     assert not (here / "a").exists()
 
 
 def test_too_few_questions_are_all_trained_on(here, done):
     write(here / "my.csv", "question", "answer", capitals()[:2])
-    done("init", "--data", "my.csv")
+    out = done("init", "--data", "my.csv")
+    assert "too few questions to hold some out: all rows are trained on, and nothing is evaluated" in out
     assert "  # held_out: 0.3 " in (here / "recipe.yaml").read_text(encoding="utf-8")
     assert "held out: nothing" in done("explain", "recipe.yaml")
 
@@ -104,6 +111,53 @@ def test_columns_that_are_named_are_taken(here, done):
     task = yaml.safe_load((here / "recipe.yaml").read_text())["task"]
     named = {"kind": "csv", "path": "my.csv", "question": "frage, kurz", "answer": "antwort: #1"}
     assert task == named | {"held_out": 0.3}
+
+
+def test_it_says_how_many_questions_differ_and_which_other_columns_fit(here, done):
+    write(here / "my.csv", "question", "answer", [*capitals(), *capitals()[:2]], problem="p", target="t", n=1)
+    lines = done("init", "a", "--data", "my.csv").splitlines()
+    assert lines[0].startswith("my.csv: 7 rows, 5 different questions; the question is 'question', the answer 'answer'")
+    assert lines[2:4] == [
+        "the question is 'question'; if it is 'problem', add --question problem",
+        "the answer is 'answer'; if it is 'target', add --answer target",
+    ]
+    lines = done("init", "b", "--data", "my.csv", "--question", "question", "--answer", "answer").splitlines()
+    assert lines[2] == "wrote b/recipe.yaml"
+
+
+ASKED = {"role": "user", "content": "2 + 2?"}
+SAID = {"role": "assistant", "content": "4"}
+
+
+@pytest.mark.parametrize(
+    ("row", "recipe", "task"),
+    [
+        ({"messages": [ASKED, SAID]}, "cpu/sft", "messages: messages"),
+        ({"messages": [ASKED, SAID], "id": 1}, "cpu/sft", "messages: messages"),
+        ({"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}, "cpu/sft", "messages:"),
+        ({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}, "cpu/dpo", "question: prompt"),
+        ({"chosen": [ASKED, SAID], "rejected": [ASKED, SAID]}, "cpu/dpo", "messages: chosen"),
+        ({"prompt": [ASKED], "Chosen": "4", "rejected": "5"}, "cpu/dpo preference.chosen=Chosen", "messages: prompt"),
+        ({"prompt": "2 + 2?", "completion": "4", "label": True}, "cpu/dpo preference.loss=kto", "question: prompt"),
+    ],
+)
+def test_a_file_of_another_training_names_the_command_that_trains_on_it(here, refusal, proxima, row, recipe, task):
+    Path("my.jsonl").write_text(f"{json.dumps(row)}\n" * 4)
+    line = refusal("init", "a", "--data", "my.jsonl")
+    command = line.partition("train on it with proxima ")[2].partition(", or name the column with --answer COLUMN")[0]
+    assert command.startswith(f"train {recipe.partition(' ')[0]} data.system=null eval.task=null")
+    assert all(word in command for word in recipe.split()) and task in command
+    name, *overrides = shlex.split(command)[1:]
+    resolved = resolve(name, overrides, root=None)
+    assert len(resolved.config.task.rows(0)) == 4
+
+
+@pytest.mark.parametrize("text", ["What is 1 + 1?,2\nWhat is 2 + 2?,4\n", "0,What is 0 + 0?,0\n1,What is 1 + 0?,1\n"])
+def test_a_file_without_a_header_is_told(here, refusal, text):
+    Path("my.csv").write_text(text)
+    line = refusal("init", "a", "--data", "my.csv")
+    assert "my.csv seems to have no header line: its first line is" in line
+    assert line.endswith("add a line above it that names the columns, such as question,answer")
 
 
 CHAT = [{"role": "user", "content": "2 + 2?"}]

@@ -185,7 +185,8 @@ def test_doctor_says_what_auto_becomes(done, monkeypatch):
     monkeypatch.setattr("proxima.model.precision.speed_ratio", lambda: 0.25)
     (line,) = [line for line in done("doctor").splitlines() if line.startswith("auto ")]
     reason = "bfloat16 products are 0.25 × as fast on this processor"
-    assert line == f"auto      float32 for every dtype that is auto: {reason}"
+    basis = "(the products of a layer, forward and backward, on one core; this decides, not gemm)"
+    assert line == f"auto      float32 for every dtype that is auto: {reason} {basis}"
 
 
 @pytest.mark.slow

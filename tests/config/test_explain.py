@@ -40,6 +40,13 @@ def test_pruned_completions_are_generated_and_not_forwarded(recipe):
     assert (fewer.prompts, fewer.sequences, fewer.kept) == (8, 64, 2)
 
 
+def test_explain_says_why_a_step_has_more_prompts(recipe):
+    notes = facts_of(resolve(recipe(), ["algorithm=cppo_prune_75", "train.completions_per_prompt=16"]))["notes"]
+    (note,) = [note for note in notes if "allocate" in note]
+    assert note.startswith("train.prompts_per_step=8 becomes 32: `prune` with allocate=true drops completions")
+    assert not [note for note in facts_of(resolve(recipe()))["notes"] if "allocate" in note]
+
+
 REFILL = ["algorithm.selection=[drop_uniform_groups]", "sampling.max_tokens=12"]
 
 
@@ -116,7 +123,8 @@ def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
 def test_what_cannot_be_read_is_said(recipe):
     facts = facts_of(resolve(recipe(BASE.replace("org/model", "nowhere"))))
     assert [note for note in facts["notes"] if note.startswith("prompt length unknown: ")]
-    assert "assuming that prompts have 128 tokens" in facts["notes"]
+    remedy = "with the data and the model's tokenizer on this machine they are counted"
+    assert f"assuming that prompts have 128 tokens: {remedy}" in facts["notes"]
     assert facts["batch"]["sequences"] == 64
 
 

@@ -1,10 +1,12 @@
 """Where a task holds out a part and `eval.task` is left out, the part is evaluated."""
 
+import json
 from dataclasses import dataclass, replace
 
 import pytest
 
-from proxima.cli.explanation import text_of
+from proxima.cli.explanation import arithmetic_of, text_of
+from proxima.cli.main import main
 from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolution import resolve
@@ -132,3 +134,53 @@ def test_explain_shows_both_sides(tmp_path):
     assert "held out: csv, its held-out part" in text
     assert f"task: {100 - held_out} of 100 rows; {held_out} are held out by a hash of the question" in text
     assert "held out: nothing (set task.held_out=0.1, or eval.task)" in " ".join(text_of(resolved(PLAIN)).split())
+
+
+def rows_file(path, count):
+    path.write_text("question,answer\n" + "".join(f"{i}+{i}?,{2 * i}\n" for i in range(1, count + 1)))
+    return {"kind": "csv", "path": str(path)}
+
+
+def test_explain_refuses_what_train_refuses(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = rows_file(tmp_path / "few.csv", 3)
+    recipe = tmp_path / "r.yaml"
+    for task, line in (
+        (few | {"held_out": 0.1}, "eval.task.held_out=0.1 (as task.held_out): leaves none of the 3 rows in the held-"),
+        (few | {"held_out": 0.9999}, "task.held_out=0.9999 (r.yaml:3): leaves none of the 3 rows in the part to "),
+        (few | {"answer": "right"}, "task.answer=right (r.yaml:3): names no column: "),
+    ):
+        written = json.dumps(task)
+        recipe.write_text(f"model: {{path: org/model}}\nreward: number\ntask: {written}\nalgorithm: cppo\n")
+        for words in (["explain", "r.yaml"], ["explain", "r.yaml", "--yaml"]):
+            assert main(words) == 2
+            assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def test_explain_proposes_a_share_that_leaves_no_part_empty(tmp_path):
+    for count, proposal in ((1, "nothing (set eval.task; too few questions"), (3, "held_out=0.3,"), (300, "=0.1,")):
+        task = rows_file(tmp_path / "t.csv", count)
+        text = " ".join(text_of(resolved(task)).split())
+        assert f"{proposal}" in text
+    share = float(text.partition("task.held_out=")[2].partition(",")[0])
+    assert not arithmetic_of(resolved(task | {"held_out": share})).data.refused
+    told = "held out: nothing, because eval.task is null"
+    assert told in " ".join(text_of(resolved(task | {"held_out": 0.3}, "eval.task=null")).split())
+
+
+def test_missing_data_are_no_mistake(tmp_path):
+    for path in ("none.csv", "none-*.csv"):
+        data = arithmetic_of(resolved(PLAIN | {"path": str(tmp_path / path), "held_out": 0.1})).data
+        assert (data.refused, data.rows) == (None, {})
+
+
+def test_a_question_that_is_trained_on_and_evaluated_is_counted(tmp_path):
+    trained, asked = rows_file(tmp_path / "a.csv", 30), rows_file(tmp_path / "b.csv", 10)
+    lines = arithmetic_of(resolved(trained, eval={"task": asked})).data.notes
+    assert lines == (
+        "eval.task: 10 of its 10 questions are trained on too; name other questions, or leave eval.task out and set "
+        "task.held_out=0.1",
+    )
+    assert "4 of its 4 " in arithmetic_of(resolved(trained, eval={"task": asked, "limit": 4})).data.notes[0]
+    for other in (trained | {"held_out": 0.3, "part": "held_out"}, asked | {"question": "Hm, {question}"}):
+        assert arithmetic_of(resolved(trained | {"held_out": 0.3}, eval={"task": other})).data.notes == ()

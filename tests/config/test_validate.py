@@ -196,3 +196,33 @@ def test_every_check_is_listed_once():
         if inspect.isfunction(value) and not name.startswith("_") and value.__annotations__.get("return") == Findings
     }
     assert len(listed) == len(set(listed)) and set(listed) == written
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("task: {kind: jsonl, path: rows.jsonl}", "rows.jsonl"),
+        ("task: {kind: jsonl, path: 'row*.jsonl'}", "'row*.jsonl'"),
+        ("reward: {kind: function, path: './graded.py:score'}", "graded.py"),
+        ("reward: {kind: function, path: 'graded:score'}", "graded.py"),
+        ("reward: {kind: 'graded:Score'}", "graded.py"),
+        ("model: {path: models/mine}", "models/mine"),
+    ],
+)
+def test_a_path_that_is_in_the_recipes_folder_is_pointed_out(tmp_path, monkeypatch, override, place):
+    folder = tmp_path / "mine"
+    (folder / "models" / "mine").mkdir(parents=True)
+    (folder / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    (folder / "graded.py").write_text("def score(completion, answer):\n    return 1.0\n")
+    (folder / "base.yaml").write_text("model: {path: org/model}\ntask: arithmetic\nreward: number\nalgorithm: grpo\n")
+    (folder / "my.yaml").write_text(f"extends: base.yaml\n{override}\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        resolved = load_recipe("mine/my.yaml")
+        with resolved.locating(), within("task"):
+            resolved.config.task.rows(0)
+    (line,) = str(caught.value).splitlines()
+    there = f"mine/{place.strip(chr(39))}"
+    assert line.endswith(f"; there is {there}: cd mine first, or write a path from the current folder")
+    monkeypatch.chdir(folder)
+    assert "cd " not in str(ConfigError(caught.value.problems))

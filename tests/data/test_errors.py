@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from proxima.data.errors import FieldError, safe_repr
+from proxima.data.errors import FieldError, counted, quoted, safe_repr
 
 
 def nested(levels):
@@ -34,3 +34,9 @@ def test_a_field_error_crosses_a_process_boundary():
     error = pickle.loads(pickle.dumps(FieldError("top_p", 2.0, "must be <= 1", remedy="lower it")))
     assert (error.field, error.value, error.bound) == ("top_p", 2.0, "must be <= 1")
     assert str(error) == "top_p=2.0 must be <= 1; lower it"
+
+
+def test_numbers_and_texts_as_messages_write_them():
+    assert [counted(number, "row") for number in (0, 1, 2_048)] == ["0 rows", "1 row", "2,048 rows"]
+    assert quoted(r"\d+\.") == r"'\d+\.'" and quoted("it's") == '"it\'s"' and quoted("a\nb") == r"'a\nb'"
+    assert quoted("abcdef", 3) == "'abc…'"

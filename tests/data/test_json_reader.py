@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxima.data.json_reader import TooDeepError, load_json
+from proxima.data.json_reader import TooDeepError, json_type, load_json
 
 
 def nested(levels, inside=""):
@@ -44,3 +44,20 @@ def test_digits_elsewhere_are_not_bounded():
 def test_other_texts_raise_as_the_standard_library(text):
     with pytest.raises(ValueError):
         load_json(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ("a", "a string"),
+        (1, "a number"),
+        (1.5, "a number"),
+        (True, "a boolean"),
+        (None, "null"),
+        ([], "a list"),
+        ({}, "an object"),
+        (b"", "a value of type bytes"),
+    ],
+)
+def test_a_type_is_named_as_json_names_it(value, name):
+    assert json_type(value) == name

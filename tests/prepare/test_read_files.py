@@ -105,7 +105,7 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
             r"a.jsonl has the columns text; expected a question \(problem, Problem, question, prompt\) and an answer",
         ),
         ("a.jsonl", b"\xff\n", "a.jsonl:1 is not JSON: 'utf-8' codec can't decode"),
-        ("a.json", b"[1]", "entry 0 is a int"),
+        ("a.json", b"[1]", "entry 0 is a number"),
         ("a.parquet", b"PAR1 nothing", "a.parquet can't be read as Parquet: .*: is it truncated"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from proxima.data.errors import quoted
 from proxima.engine.protocol import Sampling
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.tool_calls import PARAMETERS, TRIAL, write_call
@@ -74,7 +75,8 @@ def test_a_pattern_that_no_answer_can_match_is_named(case):
     rewards, settings, why = IMPOSSIBLE[case]
     (note,) = notes(*rewards, **settings)
     pattern = rewards[-1].text_patterns[0]
-    assert why in note and note.startswith(f"reward: {rewards[-1].label} can't find {pattern!r:.80} in any answer: ")
+    what = f"{rewards[-1].label} can't find {quoted(pattern, 80)} in any answer"
+    assert why in note and note.startswith(f"reward: {what}: ")
 
 
 @pytest.mark.parametrize(

@@ -72,11 +72,22 @@ def test_the_content_tells_where_the_suffix_does_not(tmp_path):
     expected = [(row["question"], row["answer"]) for row in ROWS]
     assert read(written(tmp_path, "list.jsonl", TEXTS[".json"])) == expected
     assert read(written(tmp_path, "lines.json", TEXTS[".jsonl"])) == expected
-    assert read(written(tmp_path, "rows.txt", TEXTS[".jsonl"])) == expected
-    assert read(written(tmp_path, "rows.data", CSV), Csv) == expected
+    for name in ("rows", "rows.00001", "rows-of.part-2"):  # no suffix: the kind says it
+        assert read(written(tmp_path, name, TEXTS[".jsonl"])) == expected
+        assert read(written(tmp_path, name, CSV), Csv) == expected
     assert read(write_parquet(tmp_path / "table", ROWS)) == expected
+    assert read(write_parquet(tmp_path / "table.pq", ROWS)) == expected
     (tmp_path / "packed.jsonl").write_bytes(gzip.compress(TEXTS[".jsonl"].encode()))
     assert read(tmp_path / "packed.jsonl") == expected
+
+
+@pytest.mark.parametrize("cls", [Files, Jsonl, Csv, Parquet])
+@pytest.mark.parametrize("name", ["a.txt", "a.db", "a.avro", "a.XLSX", "a.data", "a.txt.gz"])
+def test_the_suffix_of_another_format_is_refused(tmp_path, cls, name):
+    known = r"is none of \.parquet, .*, \.tsv, possibly with \.gz; (convert it|save it|export)"
+    with pytest.raises(UserError, match=known) as caught:
+        cls(path=str(written(tmp_path, name, TEXTS[".jsonl"]))).rows(0)
+    assert "JSON:" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_csv_as_spreadsheets_write_it(tmp_path):
@@ -154,7 +165,7 @@ def test_an_empty_cell_is_null(tmp_path):
         ("a.csv", "question,answer\nQ,1\ncaf\xe9,2\n".encode("latin1"), r"a.csv:3 is not UTF-8.*iconv -f latin1"),
         ("a.csv", "query,answer\nQ,1\n", r"question='question' names no column: .*a.csv:2.*; columns: query, answer"),
         ("a.csv", "question,answer\n", r"path='.*a.csv' holds no rows"),
-        ("a.json", '[{"question": "Q"}, 7]', r"a.json: entry 1 is a int, expected objects"),
+        ("a.json", '[{"question": "Q"}, 7]', r"a.json: entry 1 is a number, expected objects"),
         ("a.jsonl.gz", '{"question": "Q", "answer": "1"}\n{"question', r"a.jsonl.gz:2 is not JSON"),
         ("a.csv", "instruction,input,output\nA,b,c\n", r'set question="{instruction}\\n{input}" and answer=output'),
         ("a.jsonl", '{"conversations": []}', r"set messages=conversations for a column of chats"),

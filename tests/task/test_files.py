@@ -323,12 +323,12 @@ CHAT = [{"role": "user", "content": "Hi"}]
         (CHAT, {"question": "{question}"}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {}, "holds a list of messages, .*; map it with messages=question"),
         (json.dumps(CHAT), {"prompt": "question"}, "holds a list of messages, .*; map it with messages=question"),
-        ({"text": "Hi"}, {}, "holds dict, .*; name the part of it that is the question, as in question=question.text"),
-        ({"text": "Hi"}, {"question": "{question}"}, "holds dict, "),
-        (["Hi", "there"], {}, r"holds list, .*; write it as text, or question='\{question\}' to ask it as JSON"),
-        (7, {}, "holds int, "),
-        (1.5, {}, "holds float, "),
-        (True, {}, "holds bool, "),
+        ({"text": "Hi"}, {}, "holds an object, .*; name the part of it that is the question, as in .*.text"),
+        ({"text": "Hi"}, {"question": "{question}"}, "holds an object, "),
+        (["Hi", "there"], {}, r"holds a list, .*; write it as text, or question='\{question\}' to ask it as JSON"),
+        (7, {}, "holds a number, "),
+        (1.5, {}, "holds a number, "),
+        (True, {}, "holds a boolean, "),
     ],
 )
 def test_a_question_that_is_not_text_is_refused(cls, tmp_path, value, mapped, why):

@@ -49,6 +49,7 @@ def test_what_can_go_wrong_is_a_line_each(folder, tmp_path):
             {"path": str(folder), "split": "train[:0]", "question": "problem", "answer": None},
             "split train.*corresponds to no data",
         ),
+        ({"path": str(folder / "train.jsonl")}, "is a file; read it with kind: files, or name its folder"),
         ({"path": str(tmp_path / "nope")}, "names a folder that does not exist"),
         (
             {"path": "nobody/nothing-at-all"},

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from proxima.cli.explanation import text_of
+from proxima.cli.explanation import facts_of, text_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
@@ -121,6 +121,39 @@ def test_explain_shows_the_shares_and_a_recipe_comes_back_from_its_dump(tmp_path
 def test_a_source_that_is_held_out_too_is_pointed_out():
     asked = {"task": RECIPE["task"]["tasks"][1]["task"]}
     assert "has the same questions as `task`" in text_of(resolve(RECIPE | {"eval": asked}))
+
+
+def written(path, questions):
+    path.write_text("".join(f'{{"question": "{q}", "q": "{q}", "answer": "1"}}\n' for q in questions))
+    return str(path)
+
+
+def test_a_source_that_asks_what_another_one_holds_out_is_pointed_out(tmp_path):
+    whole = written(tmp_path / "whole.jsonl", [f"What is {i}?" for i in range(50)])
+    some = written(tmp_path / "some.jsonl", [f" What  is {i}?" for i in range(25)])
+    held_out = len(Jsonl(path=whole, held_out=0.3, part="held_out").rows(0))
+    holder = {"name": "a", "task": {"kind": "jsonl", "path": whole, "held_out": 0.3}}
+
+    def notes(*sources):
+        resolved = resolve(RECIPE | {"task": {"kind": "mix", "tasks": [holder, *sources]}})
+        rows = resolved.config.task.rows(0)
+        assert all(f"task: {note}" in facts_of(resolved)["warnings"] for note in rows.notes)
+        return list(rows.notes)
+
+    other = {"name": "b", "task": {"kind": "jsonl", "path": whole, "question": "q"}}
+    (note,) = notes(other)
+    assert note == (
+        f"{held_out} of the 50 rows of b ask questions that a holds out for evaluation, and the run trains on "
+        "them; set held_out=0.3 in both"
+    )
+    (note,) = notes({"name": "c", "task": {"kind": "jsonl", "path": some}})
+    assert "of the 25 rows of c" in note
+    for share in (0.3, 0.5):
+        other["task"]["held_out"] = share
+        assert bool(notes(other)) == (share > 0.3)  # b then holds out what a trains on
+    assert notes({"name": "d", "task": {"kind": "arithmetic", "size": 5}}) == []
+    inner = {"kind": "mix", "tasks": [{"name": "e", "task": {"kind": "jsonl", "path": some}}]}
+    assert len(notes({"name": "nested", "task": inner})) == 1
 
 
 def test_a_wrong_field_of_a_source_is_named():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.cli.parameters import AsJson, print_json
+from proxima.data.errors import counted
 from proxima.system.machine import gemm_rate, memory_bytes, package_version, usable_cores
 from proxima.version import __version__
 
@@ -69,6 +70,10 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     shown = "unknown"
     if memory["total"] is not None:
         shown = f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
+    one, layer = ", x W", ""
+    if gemm["device"] == "cpu":  # two measurements, which may differ
+        one = f", x W alone, on {counted(facts['threads'], 'thread')}"
+        layer = " (the products of a layer, forward and backward, on one core; this decides, not gemm)"
     report = [
         f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
         f"packages  {packages}",
@@ -79,8 +84,8 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         f"memory    {shown}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"kernels   bfloat16 on a CPU: {facts['kernels']}",
-        f"gemm      float32 {gemm['float32']:,.4g}  bfloat16 {gemm['bfloat16']:,.4g} GFLOP/s on {gemm['device']}, x W",
-        f"auto      {facts['auto']['dtype']} for every dtype that is auto: {facts['auto']['reason']}",
+        f"gemm      float32 {gemm['float32']:,.4g}  bfloat16 {gemm['bfloat16']:,.4g} GFLOP/s on {gemm['device']}{one}",
+        f"auto      {facts['auto']['dtype']} for every dtype that is auto: {facts['auto']['reason']}{layer}",
     ]
     return report
 

@@ -1,8 +1,8 @@
 """Show a recipe: what is trained and the batch arithmetic; then the values that differ from the defaults, with their
 origin, and with --all every value with its meaning. Memory and time are those of `proxima plan`.
 
-Reads no weights and needs no data: missing data files are warnings. Runs only proxima's own code, unless --import-code
-is given."""
+Reads no weights and needs no data: missing data files are warnings. Files that are here and that `train` would refuse
+are an error. Runs only proxima's own code, unless --import-code is given."""
 
 from typing import Annotated
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from proxima.cli.parameters import print_json, truncated
-from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep
+from proxima.config.batch_arithmetic import ASSUMED_PROMPT, BatchArithmetic, ExampleStep
+from proxima.config.data_here import open_data_here
 from proxima.config.describe import first_sentence, setting
 from proxima.config.families import family_name
 from proxima.config.outcomes import explained_outcomes, outcome_lines
@@ -20,7 +21,9 @@ from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
-from proxima.task.held_out_part import SplitTask
+from proxima.task.held_out_part import SplitTask, possible_share
+from proxima.task.mix import held_out_part
+from proxima.task.protocol import Rows
 from proxima.view.formatting import output_width
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
@@ -33,27 +36,41 @@ def explain_recipe(
     resolved = resolve(recipe, overrides, root=None, import_code=import_code)
     pending = to_do(resolved)  # a warning here, an error in `train`
     problems = [problem for problem in check(resolved) if problem not in pending]
+    estimate = arithmetic_of(resolved)
     if as_yaml:
         print(dump(resolved), end="")
         for problem in pending:
             print(f"WARNING {problem}", file=sys.stderr)
     elif as_json:
-        print_json(facts_of(resolved))
+        print_json(facts_of(resolved, estimate))
     else:
-        print(text_of(resolved, width=output_width(sys.stdout), everything=everything))
+        print(text_of(resolved, estimate, width=output_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
+    if estimate.data.refused is not None:
+        raise estimate.data.refused
 
 
-def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bool = False) -> str:
+def arithmetic_of(resolved: Resolved[Any]) -> BatchArithmetic:
+    """The batch arithmetic, with the data that are on this machine."""
+    return BatchArithmetic(resolved, open_data_here(resolved, to_do(resolved)))
+
+
+def text_of(
+    resolved: Resolved[Any],
+    estimate: BatchArithmetic | None = None,
+    *,
+    width: int | None = None,
+    everything: bool = False,
+) -> str:
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
-    estimate = BatchArithmetic(resolved)
-    blocks = [trained_block(resolved), _batch_block(estimate)]
+    estimate = estimate or arithmetic_of(resolved)
+    blocks = [trained_block(resolved, estimate.data.rows.get("task")), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
     blocks += [f"auto     {line}" for line in outcome_lines(explained_outcomes(resolved.config))]
     remarks = [f"note     {note}" for note in estimate.notes]
-    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved))]
+    remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)]
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
     header = laid_out(header_of(resolved.recipe), columns)
@@ -62,16 +79,16 @@ def text_of(resolved: Resolved[Any], width: int | None = None, *, everything: bo
     return "\n\n".join(filter(None, [header, summary, values]))
 
 
-def facts_of(resolved: Resolved[Any]) -> dict[str, Any]:
+def facts_of(resolved: Resolved[Any], estimate: BatchArithmetic | None = None) -> dict[str, Any]:
     """`explain` as data: `header`, `values`, `batch`, `auto`, `notes` and `warnings`."""
-    estimate = BatchArithmetic(resolved)
+    estimate = estimate or arithmetic_of(resolved)
     return {
         "header": header_of(resolved.recipe),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
         "auto": [asdict(outcome) for outcome in explained_outcomes(resolved.config)],
         "notes": estimate.notes,
-        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved))],
+        "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)],
     }
 
 
@@ -146,16 +163,16 @@ def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> 
     return "\n".join(line if width is None else truncated(line, width) for line in lines)
 
 
-def trained_block(resolved: Resolved[Any]) -> str:
+def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
     """Summarise what is trained, on which data, and by which reward: `train cppo: models/m on arithmetic, rewarded by
-    number`."""
+    number`; `rows` are those of the task, if they could be opened."""
     config = resolved.config
     kinds = {entry.path: str(entry.value) for entry in resolved.entries if entry.path.endswith(".kind")}
 
     def named(section: str) -> str:
         return " + ".join(kind for path, kind in kinds.items() if re.fullmatch(rf"{section}(\.\d+)?\.kind", path))
 
-    held_out = f"held out: {named('eval.task') or _nothing(config.task)}"
+    held_out = f"held out: {named('eval.task') or _nothing(config.task, rows)}"
     if setting(config.eval.task, "part") == "held_out":
         held_out += ", its held-out part"
     what = f"{config.model.path} on {named('task')}"
@@ -165,10 +182,16 @@ def trained_block(resolved: Resolved[Any]) -> str:
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 
 
-def _nothing(task: Any) -> str:
-    """Says that nothing is held out, and what to set."""
-    splits = isinstance(task, SplitTask)
-    return f"nothing (set {'task.held_out=0.1, or ' * splits}eval.task)"
+def _nothing(task: Any, rows: Rows | None) -> str:
+    """Says that nothing is evaluated, and what to set: a share that leaves no part empty."""
+    if held_out_part(task) is not None:
+        return "nothing, because eval.task is null (remove it, and the part that task.held_out leaves out is evaluated)"
+    if not isinstance(task, SplitTask):
+        return "nothing (set eval.task)"
+    share = 0.1 if rows is None else possible_share(rows)
+    if share is None:
+        return "nothing (set eval.task; too few questions to hold some out)"
+    return f"nothing (set task.held_out={share:g}, or eval.task)"
 
 
 def _batch_block(estimate: BatchArithmetic) -> str:
@@ -176,6 +199,9 @@ def _batch_block(estimate: BatchArithmetic) -> str:
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
         return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
-    prompt = "prompt length unknown" if longest is None else f"prompts have up to {longest:,} tokens"
+    if longest is None:
+        prompt = f"prompts are assumed to have {ASSUMED_PROMPT} tokens, as a note says"
+    else:
+        prompt = f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"

@@ -2,18 +2,23 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
 import yaml
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, FieldErrors, UserError
+from proxima.data.errors import counted, suggestion
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
-from proxima.task.file_formats import data_suffix
+from proxima.task.file_formats import data_suffix, headless, looks_like_data
+from proxima.task.held_out_part import BY, SHARES, question_keys, rows_of_part
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet, find_files
 from proxima.task.protocol import Row, Rows, unusable_rows
 from proxima.view.formatting import count, printable
@@ -44,7 +49,9 @@ eval:                       # before and after training, and every 10 steps, on 
   every: 10
 
 """
-SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out
+FLAGS = {"path": "--data", "question": "--question", "messages": "--question", "answer": "--answer"}  # of the fields
+FIELD_IN_REMEDY = re.compile(r"\b(question|answer)=(?=\S)")
+SFT_RECIPE, PAIRS_RECIPE = "cpu/sft", "cpu/dpo"
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,20 @@ class QuestionAndAnswer:
     field: Literal["question", "messages"]
     question: str
     answer: str
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The rows of a file that are trained on and those that are held out.
+
+    Args:
+        line: of the recipe: the share, or a comment if the questions are so few that one part would be empty.
+        trained, held_out: the number of rows of each part.
+    """
+
+    line: str
+    trained: int
+    held_out: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,8 @@ class Grading:
 
 
 def starter_for(data: str, folder: Path, model: str, *, question: str | None, answer: str | None) -> dict[str, str]:
-    """Return the contents of recipe.yaml and reward.py for a user's data, and print which columns they read.
+    """Return the contents of recipe.yaml and reward.py for a user's data; print which columns they read, and how many
+    rows are held out.
 
     Args:
         data: a file, or a pattern.
@@ -89,25 +111,22 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         question, answer: the columns; None: told by their names.
 
     Raises:
-        UserError, FieldError: the file can't be read, has no such columns, or has rows without an answer; or the names
-            of its columns don't tell which is the question and which the answer.
+        UserError: the file can't be read, has no such columns, or has rows without an answer; or the names of its
+            columns don't tell which is the question and which the answer. It names the flags, not fields of a task.
     """
-    kind, task_class = KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))
-    source = task_class(path=data, answer=None)
-    present = source.columns()
-    first = source.first()
-    if not present or first is None:
-        raise UserError(f"{data} has no rows")
-    columns = find_columns(data, first, question, answer)
-    chosen: dict[str, Any] = {columns.field: columns.question, "answer": columns.answer}
-    task = task_class(path=data, **chosen)
-    rows = task.rows(0)
-    for error in unusable_rows(rows):
-        raise error
-    read = some_rows(rows)
-    require_answers(data, columns.answer, read)
+    with as_flags():
+        kind, task_class = KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))
+        source = task_class(path=data, answer=None)
+        present = source.columns()
+        first = source.first()
+        if not present or first is None:
+            raise UserError(f"{data} has no rows", remedy="name another file with --data")
+        columns = find_columns(data, first, question, answer)
+        chosen: dict[str, Any] = {columns.field: columns.question, "answer": columns.answer}
+        rows = task_class(path=data, **chosen).rows(0)
+        read = usable_rows(data, rows, columns)
     grading = grading_of([row.answer for row in read])
-    held_out, trained, evaluation = held_out_settings(task, len(rows))
+    parts = held_out_share(rows)
     values = {
         "data": printable(data),
         "model": written(model),
@@ -115,21 +134,81 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         "path": written(data if os.path.isabs(data) or data.startswith("~") else os.path.relpath(data, folder)),
         "prompt": prompt_line(columns, present),
         "answer": written(columns.answer),
-        "held_out": held_out,
+        "held_out": parts.line,
         "system": "null" if grading.system is None else grading.system,
         "function": grading.function,
         "max_tokens": f"{grading.max_tokens:<17} # {grading.why}",
-        "prompts": str(min(8, trained)),
-        "evaluation": evaluation,
+        "prompts": str(min(8, parts.trained)),
+        "evaluation": EVALUATION if parts.held_out else "",
     }
-    example = printable(f"{excerpt_of(read[0].messages[-1]['content'])} → {excerpt_of(read[0].answer)}")
-    named = f"the question is {columns.question!r}, the answer {columns.answer!r}"
-    print(printable(f"{data}: {count(len(rows))} rows; {named}: ") + example)
+    for line in what_is_read(data, rows, read[0], columns, parts):
+        print(line)
+    if question is None or answer is None:
+        for line in other_choices(first, columns, question, answer):
+            print(line)
     reward = (TEMPLATES / f"{grading.function}.py").read_text(encoding="utf-8")
     return {
         "recipe.yaml": Template((TEMPLATES / "recipe.yaml").read_text(encoding="utf-8")).substitute(values),
         "reward.py": with_parameters(reward, others(columns, present)),
     }
+
+
+@contextmanager
+def as_flags() -> Iterator[None]:
+    """Name the flags of the command in the errors raised inside, in the place of fields of a task, which the user did
+    not write."""
+    try:
+        yield
+    except FieldErrors as several:
+        raise UserError("\n".join(_with_flag(error) for error in several.errors)) from None
+    except FieldError as error:
+        raise UserError(_with_flag(error)) from None
+    except UserError as error:
+        raise UserError(error.reason, remedy=FIELD_IN_REMEDY.sub(r"--\1 ", error.remedy)) from None
+
+
+def _with_flag(error: FieldError) -> str:
+    named = FieldError(FLAGS.get(error.field, error.field), error.value, error.bound)
+    remedy = FIELD_IN_REMEDY.sub(r"--\1 ", error.remedy.replace(", or null for no answers", ""))
+    return str(UserError(named.reason, remedy=remedy))
+
+
+def what_is_read(data: str, rows: Rows, first: Row, columns: QuestionAndAnswer, parts: Parts) -> Iterator[str]:
+    """Yield what the terminal says of the data: the columns, with an example, and the rows that are held out."""
+    different = len(set(question_keys(rows)))
+    what = counted(len(rows), "row")
+    if different < len(rows):
+        what += f", {counted(different, 'different question')}"
+    named = f"the question is {columns.question!r}, the answer {columns.answer!r}"
+    example = printable(f"{excerpt_of(first.messages[-1]['content'])} → {excerpt_of(first.answer)}")
+    yield printable(f"{data}: {what}; {named}: ") + example
+
+    if parts.held_out:
+        verb = "is" if parts.held_out == 1 else "are"
+        yield f"{count(parts.held_out)} of {counted(len(rows), 'row')} {verb} held out ({BY}) and only evaluated"
+    else:
+        yield "too few questions to hold some out: all rows are trained on, and nothing is evaluated"
+
+
+def other_choices(
+    first: Mapping[str, Any], columns: QuestionAndAnswer, question: str | None, answer: str | None
+) -> Iterator[str]:
+    """Yield a line for question and answer, unless the user has named it, if the names of further columns fit."""
+    taken = {columns.question, columns.answer.partition(".")[0]}
+    for what, given, chosen, names in (
+        ("question", question, columns.question, QUESTIONS),
+        ("answer", answer, columns.answer, ANSWERS),
+    ):
+        fitting = [name for name in first if column_key(name) in names and name not in taken]
+        fitting = [name for name in fitting if "{" + name + "}" not in columns.question]
+        if given is None and fitting:
+            others = " or ".join(repr(name) for name in fitting)
+            yield printable(f"the {what} is {chosen!r}; if it is {others}, add --{what} {shlex.quote(fitting[0])}")
+
+
+def column_key(name: str) -> str:
+    """A column's name in the form of `QUESTIONS` and `ANSWERS`."""
+    return "_".join(name.lower().split())
 
 
 def find_columns(data: str, first: Mapping[str, Any], question: str | None, answer: str | None) -> QuestionAndAnswer:
@@ -139,15 +218,19 @@ def find_columns(data: str, first: Mapping[str, Any], question: str | None, answ
         first: the first row.
 
     Raises:
-        UserError: the names don't tell; names the columns of the file.
+        UserError: the names don't tell, or the file is for SFT or DPO; names the columns of the file.
     """
-    names = {"_".join(name.lower().split()): name for name in first}
+    require_present(data, first, {"question": question, "answer": answer})
+    names = {column_key(name): name for name in first}
     asked = question or next((names[name] for name in QUESTIONS if name in names), None)
     right = answer or next((names[name] for name in ANSWERS if name in names and names[name] != asked), None)
+    if answer is None:
+        refuse_other_training(data, first, asked, right)
     left = [name for name in first if name not in (asked, right)]
     if len(first) == 2 and len(left) == 1:  # one of two was found: the other one is the other one
         asked, right = asked or left[0], right or left[0]
     if asked is None or right is None:
+        require_header(data, first)
         missing = [what for what, name in (("question", asked), ("answer", right)) if name is None]
         what = f"can't tell which column of {data} is the {' and which the '.join(missing)}"
         remedy = "name " + " and ".join(f"--{what} COLUMN" for what in missing)
@@ -160,9 +243,79 @@ def find_columns(data: str, first: Mapping[str, Any], question: str | None, answ
     return QuestionAndAnswer("messages" if is_messages else "question", asked, right)
 
 
+def require_present(data: str, first: Mapping[str, Any], given: Mapping[str, str | None]) -> None:
+    """Raise UserError if a column that the user names is none of the file's; a template is checked by the task."""
+    for what, name in given.items():
+        if name is None or "{" in name or name in first or name.partition(".")[0] in first:
+            continue
+        near = suggestion(name, first)
+        also = "" if near.startswith("known: ") else f" columns: {', '.join(first)}"
+        raise UserError(f"--{what}={name!r} names no column of {data}", remedy=f"{near}{also}")
+
+
+def require_header(data: str, first: Mapping[str, Any]) -> None:
+    """Raise UserError if the first line of a CSV file seems to be data."""
+    file = find_files(data)[0]
+    if KINDS.get(data_suffix(file), ("", Files))[1] is Csv and looks_like_data(first):
+        raise headless(file, first)
+
+
+def refuse_other_training(data: str, first: Mapping[str, Any], asked: str | None, right: str | None) -> None:
+    """Raise UserError, with the command that trains on it, for a file of another kind of training: completions with
+    labels, or, without an answer, preference pairs or chats that end with one."""
+    names = {column_key(name): name for name in first}
+    prompt = "" if asked is None or asked in (names.get("chosen"), names.get("rejected")) else asked
+    chat = prompt and (is_chat(first[prompt]) or _is_shared_chat(first[prompt]))
+    mapped = {"messages" if chat else "question": prompt}
+    if prompt and {"completion", "label"} <= names.keys() and isinstance(first[names["label"]], bool):
+        more = ["preference.loss=kto", *renamed_columns(names, "completion", "label")]
+        raise _trained_by(data, "completions with labels, for KTO", PAIRS_RECIPE, mapped, more)
+    if right is not None:
+        return
+    if {"chosen", "rejected"} <= names.keys():
+        mapped = mapped if prompt else {"messages": names["chosen"]}
+        what = "preference pairs, for DPO or a reward model, and has no column with an answer"
+        raise _trained_by(data, what, PAIRS_RECIPE, mapped, renamed_columns(names, "chosen", "rejected"))
+    if prompt and chat and _ends_with_answer(first[prompt]):
+        what = "chats that end with an answer, for SFT, and has no column with an answer"
+        raise _trained_by(data, what, SFT_RECIPE, mapped, [])
+
+
+def renamed_columns(names: Mapping[str, str], *fields: str) -> list[str]:
+    """Return the overrides for the columns that don't have the default names; `names` as in `find_columns`."""
+    return [f"preference.{field}={names[field]}" for field in fields if names[field] != field]
+
+
+def _trained_by(data: str, what: str, recipe: str, mapped: Mapping[str, str], more: Sequence[str]) -> UserError:
+    """The error for a file of another kind of training: it names the recipe, and how to map the columns."""
+    kind = KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))[0]
+    fields = {"kind": kind, "path": data, **mapped, "answer": None}
+    task = yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
+    words = ["proxima", "train", recipe, "data.system=null", "eval.task=null", *more, f"task={task}"]
+    remedy = f"train on it with {shlex.join(words)}, or name the column with --answer COLUMN"
+    return UserError(f"{data} holds {what}", remedy=remedy)
+
+
+def _ends_with_answer(value: Any) -> bool:
+    """Return True for a chat whose last message is the assistant's."""
+    chat = json.loads(value) if isinstance(value, str) else value
+    last = chat[-1] if chat else None
+    return isinstance(last, Mapping) and (last.get("role") or last.get("from")) in ("assistant", "gpt", "model")
+
+
 def _is_shared_chat(value: Any) -> bool:
     """Return True for a list of {from, value}, ShareGPT's form of a chat."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping) and "from" in value[0]
+
+
+def usable_rows(data: str, rows: Rows, columns: QuestionAndAnswer) -> list[Row]:
+    """Return the rows that are looked at; UserError if a row has no question, or one of these no answer."""
+    for error in unusable_rows(rows):
+        what = f"{data}: a row has no question in {columns.question!r}"
+        raise UserError(what, remedy=f"{error.remedy}, with --question COLUMN")
+    read = some_rows(rows)
+    require_answers(data, columns.answer, read)
+    return read
 
 
 def some_rows(rows: Rows) -> list[Row]:
@@ -176,7 +329,9 @@ def require_answers(data: str, column: str, rows: Sequence[Row]) -> None:
     missing = [row for row in rows if row.answer is None or row.answer == ""]
     if missing:
         question = excerpt_of(missing[0].messages[-1]["content"])
-        what = f"{data}: {len(missing):,} of {len(rows):,} rows have no value in {column!r}, the first at {question}"
+        verb = "has" if len(missing) == 1 else "have"
+        share = f"{len(missing):,} of {counted(len(rows), 'row')}"
+        what = f"{data}: {share} {verb} no value in {column!r}, the first at {question}"
         raise UserError(what, remedy="remove these rows, or name another column with --answer COLUMN")
 
 
@@ -196,18 +351,16 @@ def grading_of(answers: Sequence[Any]) -> Grading:
     return Grading("shared_words", None, max(64, tokens), why)
 
 
-def held_out_settings(task: Files, count: int) -> tuple[str, int, str]:
-    """Return the recipe's line that holds out a share of the rows, the number of those to train on, and the section
-    that evaluates the others. If the questions are so few that one part would be empty, the line is a comment, and
-    there is no such section."""
-    share = next(share for least, share in SHARES.items() if count >= least)
+def held_out_share(rows: Rows) -> Parts:
+    """Return the parts of the rows, with a share that is held out unless one part would be empty."""
+    share = next(share for least, share in SHARES.items() if len(rows) >= least)
     try:
-        trained = len(replace(task, held_out=share).rows(0))
-        evaluated = len(replace(task, held_out=share, part="held_out").rows(0))
+        trained = len(rows_of_part(rows, share, "train"))
+        evaluated = len(rows_of_part(rows, share, "held_out"))
     except FieldError:
-        return f"# held_out: {share}           # too few questions: one part would be empty", count, ""
+        return Parts(f"# held_out: {share}           # too few questions: one part would be empty", len(rows), 0)
     line = f"held_out: {share:<12} # a hash of the question chooses these {evaluated:,}; they are only evaluated"
-    return line, trained, EVALUATION
+    return Parts(line, trained, evaluated)
 
 
 def prompt_line(columns: QuestionAndAnswer, present: Sequence[str]) -> str:

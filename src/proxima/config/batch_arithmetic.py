@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from proxima.config.data_here import DataHere
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import text_notes
+from proxima.config.sections.data_section import few_questions_note, text_notes
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
 from proxima.core.selection.protocol import prompts_factor
 from proxima.data import FieldError
 from proxima.data.columns import Ints
+from proxima.data.errors import counted
 from proxima.data.trajectory import Trajectory
 from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.demo_model import is_downloadable
@@ -100,23 +102,28 @@ class ExampleStep:
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch{'es' * (self.micro_batches > 1)}"
-        return f"{self.examples:,} examples → about {micro} of ≤ {self.budget:,} tokens → 1 update"
+        return f"{counted(self.examples, 'example')} → about {micro} of ≤ {self.budget:,} tokens → 1 update"
 
 
 class BatchArithmetic:
-    """The batch arithmetic of a config; `notes` say what was assumed.
+    """The batch arithmetic of a config; `notes` say what was assumed, `warnings` what is wrong with the rows.
 
     Args:
         resolved: the config.
+        data: what `open_data_here` has opened; None: nothing, and the rows of the task are read if they are here.
         reads_model: False: its model is not here, and asking for its tokenizer would wait for the hub.
     """
 
-    def __init__(self, resolved: Resolved[Any], *, reads_model: bool = True) -> None:
+    def __init__(self, resolved: Resolved[Any], data: DataHere | None = None, *, reads_model: bool = True) -> None:
         config: RunConfig | OfflineConfig = resolved.config
         self.notes: list[str] = []
+        self.warnings = [] if data is None else list(data.notes)
         self.prompt: int | None = None
-        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed))
-        if TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None:
+        self.data = data or DataHere()
+        opened = self.data.rows.get("task")
+        self._rows: Callable[[], Rows] = cache(lambda: config.task.rows(config.seed) if opened is None else opened)
+        splits = TASKS.holds(config.task, "mix") or held_out_part(config.task) is not None
+        if splits and (data is None or "task" in data.rows):
             about = self._read(lambda: about_rows(self._rows()), "rows")
             if about:
                 self.notes.append(f"task: {about}")
@@ -143,7 +150,7 @@ class BatchArithmetic:
             if prompt is not None and (shown := int((prompt < 0).sum())):
                 self.notes.append(f"the longest prompt read has {len(prompt)} tokens, {shown} of them of images")
         if self.prompt is None:
-            self.notes.append(f"assuming that prompts have {ASSUMED_PROMPT} tokens")
+            self.notes.append(assuming("prompts", ASSUMED_PROMPT))
         if config.replayed is not None:
             note = f"replay of {config.replayed}: uses its stored groups"
             self.notes.append(f"{note}; only evaluations generate")
@@ -151,7 +158,12 @@ class BatchArithmetic:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
             note = "dynamic sampling: the figures are for one generation batch per step; to fill a step there may"
             self.notes.append(f"{note} be {most}")
-        return batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
+        batch = batch_of(config, ASSUMED_PROMPT if self.prompt is None else self.prompt)
+        if batch.prompts != config.train.prompts_per_step:
+            self.notes.append(allocated(config.train.prompts_per_step, batch.prompts))
+        if "task" in self.data.rows:
+            self.warnings += few_questions_note(batch.prompts, len(self._rows()))
+        return batch
 
     def _examples(self, config: OfflineConfig) -> ExampleStep:
         """The step of a run on a fixed data set, from the lengths of its first rows."""
@@ -163,7 +175,7 @@ class BatchArithmetic:
         )
         rows, lengths = counted or (0, [])
         if not lengths:
-            self.notes.append(f"assuming that examples have {ASSUMED_EXAMPLE} tokens")
+            self.notes.append(assuming("examples", ASSUMED_EXAMPLE))
         mean = round(sum(lengths) / len(lengths)) if lengths else ASSUMED_EXAMPLE
         tokens = train.examples_per_step * mean
         return ExampleStep(
@@ -175,6 +187,19 @@ class BatchArithmetic:
             budget=train.tokens_per_micro_batch,
             steps=train.steps or (train.steps_of(rows) if rows else 0),
         )
+
+
+def assuming(what: str, tokens: int) -> str:
+    """What the figures stand on without data or a tokenizer, and what to do about it."""
+    remedy = "with the data and the model's tokenizer on this machine they are counted"
+    return f"assuming that {what} have {tokens} tokens: {remedy}"
+
+
+def allocated(written: int, prompts: int) -> str:
+    """Why a step has more prompts than `train.prompts_per_step`."""
+    factor = prompts // written
+    what = f"train.prompts_per_step={written} becomes {prompts:,}: `prune` with allocate=true drops completions"
+    return f"{what}, and takes {factor} times as many prompts, so that an update has as many sequences as without it"
 
 
 def longest_prompt(config: RunConfig, notes: list[str] | None, rows: Rows) -> Ints:

@@ -1,6 +1,10 @@
 """Problems of a config, one line each: path, value, origin and remedy; and bounds that several sections check."""
 
-from collections.abc import Iterable
+import glob
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +32,44 @@ class Problem:
     def __str__(self) -> str:
         shown = "" if self.value is None else f"={abbreviated(without_secrets(self.value), LONGEST_VALUE)}"
         where = "" if self.source is None else f" ({self.source})"
-        return f"{abbreviated(self.path, LONGEST_VALUE)}{shown}{where}: {abbreviated(self.message, LONGEST_LINE)}"
+        said = f"{abbreviated(self.path, LONGEST_VALUE)}{shown}{where}: {abbreviated(self.message, LONGEST_LINE)}"
+        beside = beside_its_recipe(self.value or "", self.source or "")
+        return f"{said}; {beside}" if beside else said
+
+
+def beside_its_recipe(value: str, source: str) -> str:
+    """What to do about a path that leads nowhere from the current folder but somewhere from its recipe's; empty if the
+    value is none.
+
+    Args:
+        value: a path, a pattern, `FILE.py:FUNCTION` or `package.module:NAME`.
+        source: `FILE:LINE`, where it was written.
+    """
+    recipe = re.sub(r":\d+(, .*)?$", "", source)
+    folder = os.path.dirname(recipe)
+    if not folder or not os.path.isfile(recipe) or os.path.isabs(value) or value.startswith("~"):
+        return ""
+    for path in _files_named(value):
+        there = os.path.normpath(os.path.join(folder, path))
+        if not _exists(path) and _exists(there):
+            return f"there is {there}: cd {shlex.quote(folder)} first, or write a path from the current folder"
+    return ""
+
+
+def _files_named(value: str) -> Iterator[str]:
+    """The files that a value can name."""
+    yield value
+    module, colon, _ = value.rpartition(":")
+    if colon and module.endswith(".py"):
+        yield module
+    elif colon and re.fullmatch(r"\w+(\.\w+)*", module):
+        yield f"{module.replace('.', os.sep)}.py"
+
+
+def _exists(path: str) -> bool:
+    if "\0" in path:
+        return False
+    return bool(glob.glob(path)) if glob.has_magic(path) else os.path.exists(path)
 
 
 class ConfigError(UserError):

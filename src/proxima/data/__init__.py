@@ -24,6 +24,8 @@ cutting, checks, Parquet, the viewer and the docs follow.
 from proxima.data.errors import (
     FieldError,
     FieldErrors,
+    MissingDataError,
+    MissingFileError,
     NoFieldError,
     NotFiniteError,
     OverLengthError,
@@ -38,6 +40,8 @@ from proxima.data.errors import (
 __all__ = [
     "FieldError",
     "FieldErrors",
+    "MissingDataError",
+    "MissingFileError",
     "NoFieldError",
     "NotFiniteError",
     "OverLengthError",

@@ -5,7 +5,9 @@
     NoFieldError  a batch lacks a tensor that is read, or is given one that it does not have
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
     OverLengthError  the same for a row that is too long
+    MissingDataError, MissingFileError  the data of a task are not on this machine
     suggestion    what the user may have meant, for the remedies
+    counted, quoted  numbers of things, and texts, as messages write them
 
 No code parses a message: everything a handler needs is an attribute.
 """
@@ -105,6 +107,14 @@ class OverLengthError(FieldError):
     """A row has more tokens than the model accepts."""
 
 
+class MissingDataError(UserError):
+    """The data of a task are not on this machine. `explain`, which needs none, only notes it."""
+
+
+class MissingFileError(FieldError, MissingDataError):
+    """A field names data that are not on this machine."""
+
+
 def require(condition: bool, field: str, value: object, bound: str, *, remedy: str = "") -> None:
     """Raise `FieldError` unless the condition holds."""
     if not condition:
@@ -167,6 +177,18 @@ def nearest_divisor(value: int, number: int) -> int:
     """The divisor of `number` nearest to `value`, the larger of two; `value` itself for 0."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
     return min(divisors, key=lambda d: (abs(d - value), -d), default=value)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,048 rows`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def quoted(text: str, longest: int = LONGEST_VALUE) -> str:
+    """A text in quotes, in one line, with its backslashes as a recipe has them; `repr` doubles them."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    mark = '"' if "'" in line else "'"
+    return f"{mark}{line if len(line) <= longest else line[:longest] + '…'}{mark}"
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:

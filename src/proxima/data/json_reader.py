@@ -6,7 +6,7 @@ converted to text.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_DEPTH = 100  # objects and lists inside one another
@@ -74,3 +74,15 @@ def bounded_int(digits: str) -> int:
     if count > MAX_DIGITS:
         raise ValueError(f"an integer of {count:,} digits, at most {MAX_DIGITS} can be read")
     return int(digits)
+
+
+def json_type(value: Any) -> str:
+    """The type of a value as JSON calls it, with its article: `a number`, and not Python's `int`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, Mapping):
+        return "an object"
+    names = {str: "a string", int: "a number", float: "a number", list: "a list", tuple: "a list"}
+    return names.get(type(value), f"a value of type {type(value).__name__}")

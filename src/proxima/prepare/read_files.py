@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.json_reader import load_json
+from proxima.data.json_reader import json_type, load_json
 from proxima.task.file_formats import SUFFIXES, ParquetTable, data_suffix, open_data_file
 from proxima.task.published_chats import as_messages
 
@@ -174,7 +174,7 @@ def _chat(value: Any, column: str) -> Values:
 def _text(question: Any) -> str:
     """Return a question, empty for null; TypeError for anything that is not text, such as a chat or a number."""
     if not isinstance(question, str | None):
-        raise TypeError(f"the question is a {type(question).__name__}, not text")
+        raise TypeError(f"the question is {json_type(question)}, not text")
     return question or ""
 
 
@@ -193,7 +193,7 @@ def _last_user_message(prompt: Any) -> str:
 def _object(value: Any) -> Mapping[str, Any]:
     parsed = load_json(value) if isinstance(value, str) else value
     if not isinstance(parsed, Mapping):
-        raise TypeError(f"{type(parsed).__name__} in place of an object")
+        raise TypeError(f"{json_type(parsed)} in place of an object")
     return parsed
 
 

@@ -75,6 +75,10 @@ class UserFunction(PooledReward):
 
     def check(self) -> None:
         sandbox_kind(self.sandbox)
+        file = self.file
+        if file is not None and not file.exists():
+            bound = f"names a file that does not exist, {str(file)!r}"
+            raise FieldError("path", self.path, bound, remedy="give a path that exists from the current folder")
         try:
             function = self.function
         except ValueError as error:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.data.errors import quoted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment.call_readers import ToolFormat, read_calls
@@ -40,7 +41,7 @@ class AnswerTexts:
         for reward in map(as_reward, rewards):
             for pattern in reward.text_patterns:
                 if why := next(self._problems(required_text(pattern)), None):
-                    notes.append(f"{path}: {reward.label} can't find {pattern!r:.80} in any answer: {why}")
+                    notes.append(f"{path}: {reward.label} can't find {quoted(pattern, 80)} in any answer: {why}")
         return notes
 
     def _problems(self, needed: RequiredText) -> Iterator[str]:
@@ -67,12 +68,13 @@ class AnswerTexts:
             return  # a part of it may be the prompt's, in which nothing stops
         found = stop_string(run, self.stop)
         if found is not None and not (last and found[1] == len(run)):
-            yield f"{self.name} has {run[slice(*found)]!r}, with which an answer ends, and {run!r} is needed whole"
+            end = quoted(run[slice(*found)])
+            yield f"{self.name} has {end}, with which an answer ends, and {quoted(run)} is needed whole"
 
     def _unencodable(self, run: str) -> Iterator[str]:
         read = sampled_text(self.tokenizer, self.tokenizer(run, add_special_tokens=False)["input_ids"])
         if run.strip() not in read:
-            yield f"the tokenizer reads {run!r} as {read!r}"
+            yield f"the tokenizer reads {quoted(run)} as {quoted(read)}"
 
     def _of_prompts(self, needed: RequiredText) -> Iterator[str]:
         """Every prompt begins its answer in a way with which the pattern does not begin, or ends with its first tag."""
@@ -80,7 +82,8 @@ class AnswerTexts:
         if needed.anchored and begun and all(map(bool, begun)):
             texts = [text.lstrip() if needed.after_space else text for text in begun]
             if not any(text.startswith(first) or first.startswith(text) for text in texts):
-                yield f"every answer begins with {begun[0]!r:.60}, which is in the prompt, and a match with {first!r}"
+                beginning = quoted(begun[0], 60)
+                yield f"every answer begins with {beginning}, which is in the prompt, and a match with {quoted(first)}"
         tag = TAG.match(first)
         if tag is None or any(begun) or not self.prompts:
             return
@@ -110,4 +113,4 @@ def call_notes(tool_format: ToolFormat, sampling: Sampling, path: str) -> list[s
     if read_calls(call, tool_format, tools).calls != (TRIAL,):
         return []
     shown = call[slice(*found)]
-    return [f"{path}: sampling.stop has {shown!r}, which ends a turn within a tool call (format {tool_format})"]
+    return [f"{path}: sampling.stop has {quoted(shown)}, which ends a turn within a tool call (format {tool_format})"]

@@ -6,6 +6,7 @@
     harbor             tasks in Harbor's format, played in containers
     hub                Hugging Face data sets, and GSM8K          reasoning_gym, mix    its puzzles; several tasks
     environment_rows   the rows of an environment with its own data
+    held_out_part, overlaps  the rows that are not trained on; questions that are, although they are evaluated
     column_mapping     columns → a row; with `published_chats` (chats), `template` (texts) and `image_files`
     prompts            rows → prompts: the order, the chat template, the limit of tokens
     example_rows       rows → examples of SFT, preference pairs, labeled completions

@@ -9,7 +9,7 @@ from typing import Any
 from proxima.data import FieldError, UserError, require
 from proxima.data.errors import raise_together
 from proxima.data.flow import Message
-from proxima.data.json_reader import load_json
+from proxima.data.json_reader import json_type, load_json
 from proxima.task.held_out_part import SplitTask
 from proxima.task.image_files import image_list, without_parts
 from proxima.task.protocol import EmptyPromptError, Row, is_played, user_message
@@ -251,7 +251,7 @@ def is_chat(value: Any) -> bool:
 def require_text(value: Any, where: str, column: str) -> None:
     """Raise UserError, with the remedy, unless the value of a question is text: the model would see anything else as
     JSON, even a whole chat as one turn of the user."""
-    kind, remedy = type(value).__name__, f"write it as text, or question='{{{column}}}' to ask it as JSON"
+    kind, remedy = json_type(value), f"write it as text, or question='{{{column}}}' to ask it as JSON"
     if is_chat(value):
         kind, remedy = "a list of messages", f"map it with messages={column}"
     elif _is_nested(value):

@@ -1,7 +1,7 @@
 """The formats of local files. Each reads a file as rows of columns, so that the same column mapping serves all.
 
-`open_data_file` chooses the format by a file's suffix, without `.gz`, and its first bytes. To add one: a class with the
-methods of `DataFile`, and a case in `open_data_file`.
+`open_data_file` chooses the format by a file's suffix, without `.gz`, and its first bytes; it refuses the suffix of
+another format. To add one: a class with the methods of `DataFile`, and a case in `open_data_file`.
 """
 
 import codecs
@@ -12,24 +12,38 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from proxima.data import UserError
-from proxima.data.json_reader import MAX_DEPTH, TooDeepError, load_json
+from proxima.data.errors import LONGEST_VALUE, abbreviated
+from proxima.data.json_reader import MAX_DEPTH, TooDeepError, json_type, load_json
 from proxima.system.jsonl import utf8
 from proxima.system.user_files import POINTER, POINTER_BOUND, PULL
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 UNPACKED = {".bz2": "bunzip2", ".xz": "unxz", ".zip": "unzip", ".zst": "zstd -d"}
+SHEET, TABLE, RECORDS = "save it as CSV", "export a table of it as CSV", "convert it to Parquet or JSON Lines"
 OTHERS = {
     ".arrow": "read the folder that holds it with kind: dataset",
-    ".xls": "save it as CSV",
-    ".xlsx": "save it as CSV",
+    ".avro": RECORDS,
+    ".db": TABLE,
+    ".duckdb": TABLE,
+    ".feather": RECORDS,
+    ".ods": SHEET,
+    ".orc": RECORDS,
+    ".pickle": RECORDS,
+    ".pkl": RECORDS,
+    ".sqlite": TABLE,
+    ".sqlite3": TABLE,
+    ".xls": SHEET,
+    ".xlsx": SHEET,
 }
+# Of a format. `.00001` and `.part-2` number the parts of a file, which has no suffix then.
+FORMAT_SUFFIX = re.compile(r"\.[a-z][a-z0-9]*")
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # the first bytes of such files
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DELIMITERS = (",", ";", "\t", "|")
@@ -41,6 +55,8 @@ ABOUT = {  # keys beside them; an object with others is a row itself, whose colu
 MOST_HEADER = 1 << 20  # characters in which the first two lines are looked for
 BATCH = 2048  # rows of Parquet that a stream holds
 SEPARATOR = re.compile(r"sep=([^\r\n\"])[ \t]*(?:\r\n|\r|\n)", re.IGNORECASE)  # Excel's own first line
+# A number, a text with a question mark, or eight words.
+DATA_CELL = re.compile(r"[-+$€]?\d[\d.,]*%?|.*\?.*|\S+(?:\s+\S+){7,}", re.DOTALL)
 HEADER = "if the first line is data, add one above it that names the columns"
 LONGEST_CELL = 2**31 - 1  # characters; the module `csv` allows 131,072 by default
 
@@ -76,16 +92,13 @@ def data_suffix(file: Path) -> str:
 
 
 def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | ParquetTable":
-    """Open a file in its format; a file without a known suffix is read as `otherwise`.
+    """Open a file in its format; a file without a suffix is read as `otherwise`, and Parquet is known by its content.
 
     Raises:
         UserError: the format is not supported (with a command that converts it), or the file is damaged or a git-lfs
             pointer.
     """
     suffix = data_suffix(file)
-    if suffix in UNPACKED or suffix in OTHERS:
-        remedy = OTHERS.get(suffix) or f"unpack it: {UNPACKED[suffix]} {file}"
-        raise UserError(f"{file} is none of {', '.join(SUFFIXES)}, possibly with .gz", remedy=remedy)
     with file.open("rb") as stream:
         start = stream.read(len(POINTER))
     if start == POINTER:
@@ -93,6 +106,7 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
     packed = start.startswith(GZIP)
     if start.startswith(PARQUET):
         return ParquetTable(file)
+    _require_known(file, suffix)
     suffix = suffix if suffix in SUFFIXES else otherwise
     if suffix == ".parquet":
         if packed:
@@ -111,6 +125,19 @@ def open_data_file(file: Path, otherwise: str = ".jsonl") -> "DataFile | Parquet
         if (entries := _json_document(file, text, whole=suffix == ".json")) is not None:
             return EntryTable(file, entries)
     return LineTable(file, data)
+
+
+def _require_known(file: Path, suffix: str) -> None:
+    """Raise UserError for the suffix of a format that is not read: its content would be called broken JSON."""
+    if suffix in SUFFIXES or FORMAT_SUFFIX.fullmatch(suffix) is None:
+        return
+
+    remedy = "convert it to one of these, or rename it if it is one of these"
+    if suffix in UNPACKED:
+        remedy = f"unpack it: {UNPACKED[suffix]} {file}"
+    elif suffix in OTHERS:
+        remedy = OTHERS[suffix]
+    raise UserError(f"{file} is none of {', '.join(SUFFIXES)}, possibly with .gz", remedy=remedy)
 
 
 def _unpacked(file: Path) -> bytes:
@@ -233,6 +260,8 @@ class CsvTable:
             return [], []
         header = [name.strip() or f"column {number}" for number, name in enumerate(rows[0][1], 1)]
         if len(set(header)) < len(header):
+            if looks_like_data(header):
+                raise headless(self.file, header)
             twice = next(name for name in header if header.count(name) > 1)
             raise UserError(f"{self.file}:{rows[0][0]} has two columns {twice!r}", remedy=f"rename one; {HEADER}")
         for number, cells in rows[1:]:
@@ -255,6 +284,18 @@ class CsvTable:
 
     def place(self, position: int) -> str:
         return f"{self.file}:{self._rows[1][position][0]}"
+
+
+def looks_like_data(header: Iterable[str]) -> bool:
+    """Return True if names of columns look like cells of a row: a number, a question, or a long sentence."""
+    return any(DATA_CELL.fullmatch(name.strip()) for name in header)
+
+
+def headless(file: Path, header: Iterable[str]) -> UserError:
+    """The error for a CSV file whose first line seems to be data."""
+    line = abbreviated(", ".join(map(repr, header)), LONGEST_VALUE)
+    what = f"{file} seems to have no header line: its first line is {line}"
+    return UserError(what, remedy="add a line above it that names the columns, such as question,answer")
 
 
 def _delimiter(text: str) -> str:
@@ -386,7 +427,7 @@ def json_object(line: bytes, place: str) -> Values:
             remedy = r"if its lines end in \r alone, rewrite them: tr '\r' '\n' < FILE > NEW"
         raise UserError(f"{place} is not JSON: {error}", remedy=remedy) from None
     if not isinstance(values, dict):
-        raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
+        raise UserError(f"{place} holds {json_type(values)}, expected an object with the columns as keys")
     return values
 
 
@@ -426,7 +467,7 @@ def _json_document(file: Path, data: bytes, *, whole: bool) -> list[Values] | No
         return None
     for index, entry in enumerate(document):
         if not isinstance(entry, dict):
-            what = f"{file}: entry {index}{inside} is a {type(entry).__name__}"
+            what = f"{file}: entry {index}{inside} is {json_type(entry)}"
             raise UserError(f"{what}, expected objects with the columns as keys")
     return [_encodable(entry) for entry in document] if b"\\u" in data or b"\xed" in data else document
 

@@ -5,7 +5,7 @@ and all rows with the same question are in the same part. `proxima data prepare`
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from proxima.data import FieldError, require
+from proxima.data.errors import counted
 from proxima.data.random import share_of
 from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, row_place, unusable_rows
 from proxima.task.question_text import normalize
@@ -44,6 +45,22 @@ def question_of(row: Row) -> str:
 
     turns = [[message["role"], normalize(str(message["content"] or ""))] for message in asked]
     return json.dumps([turns, [image_sha(image) for image in row.images]], ensure_ascii=False)
+
+
+def question_keys(rows: Rows, numbers: Iterable[int] | None = None) -> Iterator[bytes | None]:
+    """Yield a hash of the question of each row, equal for questions that decide its part alike; None without a
+    prompt.
+
+    Args:
+        numbers: the rows that are read; None: all.
+    """
+    for number in range(len(rows)) if numbers is None else numbers:
+        try:
+            question = question_of(rows[number])
+        except EmptyPromptError:
+            yield None
+        else:
+            yield sha256(normalize(question).encode()).digest()
 
 
 def image_sha(image: Any) -> str:
@@ -114,16 +131,34 @@ def rows_of_part(rows: Rows, held_out: float, part: Part) -> MappedRows:
     chosen, count = numbers[part], len(rows)
     if not chosen:
         side, remedy = ("held-out part", "raise it") if part == "held_out" else ("part to train on", "lower it")
-        bound = f"leaves none of the {count:,} row{'s' * (count != 1)} in the {side}"
+        bound = f"leaves none of the {counted(count, 'row')} in the {side}"
         raise FieldError("held_out", held_out, bound, remedy=f"{remedy}, or add rows")
 
-    about = f"{len(chosen):,} of {count:,} rows"
+    about = f"{len(chosen):,} of {counted(count, 'row')}"
     if part == "held_out":
         about += f", held out {BY}"
     else:
         others = count - len(chosen)
+        left = _chosen(rows, numbers["held_out"], (), "")
         about += f"; {others:,} {'is' if others == 1 else 'are'} held out {BY}"
-    return _chosen(rows, chosen, unusable_rows(rows) if part == "train" else (), about)
+        return replace(_chosen(rows, chosen, unusable_rows(rows), about), left_out=(left,))
+    return _chosen(rows, chosen, (), about)
+
+
+SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is held out
+READ = 1_000  # first rows, of which each part has some if the share is possible
+
+
+def possible_share(rows: Rows) -> float | None:
+    """The share to hold out of so many rows; None: they have so few questions that one part would be empty."""
+    share = next(share for least, share in SHARES.items() if len(rows) >= least)
+    sides = set()
+    for number in range(min(READ, len(rows))):
+        try:
+            sides.add(is_held_out(question_of(rows[number]), share))
+        except EmptyPromptError:
+            continue
+    return share if len(sides) == 2 else None
 
 
 def _chosen(rows: Rows, numbers: Sequence[int], unusable: tuple[EmptyPromptError, ...], about: str) -> MappedRows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, MissingDataError, MissingFileError, UserError, require
 from proxima.model.files import hub_is_reachable
 from proxima.system.user_modules import require_package
 from proxima.task.column_mapping import ColumnMapping
@@ -75,8 +75,9 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
     import datasets
 
     folder = Path(path).expanduser()
+    require(not folder.is_file(), "path", path, "is a file", remedy="read it with kind: files, or name its folder")
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
-        raise FieldError("path", path, "names a folder that does not exist")
+        raise MissingFileError("path", path, "names a folder that does not exist")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             stored = datasets.load_from_disk(str(folder))
@@ -89,7 +90,8 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split}) can't be opened"
-        raise UserError(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
+        error_type = UserError if folder.exists() else MissingDataError
+        raise error_type(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
 
 
 @contextmanager
@@ -147,7 +149,7 @@ class Gsm8kTask(PlayedTask):
                     return Files(path=tuple(parts))
             raise FieldError("path", self.path, f"holds neither {self.split}.jsonl nor {self.split}*.parquet")
         if data_suffix(place) in SUFFIXES:
-            raise FieldError("path", self.path, "names a file that does not exist")
+            raise MissingFileError("path", self.path, "names a file that does not exist")
         return Dataset(path=self.path, subset="main", split=self.split)
 
     def _row(self, index: int, row: Row) -> Row:

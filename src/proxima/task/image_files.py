@@ -10,6 +10,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.flow import IMAGE_PLACEHOLDER
+from proxima.data.json_reader import json_type
 from proxima.system.user_files import POINTER, POINTER_BOUND, PULL
 from proxima.system.user_modules import require_package
 
@@ -79,7 +80,7 @@ def open_image(value: Any) -> "Image":
                 warnings.simplefilter("ignore")  # of PIL, for what is refused below
                 value = Image.open(io.BytesIO(value), formats=FORMATS)
         if not isinstance(value, Image.Image):
-            raise UserError(f"{shown} is a {type(value).__name__}", remedy="give a path, bytes, or an image of PIL")
+            raise UserError(f"{shown} is {json_type(value)}", remedy="give a path, bytes, or an image of PIL")
         if value.width * value.height > PIXELS or not value.width * value.height:
             raise _too_large(shown, f"has {value.width} x {value.height} pixels; at most {PIXELS:,}")
         if _has_second_frame(value):

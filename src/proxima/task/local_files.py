@@ -11,7 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, MissingFileError, UserError, require
 from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.file_formats import HEADER, CsvTable, DataFile, ParquetTable, Values, open_data_file
 from proxima.task.protocol import EmptyPromptError, MappedRows, PlayedTask, Row, Rows, user_message
@@ -21,6 +21,7 @@ from proxima.task.template import fill, require_question_template
 @dataclass(frozen=True, kw_only=True)
 class Files(ColumnMapping):
     """Rows from local files: Parquet, JSON Lines, JSON, CSV or TSV, identified by each file's suffix and content.
+    A file without a suffix is read as the kind says, or as JSON Lines; one with another suffix is refused.
 
     `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`), and in UTF-16 with a byte order mark, as Excel
     writes it. A `.json` file contains a list of objects, possibly under a key `data`, `rows`, `examples` or
@@ -37,7 +38,7 @@ class Files(ColumnMapping):
 
     path: str | tuple[str, ...]
 
-    otherwise: ClassVar[str] = ".jsonl"  # how a file without a known suffix is read
+    otherwise: ClassVar[str] = ".jsonl"  # how a file without a suffix is read
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,7 +171,9 @@ def find_files(path: str | Sequence[str]) -> list[Path]:
             if file.is_dir():
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
-            require(file.is_file(), "path", pattern, "names no file", remedy="write a pattern such as 'data/*.jsonl'")
+            remedy = "give a path from the current folder, or a pattern such as 'data/*.jsonl'"
+            if not file.is_file():
+                raise MissingFileError("path", pattern, "names no file", remedy=remedy)
             files.append(file)
     return files
 
@@ -227,7 +230,7 @@ class PreparedTask(PlayedTask):
     def rows(self, seed: int) -> Rows:
         """Return the rows in the order of the data; the seed is ignored."""
         if missing := self.missing():
-            raise FieldError("path", self.path, missing)
+            raise MissingFileError("path", self.path, missing)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)

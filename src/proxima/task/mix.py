@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import FieldError, require
+from proxima.data.errors import counted
 from proxima.data.kinds import Kinds, Slot
 from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.task.held_out_part import Part
 from proxima.task.opening import open_tasks
+from proxima.task.overlaps import left_out, notes_of_rows, notes_of_sources
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, play_of, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
@@ -44,7 +46,8 @@ class Mix(PlayedTask):
     alternate evenly, and `data.shuffle` shuffles each epoch of the mix like that of any data set. Prompts, uids and
     resumes work as for a single data set.
 
-    The held-out part of a mix has that of every source with `held_out`, each row once, whatever weights and size.
+    The held-out part of a mix has that of every source with `held_out`, each row once, whatever weights and size. A
+    warning names sources that train on questions of that part.
 
     Args:
         tasks: the sources, each `{name, weight, task}`.
@@ -93,9 +96,15 @@ class Mix(PlayedTask):
         source = np.repeat(np.arange(len(parts)), counts)[order]
         index = np.concatenate([_uses(len(rows), counts[i], seed, i) for i, rows in enumerate(parts)])[order]
         unusable = tuple(error for rows in parts for error in unusable_rows(rows))
-        about = self._about(parts, counts)
         names = [source.name for source in self.sources.values()]
-        return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts, names), unusable, about=about)
+        return MappedRows(
+            np.stack([source, index], axis=1),
+            partial(self._row, parts, names),
+            unusable,
+            about=self._about(parts, counts),
+            left_out=tuple(left for rows in parts for left in left_out(rows)),
+            notes=self._notes(names, parts),
+        )
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
         """Return the number of rows in the mix from each source; `sizes` are the sources' own numbers of rows."""
@@ -114,18 +123,26 @@ class Mix(PlayedTask):
         if 0 in counts:
             at = counts.index(0)
             field, weight = f"tasks.{at}.weight", self.tasks[at].weight
-            raise FieldError(field, weight, f"leaves this source none of {size:,} rows", remedy="raise it, or size")
+            bound = f"leaves this source none of {counted(size, 'row')}"
+            raise FieldError(field, weight, bound, remedy="raise it, or size")
         return counts
 
     def _about(self, parts: Sequence[Rows], counts: Sequence[int]) -> str:
         """Describe the share of each source in the mix, or the rows of each that are held out."""
         shares, total = [], sum(counts)
         for source, count, rows in zip(self.sources.values(), counts, parts, strict=True):
-            read = about_rows(rows) or f"its {len(rows):,} rows"
+            read = about_rows(rows) or f"its {counted(len(rows), 'row')}"
             share = f"{count / total:.1%} ({count / len(rows):.3g} x {read})" if self.part == "train" else f"({read})"
             shares.append(f"{source.name} {share}")
         named = "an epoch of the mix" if self.part == "train" else "the held-out part of the mix"
-        return f"{named} has {total:,} rows: {', '.join(shares)}"
+        return f"{named} has {counted(total, 'row')}: {', '.join(shares)}"
+
+    def _notes(self, names: Sequence[str], parts: Sequence[Rows]) -> tuple[str, ...]:
+        """Those of the sources, and on questions that one source trains on and another one holds out."""
+        if self.part == "held_out":
+            return ()
+        inner = [f"{name}: {note}" for name, rows in zip(names, parts, strict=True) for note in notes_of_rows(rows)]
+        return (*inner, *notes_of_sources(names, [source.task for source in self.tasks], parts))
 
     def _opened(self, seed: int) -> list[Rows]:
         tasks = {f"tasks.{i}.task": source.task for i, source in self.sources.items()}

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from proxima.data import FieldError, UserError, require
 from proxima.data.columns import Ints
+from proxima.data.errors import counted
 from proxima.data.flow import Message, Prompt
 from proxima.data.image_tokens import outside_image
 from proxima.data.random import permutation
@@ -90,7 +91,7 @@ def key_notes(name: str, rows: Rows, tokenizer: Tokenizer, arguments: Mapping[st
     if not unwritten:
         return []
     listed = ", ".join(f"{key} of role {role} ({count:,})" for (role, key), count in unwritten.most_common())
-    of = f"{read:,} rows" if read == len(rows) else f"the first {read:,} of {len(rows):,} rows"
+    of = counted(read, "row") if read == len(rows) else f"the first {read:,} of {len(rows):,} rows"
     return [f"{name}: the chat template writes none of these keys of messages, in {of}: {listed}"]
 
 

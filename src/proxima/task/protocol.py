@@ -56,6 +56,8 @@ class MappedRows:
         unusable: the errors of the rows known to have no prompt, in order.
         place: returns where the row of an item was read, as file:line; None: unknown.
         about: what they are of, for people: the part of a data set, or the shares of a mix; empty: all rows of a task.
+        left_out: the rows that are held out from these, of one task or of the sources of a mix.
+        notes: warnings about them.
     """
 
     items: Any
@@ -63,6 +65,8 @@ class MappedRows:
     unusable: tuple[EmptyPromptError, ...] = ()
     place: Callable[[Any], str] | None = None
     about: str = ""
+    left_out: "tuple[Rows, ...]" = ()
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.items)

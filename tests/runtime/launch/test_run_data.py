@@ -48,8 +48,27 @@ def test_more_prompts_a_step_than_rows_are_said(tiny_model):
     rows = len(load_run_data(config_of(tiny_model)).source.rows)
     for prompts in (rows, rows + 1):
         notes = load_run_data(config_of(tiny_model, train__prompts_per_step=prompts)).notes
-        said = [note for note in notes if note.startswith(f"train.prompts_per_step={prompts}, and the task has only")]
+        said = [note for note in notes if note.startswith(f"a step has {prompts} prompts, and the task has only")]
         assert len(said) == (prompts > rows)
+    pruned = config_of(tiny_model, algorithm="cppo_prune_50", train__prompts_per_step=rows - 1)
+    (said,) = [note for note in load_run_data(pruned).notes if "the task has only" in note]
+    assert said.startswith(f"a step has {2 * (rows - 1)} prompts, and the task has only {rows} questions")
+
+
+def test_questions_that_are_trained_on_and_evaluated_are_said(tiny_model, tmp_path):
+    lines = [json.dumps({"question": f"What is {i} + 1?", "answer": i + 1}) for i in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[:10]))
+    whole = {"kind": "jsonl", "path": str(tmp_path / "a.jsonl")}
+    some = {"kind": "jsonl", "path": str(tmp_path / "b.jsonl")}
+    sources = [{"name": "a", "task": whole | {"held_out": 0.3}}, {"name": "b", "task": whole | {"answer": None}}]
+    for task, asked, start in (
+        (whole, some, "eval.task: 10 of its 10 questions are trained on too; name other questions"),
+        ({"kind": "mix", "tasks": sources}, None, "task: "),
+    ):
+        evaluation = {} if asked is None else {"eval": {"task": asked}}
+        notes = load_run_data(config_of(tiny_model, task=task, **evaluation)).notes
+        assert [note for note in notes if note.startswith(start)], notes
 
 
 def test_the_context_is_at_most_the_models_and_the_vocabulary_its_heads(tiny_model, tmp_path):

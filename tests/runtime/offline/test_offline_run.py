@@ -146,7 +146,7 @@ def test_a_row_without_a_prompt_is_skipped_or_refused_like_others(tiny_model, tm
     tree = recipe(tiny_model("llama"), tmp_path / "rows", **changes | held_out)
     go(tmp_path / "run", tree, observer=watcher)
     place = f"{changes['task__path']}:2"
-    assert [f"{name}: 1 of 3 rows are skipped: question is empty ({place})" for name in ("task", "eval.task")] == (
+    assert [f"{name}: 1 of 3 rows is skipped: question is empty ({place})" for name in ("task", "eval.task")] == (
         watcher.warnings
     )
     assert len(read_rows(RunFolder(tmp_path / "run").eval_files()[-1])) == 1

@@ -15,6 +15,7 @@ from proxima.config.scalars import in_one_line, to_json
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
 from proxima.data import FieldError, UserError, require
+from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
@@ -109,6 +110,11 @@ def tasks_of(config: Any) -> dict[str, Any]:
     return {"task": task} | {f"{path}.task": held_out.task for path, held_out in sets.items()}
 
 
+def limits_of(config: Any) -> dict[str, int]:
+    """The number of rows of each evaluation, 0: all, by the dotted paths of their tasks."""
+    return {f"{path}.task": held_out.limit for path, held_out in config.eval.all_sets.items()}
+
+
 def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:
     """The rewards that score the answers to each task of `tasks_of`, with the dotted path of their list."""
     sets = r.get("eval.all_sets") or {}
@@ -150,6 +156,15 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
             tool_format = format_of(model.tokenizer, arguments) if named == "auto" else named
             notes += call_notes(tool_format, config.sampling, "episode")
     return notes
+
+
+def few_questions_note(prompts: int, rows: int) -> list[str]:
+    """A warning if a step has more prompts, with those that `allocate` adds, than the task has rows."""
+    if rows >= prompts:
+        return []
+
+    what = f"a step has {counted(prompts, 'prompt')}, and the task has only {counted(rows, 'question')}"
+    return [f"{what}: it asks some of them several times; lower train.prompts_per_step, or give more rows"]
 
 
 def role_metric_names(task: Any) -> set[str]:

@@ -12,6 +12,7 @@ from proxima.config.families import Family
 from proxima.config.outcomes import AUTO, Outcome, attention_outcome, unanswered
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError
+from proxima.data.errors import counted
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
 from proxima.model.proof import proof_of
@@ -99,7 +100,7 @@ class OfflineWorkload:
             loaded,
             folder,
             algorithm=self.family.name,
-            step=f"{config.train.examples_per_step:,} examples",
+            step=counted(config.train.examples_per_step, "example"),
             steps=self.steps,
             finished=finished,
             rows={name.partition(":")[0]: rows for name, rows in self.data.rows.items()},

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
-from proxima.config.sections.data_section import tasks_of, text_notes
+from proxima.config.sections.data_section import few_questions_note, limits_of, tasks_of, text_notes
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
@@ -31,6 +32,7 @@ from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import usable_cores
 from proxima.task.opening import open_tasks
+from proxima.task.overlaps import overlap_notes
 from proxima.task.prompts import PromptSource, key_notes
 from proxima.task.protocol import Rows, is_played
 
@@ -85,6 +87,7 @@ def load_run_data(config: RunConfig) -> RunData:
     if config.replayed is None:
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
+    notes += overlap_notes(tasks, rows_of, limits_of(config))
     if config.replayed is not None:
         routes = config.algorithm.routing_replay == "rollout"
         source = stored_rollouts(config.replayed, config.train.steps, model, routes=routes)
@@ -95,11 +98,7 @@ def load_run_data(config: RunConfig) -> RunData:
         notes += config.data.template_notes(model, rows, config.sampling.stop)
         source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
         notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
-        if len(rows) < config.train.prompts_per_step:
-            notes.append(
-                f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
-                "a step asks some of them several times; lower it, or give more rows"
-            )
+        notes += _few_questions(config, rows)
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
         trials = trial_prompts(source)
         notes += text_notes(config, model, trials)
@@ -131,6 +130,13 @@ def load_run_data(config: RunConfig) -> RunData:
     return RunData(
         source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images, chosen=chosen
     )
+
+
+def _few_questions(config: RunConfig, rows: Rows) -> list[str]:
+    """A warning if a step has more prompts than the task has rows."""
+    train = config.train
+    prompts, _ = prompts_and_kept(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
+    return few_questions_note(prompts, len(rows))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from proxima.config.sections.data_section import limits_of
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import FieldError, OverLengthError, UserError
+from proxima.data.errors import counted
 from proxima.data.flow import Group, Prompt, Score
 from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
@@ -24,6 +26,7 @@ from proxima.runtime.loop.step_review import mean_metrics
 from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
 from proxima.task.opening import open_tasks
+from proxima.task.overlaps import overlap_notes
 from proxima.task.prompts import Cursor
 from proxima.task.protocol import EmptyPromptError, Row, Rows, row_place
 from proxima.training.checkpoint import read_checkpoint
@@ -50,6 +53,7 @@ class OfflineData:
         self.config, self.method, self.observer, self.notes = config, method, observer, list[str]()
         tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
         opened = open_tasks(tasks, config.seed, may_skip=True)
+        self.notes += overlap_notes(tasks, opened, limits_of(config))
         self.rows: dict[str, Rows] = {f"{name}: its rows": rows for name, rows in opened.items()}
         rows = opened["task"]
         self.items = method.joined(self._items(rows, len(rows), "task"))
@@ -92,9 +96,10 @@ class OfflineData:
                 skipped.setdefault(kind, []).append((number, problem))
         if skipped:
             total = sum(map(len, skipped.values()))
-            self.notes.append(f"{name}: {total:,} of {count:,} rows are skipped: {_skipped_reasons(skipped, rows)}")
+            share = f"{total:,} of {counted(count, 'row')} {'is' if total == 1 else 'are'} skipped"
+            self.notes.append(f"{name}: {share}: {_skipped_reasons(skipped, rows)}")
         if not items:
-            reason = f"{name}: none of its {count} rows can be used: {_skipped_reasons(skipped, rows)}"
+            reason = f"{name}: none of its {counted(count, 'row')} can be used: {_skipped_reasons(skipped, rows)}"
             (_, first), *_ = max(skipped.values(), key=len, default=[(0, None)])
             raise UserError(reason, remedy=(first and first.remedy) or "map other columns, or name another data set")
         return items
