@@ -131,17 +131,16 @@ def dtypes_and_adapter(d: Draft, o: Options) -> None:
 STRATEGIES = ("no", "steps", "epoch")
 
 
-def evaluates(o: Options) -> bool:
-    """True for a training with rewards that is evaluated."""
-    names = ("eval_strategy", "evaluation_strategy")
-    return o.choice(STRATEGIES, *names, default="no") != "no"
+def evaluation_strategy(o: Options) -> str:
+    """When the trainer evaluates: no, steps or epoch."""
+    return o.choice(STRATEGIES, "eval_strategy", "evaluation_strategy", default="no")
 
 
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
     """`eval_strategy`: the test split of the same data, sampled as in training."""
-    if not evaluates(o):
+    strategy = evaluation_strategy(o)
+    if strategy == "no":
         return
-    strategy = o.choice(STRATEGIES, "eval_strategy", "evaluation_strategy", default="no")
     o.given("num_generations_eval", "eval_on_start")
     every = o.number("eval_steps", default=500, least=0, most=10**9)
     if every < 1 or strategy == "epoch":
@@ -368,7 +367,7 @@ def _training(d: Draft, o: Options, made: int) -> None:
     common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
     warmup, share = warmups(o)
     common.warmup(d, warmup, share, made, rounded="up")
-    clip_and_save(d, o, made, best_later=evaluates(o))
+    clip_and_save(d, o, made, best_later=evaluation_strategy(o) != "no")
 
 
 def adamw(d: Draft, o: Options, lr: float) -> None:

@@ -9,7 +9,14 @@ from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.known import Rules, option_rules
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.trl import adamw, clip_and_save, dtypes_and_adapter, rows_of_update, warmups
+from proxima_peers.convert.trl import (
+    adamw,
+    clip_and_save,
+    dtypes_and_adapter,
+    evaluation_strategy,
+    rows_of_update,
+    warmups,
+)
 from proxima_peers.convert.trl_gkd import convert_gkd
 
 MARKS = {
@@ -255,7 +262,7 @@ def _steps(d: Draft, o: Options) -> None:
 
 def _held_out(d: Draft, o: Options, command: str) -> None:
     """`eval_strategy`: the test split of the same data."""
-    strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
+    strategy = evaluation_strategy(o)
     if strategy == "no":
         return
     before, every = o.flag("eval_on_start"), o.number("eval_steps", default=500, least=0, most=10**9)
