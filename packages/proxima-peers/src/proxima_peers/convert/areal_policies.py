@@ -10,10 +10,10 @@ CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
 FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
 REJECT = "actor.rejection_sampling."
 SEGMENT_WISE = ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo")
-# No branch, tag or pull request of AReaL up to 4aef98d8 has that option. The fork zhshgmail/AReaL has it, on by default,
-# on the branches dev_seg_decouple_rebase, feature/segment-wise-decoupled-ppo, its -rebased, and
-# feature/segment-wise-ppo-v3 (16 to 24 October 2025). All but the last also have a floor beside the cap, a name that
-# AReaL never had; dev_seg_decouple_ppo_bug_fix (8 October 2025) has the floor and computes so without an option.
+# No branch, tag or pull request of AReaL up to 4aef98d8 has that option. The fork zhshgmail/AReaL has it, on by
+# default, on its branches dev_seg_decouple_rebase, feature/segment-wise-decoupled-ppo, the -rebased one of that name,
+# and feature/segment-wise-ppo-v3 (16 to 24 October 2025). All but the last also have a floor beside the cap, a name
+# that AReaL never had; dev_seg_decouple_ppo_bug_fix (8 October 2025) has the floor, and needs no option.
 OF_THE_FORK = "actor.behav_imp_weight_floor"
 # options that AReaL has had only since then, which the fork lacks
 OF_AREAL_SINCE = (
@@ -65,8 +65,8 @@ def policies(d: Draft, o: Options) -> None:
 
 
 def segment_wise(o: Options) -> bool:
-    """`enable_segment_wise_ppo`, which is copied from the top level to both sections; on by default in the fork that has
-    it, so also in a file with another option of that fork."""
+    """`enable_segment_wise_ppo`, which is copied from the top level to both sections. The fork that has it turns it on
+    by default, so it is also on in a file with another option of that fork."""
     return o.flag(*SEGMENT_WISE, default=_is_of_the_fork(o))
 
 
