@@ -80,6 +80,7 @@ OF_TRL = [
     {"desirable_weight": 1.0},
     {"center_rewards_coefficient": 0.1},
     {"lmbda": 1.0},
+    {"normalize_advantages": True, "use_vllm": True},
 ]
 
 
