@@ -7,6 +7,7 @@
     trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, with separate tables
     trl_rloo.py, trl_names.py    TRL's RLOO; which of TRL's trainings a file runs
     verl_reward.py, verl_dapo.py, trl_rewards.py     the scorers of completions
+    prime_rl_environments.py, prime_rl_evaluation.py    prime-rl's task, rewards and turns; its held-out questions
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or changing results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     multi_turn.py    `task.environment`, `task.tools` and `episode`
