@@ -93,8 +93,8 @@ def areal_engine(d: Draft, o: Options) -> None:
     kind, *layout = re.split("[:.]", str(o.get(*names, default="")).partition("+")[0], maxsplit=1)
     if kind in AREAL:
         sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", "".join(layout))}
-        shape = {"replicas": sizes.get("d", 1), "parallel": sizes.get("t", 1)}
-        _served(d, o, AREAL[kind], o.origin(*names), kind=kind, **shape)
+        replicas, parallel = sizes.get("d", 1), sizes.get("t", 1)
+        _served(d, o, AREAL[kind], o.origin(*names), kind=kind, replicas=replicas, parallel=parallel)
 
 
 UNIRL = "rollout.config."

@@ -11,7 +11,7 @@ from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.pruning_fork import is_pruning_fork
 from proxima_peers.convert.rollout_servers import trl_engine
-from proxima_peers.convert.trl_names import says_grpo
+from proxima_peers.convert.trl_names import read_negated, says_grpo
 from proxima_peers.convert.trl_rewards import reads_solutions, rewards
 
 LIST = "algorithm.correction"
@@ -43,6 +43,7 @@ def longest_completion(o: Options) -> int:
 
 def questions_and_rewards(d: Draft, o: Options) -> dict[str, str]:
     """The model, the questions, the engine and the rewards of a trainer that generates; returns the task's columns."""
+    read_negated(o)
     adapted_model(d, o)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:

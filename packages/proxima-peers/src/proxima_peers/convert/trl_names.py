@@ -57,3 +57,12 @@ def other_training(o: Options, why: str | None) -> str | None:
 
 
 COMMON = {"model_name_or_path", "dataset_name"}
+
+
+def read_negated(o: Options) -> None:
+    """Read `--no_NAME` of a command, by which transformers' parser turns an option off that is on by default."""
+    for name, value in dict(o.flat).items():
+        positive = name.removeprefix("no_")
+        if positive != name and name != "no_cuda" and value is True and positive not in o.flat:
+            o.asked.add(name)
+            o.flat = {**o.flat, positive: False}

@@ -19,7 +19,7 @@ from proxima_peers.convert.trl import (
     warmups,
 )
 from proxima_peers.convert.trl_gkd import convert_gkd
-from proxima_peers.convert.trl_names import SCRIPTS, named_in, other_training
+from proxima_peers.convert.trl_names import SCRIPTS, named_in, other_training, read_negated
 from proxima_peers.convert.trl_rloo import convert_rloo
 
 MARKS = {
@@ -72,6 +72,7 @@ def rules_of(o: Options) -> Rules:
 
 def convert_offline(o: Options, command: str) -> Draft:
     """A recipe for SFT, DPO or a reward model; for RL with `gkd` and `rloo`."""
+    read_negated(o)
     if command == "gkd":
         return convert_gkd(o)
     if command == "rloo":
