@@ -8,7 +8,7 @@ from proxima.config.problems import ConfigError
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read import interpolated, read
 from proxima_peers.convert.read_python import UNREADABLE, from_python
-from proxima_peers.convert.read_script import Doubtful, environment_of, from_script
+from proxima_peers.convert.read_script import Doubtful, from_script, variables_of_command
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -393,8 +393,8 @@ def test_variables_that_depend_on_a_branch_or_a_machine(ran):
 
 
 def test_a_variable_is_given_to_the_commands_after_its_export():
-    assert environment_of("export A=1\necho hello") == {"A": "1"}
-    assert environment_of("echo hello\nexport A=1") == environment_of("A=1 B=2") == {}
+    assert variables_of_command("export A=1\necho hello") == {"A": "1"}
+    assert variables_of_command("echo hello\nexport A=1") == variables_of_command("A=1 B=2") == {}
 
 
 def test_variables_of_this_process_are_not_read(ran, monkeypatch):

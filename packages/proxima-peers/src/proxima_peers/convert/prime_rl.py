@@ -22,7 +22,7 @@ from proxima_peers.convert.prime_rl_environments import (
     own_sampling,
     task_and_rewards,
 )
-from proxima_peers.convert.prime_rl_evaluation import evaluation
+from proxima_peers.convert.prime_rl_evaluation import held_out_environments
 
 LOSS, OPTIMIZER, SCHEDULER = "trainer.loss.", "trainer.optim.", "trainer.scheduler."
 SAMPLING = f"{BATCH}train.sampling."
@@ -67,7 +67,7 @@ def convert(o: Options) -> Draft:
         d.ask("sampling.max_tokens", 512, f"{SAMPLING}max_completion_tokens: without it, what is left of the context")
     _batch(d, o)
     _training(d, o)
-    evaluation(d, o)
+    held_out_environments(d, o)
     trackers.prime_rl(d, o)
     return d
 

@@ -25,7 +25,7 @@ Source = Mapping[str, Any]
 
 def task_and_rewards(d: Draft, o: Options) -> None:
     """The environment, with its rows and its rewards; to fill in if the file names none, or different ones."""
-    where, environments = _environments(o), [environment_of(source) for source in listed(o)]
+    where, environments = _environments(o), [verifiers_environment(source) for source in listed(o)]
     different = [environment for i, environment in enumerate(environments) if environment not in environments[:i]]
     environment = different[0] if len(different) == 1 else None
     if environment is None:
@@ -50,7 +50,7 @@ def option_of_sources(o: Options, sources: tuple[str, ...] = SOURCES) -> str:
 
 def _turns(d: Draft, o: Options, environment: Mapping[str, Any], origin: str) -> None:
     """`episode.turns`: the limit of the agent, or the argument of that name; else none but the context."""
-    limit, name = turns_of(environment)
+    limit, name = most_messages(environment)
     if limit is not None:
         note = "The environment holds its own limit, too."
         d.put("episode.turns", limit, f"{origin}: {name}", f"{note} {FORKS}")
@@ -58,7 +58,7 @@ def _turns(d: Draft, o: Options, environment: Mapping[str, Any], origin: str) ->
         d.put("episode.turns", d.entries["model.max_length"].value, "the context", f"{ENDLESS} {FORKS}")
 
 
-def turns_of(environment: Mapping[str, Any]) -> tuple[int | None, str]:
+def most_messages(environment: Mapping[str, Any]) -> tuple[int | None, str]:
     """The largest number of messages of the model, with the name of the option; None if the file does not say it.
 
     An argument `max_turns` of a taskset has a meaning of its own, and is left to the taskset.
@@ -85,12 +85,12 @@ def beside(d: Draft, o: Options) -> None:
             d.wait("algorithm.advantage", option, why)
         if "curriculum" in source:
             d.lacks(option, f"curriculum {shown(source['curriculum'])} {of}: tasks are drawn evenly here")
-        for key in unread(source):
+        for key in keys_beside(source):
             value = source.get(key, source.get("env", source).get(key))
             d.lacks(option, f"{key} {shown(value)} {of}: an environment has args alone here")
 
 
-def unread(source: Source) -> list[str]:
+def keys_beside(source: Source) -> list[str]:
     """The keys of a source with `id` and `args` that are neither these nor the run's."""
     inside = source.get("env", source)
     if not isinstance(inside, Mapping) or not inside.get("id") or isinstance(inside.get("taskset"), Mapping):
@@ -127,7 +127,7 @@ OF_SAMPLING = {
 }
 
 
-def environment_of(source: Source) -> dict[str, Any] | None:
+def verifiers_environment(source: Source) -> dict[str, Any] | None:
     """The name and arguments of an environment: `id` and `args`, or the `taskset` of verifiers 0.4 with what stands
     beside it. None if it has no name."""
     inside = source.get("env", source)

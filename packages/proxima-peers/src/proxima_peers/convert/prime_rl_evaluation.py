@@ -12,13 +12,13 @@ from proxima_peers.convert.prime_rl_environments import (
     BATCH,
     OF_SAMPLING,
     Source,
-    environment_of,
     has_taskset,
+    keys_beside,
     listed,
+    most_messages,
     name_of,
     option_of_sources,
-    turns_of,
-    unread,
+    verifiers_environment,
 )
 
 EVAL = f"{BATCH}eval."
@@ -29,14 +29,14 @@ SAMPLED = f"{EVAL}sampling."
 OWN_GROUPS = ("group_size", "rollouts_per_example")
 
 
-def evaluation(d: Draft, o: Options) -> None:
+def held_out_environments(d: Draft, o: Options) -> None:
     """`eval.task` of the first environment, `eval.sets` of the others."""
     if not any(name.startswith(EVAL) for name in o.flat):
         return
     sources, option = listed(o, EVALS), option_of_sources(o, EVALS)
     o.given(EVERY, EXAMPLES, *EVAL_GROUPS, *(f"{SAMPLED}{name}" for name in OF_SAMPLING))
     o.asked.update(name for name in o.flat if name.startswith(tuple(f"{name}." for name in EVALS)))
-    playable = [source for source in sources if environment_of(source) is not None]
+    playable = [source for source in sources if verifiers_environment(source) is not None]
     for source in sources:
         if source not in playable:
             d.lacks(option, f"{name_of(source)}: the environment has no id")
@@ -48,7 +48,7 @@ def evaluation(d: Draft, o: Options) -> None:
         if index:
             d.put(f"{path}.name", _label(source, index), f"from {option}")
         _set(d, o, path, source, f"from {option}")
-        for key in unread(source):
+        for key in keys_beside(source):
             value = source.get(key, source.get("env", source).get(key))
             d.lacks(option, f"{key} {shown(value)} of {name_of(source)}: an environment has args alone here")
     _when(d, o, playable, option)
@@ -69,7 +69,7 @@ def _when(d: Draft, o: Options, sources: list[Source], option: str) -> None:
 
 def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
     """The rows, the number of answers and the sampling of one environment."""
-    environment, taskset = environment_of(source) or {}, has_taskset(source)
+    environment, taskset = verifiers_environment(source) or {}, has_taskset(source)
     split = ("train", "a taskset has one list of tasks") if taskset else ("eval", "its evaluation data")
     d.spec(f"{path}.task", "environment", origin, "", split=split)
     for field, value in {"kind": "verifiers", **environment}.items():
@@ -131,7 +131,7 @@ def _longest_episode(d: Draft, sources: list[Source], option: str) -> None:
     """Raise `episode.turns` to what the held-out environments need."""
     now = d.entries.get("episode.turns")
     for source in sources:
-        limit, name = turns_of(environment_of(source) or {})
+        limit, name = most_messages(verifiers_environment(source) or {})
         wanted = d.entries["model.max_length"].value if limit is None else limit
         if now is None or wanted > now.value:
             origin = "the context" if limit is None else f"from {option}: {name}"

@@ -16,7 +16,7 @@ from proxima.config.scalars import Loader
 from proxima.data.json_reader import load_json
 from proxima.system.user_files import read_text
 from proxima_peers.convert.read_python import from_python
-from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, environment_of, flattened, from_script
+from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script, variables_of_command
 
 SCRIPTS = (".sh", ".bash")
 LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 950
@@ -32,7 +32,7 @@ def read(path: Path) -> Flat:
         ConfigError: the file can't be read, or sets no options.
     """
     options = _composed(path)
-    environment = environment_of(_text(path)) if path.suffix in SCRIPTS else {}
+    environment = variables_of_command(_text(path)) if path.suffix in SCRIPTS else {}
     return interpolated(options, environment)
 
 

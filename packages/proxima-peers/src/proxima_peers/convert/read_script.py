@@ -68,7 +68,7 @@ def from_script(text: str, name: str = "script") -> Flat:
     return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
 
 
-def environment_of(text: str) -> Flat:
+def variables_of_command(text: str) -> Flat:
     """The environment variables that a shell script gives the command that trains: those before it, and exported ones.
 
     A value that depends on a branch, or differs between two such commands, is `Doubtful` with its possible values.
@@ -98,9 +98,11 @@ class _Script:
     depth: int = 0  # of if, case and loops
     own: dict[str, None] = field(default_factory=dict)  # flags of the program itself: --config in `x.py --config`
     mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
-    exported: set[str] = field(default_factory=set)  # names of variables
-    around: dict[str, str] = field(default_factory=dict)  # the variables before `bash -c`, while its text is read
-    environments: dict[int, dict[str, list[str]]] = field(default_factory=dict)  # command → variable → its values
+    exported: set[str] = field(init=False, default_factory=set)  # names of variables
+    around: dict[str, str] = field(init=False, default_factory=dict)  # variables before `bash -c`, inside it
+    environments: dict[int, dict[str, list[str]]] = field(
+        init=False, default_factory=dict
+    )  # command → variable → its values
     arrays: set[str] = field(init=False, default_factory=set)
     spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
 
