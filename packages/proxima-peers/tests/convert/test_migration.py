@@ -20,6 +20,8 @@ SHORT = {
         "correction.": "algorithm.rollout_correction.",
     }
 }
+PLAYED = {"orchestrator.train.source": [{"env": {"taskset": {"id": "a"}}}]}
+PLAYED |= {"orchestrator.eval.source": [{"env": {"taskset": {"id": "a"}}}], "orchestrator.eval.sampling.temperature": 1}
 CONTEXTS = {
     "verl": [
         {"algorithm.adv_estimator": "grpo", "reward_model.overlong_buffer.enable": True},
@@ -34,7 +36,7 @@ CONTEXTS = {
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
     "prime_rl": [{"trainer.loss.type": kind} for kind in ("ipo", "default", "icepop")]
-    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}],
+    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}, PLAYED],
 }
 
 
@@ -80,6 +82,7 @@ OF_TRL = [
     {"desirable_weight": 1.0},
     {"center_rewards_coefficient": 0.1},
     {"lmbda": 1.0},
+    {"normalize_advantages": True, "use_vllm": True},
 ]
 
 

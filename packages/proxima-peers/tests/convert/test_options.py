@@ -177,3 +177,19 @@ def test_fields_that_options_fill_are_fields_of_the_trackers():
 def test_a_tracker_that_this_machine_lacks_is_no_problem_of_the_recipe(converted, monkeypatch):
     monkeypatch.setattr(Wandb, "problem", lambda tracker: "is not installed")
     assert converted("verl", GRPO | {"trainer.logger": ["wandb"]}).problems == ()
+
+
+BOTH = {"actor.use_decoupled_loss": True, "rollout.max_head_offpolicyness": 2, "train_dataset.batch_size": 8}
+OF_AREAL = ("m2_threshold", "importance_sampling_level", "prox_logp_method", "use_sapo_loss", "use_cispo_loss")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [(f"actor.{name}", {"m2_threshold": 0.04, "prox_logp_method": "recompute"}.get(name, "token")) for name in OF_AREAL]
+    + [("actor.behave_imp_weight_cap", 5.0), ("actor.rejection_sampling.upper", 5.0), ("rollout.backend", "sglang:d1")],
+)
+def test_an_option_that_only_areal_has_leaves_no_doubt_about_segment_wise_ppo(converted, option, value):
+    assert any("enable_segment_wise_ppo" in line for line in converted("areal", BOTH).report)
+    done = converted("areal", BOTH | {option: value})
+    assert not any("enable_segment_wise_ppo" in line for line in done.report)
+    assert done.recipe["algorithm"]["proximal"] == "recompute"

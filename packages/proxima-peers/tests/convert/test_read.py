@@ -8,7 +8,7 @@ from proxima.config.problems import ConfigError
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read import interpolated, read
 from proxima_peers.convert.read_python import UNREADABLE, from_python
-from proxima_peers.convert.read_script import Doubtful, from_script
+from proxima_peers.convert.read_script import Doubtful, from_script, variables_of_command
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -323,3 +323,81 @@ def test_options_in_a_variable_are_options_of_the_command():
 def test_a_variable_that_is_a_program_or_a_value_holds_no_options():
     script = "cd $REPO\naccelerate launch $FLAGS train.py --output_dir $OUT --beta 1\npython $MAIN a.b=1"
     assert "launch" not in from_script(script)
+
+
+# ---- the environment of a command ------------------------------------------------------------------------------------
+
+CONFIG = """
+algorithm: {_target_: unirl.algorithms.cppo.CPPO}
+num_rollouts: 5
+eval_interval: 1
+bundle: {config: {pretrained_model_ckpt_path: "${oc.env:QWEN3_PATH,org/default}"}}
+logging: {report_to_wandb: "${oc.decode:${oc.env:REPORT,false}}"}
+data_source:
+  args: {run: {data_path: "${oc.env:DATA_PATH}", eval_data_path: "${oc.env:EVAL_DATA_PATH,${oc.env:DATA_PATH}}"}}
+"""
+RUN = "python -m unirl.train_ar --config-name=ar/small num_devices=8"
+PATHS = {"data": "t.jsonl", "eval": "v.jsonl", "model": "org/mine"}
+
+
+@pytest.fixture
+def ran(tmp_path):
+    """Of a script beside `examples`: the data, the held-out data and the model, or why they are not known."""
+
+    def run(text):
+        folder = tmp_path / "examples" / "ar"
+        folder.mkdir(parents=True)
+        (folder / "small.yaml").write_text(CONFIG)
+        (tmp_path / "run.sh").write_text(text)
+        flat = read(tmp_path / "run.sh")
+        names = {"data": "data_source.args.run.data_path", "eval": "data_source.args.run.eval_data_path"}
+        names["model"] = "bundle.config.pretrained_model_ckpt_path"
+        return {name: getattr(flat[option], "why", flat[option]) for name, option in names.items()}
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"DATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl QWEN3_PATH=org/mine {RUN}",
+        f"export DATA_PATH=t.jsonl\nexport EVAL_DATA_PATH='v.jsonl' QWEN3_PATH=org/mine\n{RUN}",
+        f"DATA_PATH=t.jsonl\nEVAL_DATA_PATH=v.jsonl\nexport DATA_PATH EVAL_DATA_PATH\nQWEN3_PATH=org/mine {RUN}",
+        f"D=t\nexport DATA_PATH=$D.jsonl\nEVAL_DATA_PATH=v.jsonl QWEN3_PATH=${{MINE:-org/mine}} \\\n  {RUN}",
+        f"env DATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl QWEN3_PATH=org/mine {RUN}",
+        f'export QWEN3_PATH=org/mine\nDATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl bash -c "{RUN}"',
+        "DATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl QWEN3_PATH=org/mine ENTRY=train_ar "
+        "bash examples/run_experiment_single_node.sh ar/small",
+        f"DATA_PATH=raw.jsonl python prepare.py\nDATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl QWEN3_PATH=org/mine {RUN}",
+        "ARGS=(--config-name=ar/small data_source.args.run.seed=3)\n"
+        'DATA_PATH=t.jsonl EVAL_DATA_PATH=v.jsonl QWEN3_PATH=org/mine python -m unirl.train_ar "${ARGS[@]}"',
+    ],
+)
+def test_variables_that_a_script_gives_its_command(ran, text):
+    assert ran(text) == PATHS
+
+
+def test_variables_that_a_command_does_not_get(ran):
+    """Bash gives a command only what is exported."""
+    assert ran(f"QWEN3_PATH=org/mine\nDATA_PATH=t.jsonl {RUN}") == {
+        "data": "t.jsonl",
+        "eval": "t.jsonl",
+        "model": "org/default",
+    }
+
+
+def test_variables_that_depend_on_a_branch_or_a_machine(ran):
+    script = "if [ $1 = a ]; then export DATA_PATH=a.jsonl; else export DATA_PATH=b.jsonl; fi\n"
+    found = ran(f"{script}QWEN3_PATH=$SCRATCH/m EVAL_DATA_PATH=v.jsonl {RUN}")
+    assert "a.jsonl or b.jsonl" in found["data"] and "sets QWEN3_PATH to $SCRATCH/m" in found["model"]
+
+
+def test_a_variable_is_given_to_the_commands_after_its_export():
+    assert variables_of_command("export A=1\necho hello") == {"A": "1"}
+    assert variables_of_command("echo hello\nexport A=1") == variables_of_command("A=1 B=2") == {}
+
+
+def test_variables_of_this_process_are_not_read(ran, monkeypatch):
+    monkeypatch.setenv("QWEN3_PATH", "org/other")
+    monkeypatch.setenv("DATA_PATH", "other.jsonl")
+    assert ran(RUN) | {"eval": ""} == {"data": "${oc.env:DATA_PATH}", "eval": "", "model": "org/default"}

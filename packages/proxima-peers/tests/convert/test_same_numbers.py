@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from proxima.config.resolution import resolve
+from proxima.core import policy_loss
 from proxima.core.correction.importance import Importance
 from proxima.core.correction.presets import CORRECTION_PRESETS
 from proxima.core.correction.rejection import Rejection
@@ -238,6 +239,22 @@ def test_trl_two_sided_clip(specs, level, delta):
         ]
         off_corner = ((ratio.exp()[:, None] - torch.tensor([0.8, 1.2, delta])).abs() > 1e-6).all(-1)
         assert torch.allclose(gradients[0][off_corner[:, 0]], gradients[1][off_corner[:, 0]], rtol=1e-12)
+
+
+def test_trl_rloo_has_its_gradient_at_the_first_update(specs):
+    """-mean over rows of min(r A, clip(r) A), r = exp(sum of log-ratios), where the policy is the one before it."""
+    spec = specs("trl", {"normalize_advantages": False, "epsilon": 0.2, "num_generations": 2})
+    generator = torch.Generator().manual_seed(5)
+    old = -torch.rand(6, 9, generator=generator, dtype=torch.float64)
+    mask = torch.arange(9)[None] < torch.tensor([9, 1, 4, 7, 2, 5])[:, None]
+    advantage = torch.randn(6, 1, generator=generator, dtype=torch.float64)
+    ours, theirs = old.clone().requires_grad_(), old.clone().requires_grad_()
+    rows = {"proximal_log_prob": old, "behavior_log_prob": old - 0.1, "advantage": advantage.expand(6, 9)}
+    b = PolicyBatch.from_padded(mask, log_prob=ours, **rows)
+    policy_loss(b, surrogate=spec.surrogate, aggregate=spec.aggregate).value.backward()
+    r = torch.where(mask, theirs - old, 0.0).sum(1, keepdim=True).exp()
+    (-torch.minimum(r * advantage, r.clamp(0.8, 1.2) * advantage).mean()).backward()
+    assert spec.correction == () and torch.allclose(ours.grad, theirs.grad, rtol=1e-12)
 
 
 def batch(noise=1.5):

@@ -5,7 +5,9 @@
     options.py   the options during conversion: which were read, and which values could not be used
     verl*.py, trl*.py, areal.py, prime_rl.py, unirl.py    the files of each peer: `convert(options) -> Draft`
     trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, with separate tables
+    trl_rloo.py, trl_names.py    TRL's RLOO; which of TRL's trainings a file runs
     verl_reward.py, verl_dapo.py, trl_rewards.py     the scorers of completions
+    prime_rl_environments.py, prime_rl_evaluation.py    prime-rl's task, rewards and turns; its held-out questions
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or changing results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     multi_turn.py    `task.environment`, `task.tools` and `episode`
@@ -31,7 +33,8 @@ class Peer(NamedTuple):
         online: the module of its trainings with rewards: `convert(options)`.
         offline: the module of its trainings on a fixed data set, if they are converted: `training_of(options)` returns
             the training of a file, such as `sft`, if any; `convert_offline(options, command)` converts it;
-            `rules_of(options)` returns the rules for options that are not read.
+            `rules_of(options)` returns the rules for options that are not read; `other_training(options, why)`, if it
+            has that function, returns the reason why a file of the peer is not converted.
     """
 
     title: str

@@ -10,6 +10,22 @@ CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
 FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
 REJECT = "actor.rejection_sampling."
 SEGMENT_WISE = ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo")
+# No branch, tag or pull request of AReaL up to 4aef98d8 has that option. The fork zhshgmail/AReaL has it, on by
+# default, on its branches dev_seg_decouple_rebase, feature/segment-wise-decoupled-ppo, the -rebased one of that name,
+# and feature/segment-wise-ppo-v3 (16 to 24 October 2025). All but the last also have a floor beside the cap, a name
+# that AReaL never had; dev_seg_decouple_ppo_bug_fix (8 October 2025) has the floor, and needs no option.
+OF_THE_FORK = "actor.behav_imp_weight_floor"
+# options that AReaL has had only since then, which the fork lacks
+OF_AREAL_SINCE = (
+    "actor.m2_threshold",  # 31 October 2025
+    "actor.importance_sampling_level",  # 3 November 2025
+    "actor.prox_logp_method",  # 28 November 2025
+    "actor.use_sapo_loss",  # 9 December 2025
+    "actor.behave_imp_weight_",  # 3 March 2026
+    "actor.use_cispo_loss",
+    REJECT,  # 20 April 2026
+    "rollout.backend",
+)
 
 
 def policies(d: Draft, o: Options) -> None:
@@ -49,8 +65,25 @@ def policies(d: Draft, o: Options) -> None:
 
 
 def segment_wise(o: Options) -> bool:
-    """`enable_segment_wise_ppo`, which AReaL copies from the top level to both sections."""
-    return o.flag(*SEGMENT_WISE)
+    """`enable_segment_wise_ppo`, which is copied from the top level to both sections. The fork that has it turns it on
+    by default, so it is also on in a file with another option of that fork."""
+    return o.flag(*SEGMENT_WISE, default=_is_of_the_fork(o))
+
+
+def _is_of_the_fork(o: Options) -> bool:
+    return o.given(OF_THE_FORK) and not _is_of_areal(o)
+
+
+def _is_of_areal(o: Options) -> bool:
+    """Return True for a file with an option that the fork lacks."""
+    return any(name.startswith(OF_AREAL_SINCE) for name in o.flat)
+
+
+def _origin_of_segment_wise(o: Options) -> str:
+    """The source of the value of `segment_wise`."""
+    if o.given(*SEGMENT_WISE):
+        return o.origin(*SEGMENT_WISE)
+    return f"{o.origin(*SEGMENT_WISE)}, in the fork zhshgmail/AReaL: no other version has {OF_THE_FORK}"
 
 
 def _towards_next(d: Draft, o: Options) -> None:
@@ -58,17 +91,20 @@ def _towards_next(d: Draft, o: Options) -> None:
     if not segment_wise(o):
         _segment_wise_by_default(d, o)
         return
-    origin, lag = o.origin(*SEGMENT_WISE), d.entries["runtime.max_lag"].value
-    name, centre = origin.removeprefix("from "), d.entries["algorithm.proximal"]
+    origin, lag = _origin_of_segment_wise(o), d.entries["runtime.max_lag"].value
+    name = next((name for name in SEGMENT_WISE if o.given(name)), OF_THE_FORK)
+    centre = d.entries["algorithm.proximal"]
     kinds = {at: entry.value for at, entry in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}
+    by_default = "" if o.given(*SEGMENT_WISE) else f"of the fork whose default of {SEGMENT_WISE[0]} is true: "
     if centre.value != "recompute" or not o.flag("actor.use_decoupled_loss"):
-        d.lacks(name, "read here with use_decoupled_loss and log-probs that the trainer recomputes")
+        d.lacks(name, f"{by_default}read here with use_decoupled_loss and log-probs that the trainer recomputes")
     elif not kinds:
-        d.lacks(name, "the file weighs no token; add a correction with towards: next, and proximal: next")
+        d.lacks(name, f"{by_default}the file weighs no token; add a correction with towards: next, and proximal: next")
     elif "second_moment" in kinds.values():
-        d.lacks(name, "beside m2_threshold, which compares with the proximal policy")
+        d.lacks(name, f"{by_default}beside m2_threshold, which compares with the proximal policy")
     elif lag < 2:
-        d.drops(name, f"with a lag of {lag} no token is two versions old: the same as decoupled PPO")
+        if o.given(*SEGMENT_WISE):
+            d.drops(name, f"with a lag of {lag} no token is two versions old: the same as decoupled PPO")
     else:
         d.put("algorithm.proximal", "next", origin, centre.note)
         for at in kinds:
@@ -76,13 +112,14 @@ def _towards_next(d: Draft, o: Options) -> None:
 
 
 def _segment_wise_by_default(d: Draft, o: Options) -> None:
-    """Where the file does not set it and it would matter: it is on by default in the version that has the option."""
+    """Where the file does not set it, it would matter, and no option tells AReaL from the fork that has it on by
+    default."""
     lag, centre = d.entries["runtime.max_lag"].value, d.entries["algorithm.proximal"].value
-    if lag >= 2 and centre == "recompute" and o.flag("actor.use_decoupled_loss"):
-        meaning = (
-            "AReaL with segment-wise PPO, where it is true by default: set it for proximal: next; without, as here"
-        )
-        d.default(o, SEGMENT_WISE[0], False, meaning)
+    told_apart = _is_of_areal(o) and not o.given(OF_THE_FORK)
+    if told_apart or lag < 2 or centre != "recompute" or not o.flag("actor.use_decoupled_loss"):
+        return
+    meaning = "AReaL lacks it; in the fork zhshgmail/AReaL, whose files look the same, it is true by default"
+    d.default(o, SEGMENT_WISE[0], False, f"{meaning}: if yours is of the fork, set it for proximal: next")
 
 
 def _cap(d: Draft, o: Options) -> None:

@@ -16,6 +16,7 @@ from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
 from proxima_peers.convert.options import Options, on_one_line
 from proxima_peers.convert.pruning_fork import only_evaluates
 from proxima_peers.convert.read import read
+from proxima_peers.convert.read_python import CONVERTED, NOT_CONVERTED
 
 
 def likely_peers(path: str | Path) -> list[str]:
@@ -24,7 +25,7 @@ def likely_peers(path: str | Path) -> list[str]:
     options = read(Path(path))
     refuse_openrlhf(path, options)
     named = {name: Options(peer.title, options, str(path)) for name, peer in PEERS.items()}
-    fits = [name for name, o in named.items() if offline_training(o, name) is not None or not not_a_training(o, name)]
+    fits = [name for name, o in named.items() if offline_training(o, name) is not None or not why_not(o, name)]
     unknown = {name: len(convert(path, name).unknown) for name in fits}
     return [name for name in fits if unknown[name] == min(unknown.values())]
 
@@ -41,9 +42,11 @@ def convert(path: str | Path, peer: str) -> Draft:
     o = Options(title, read(Path(path)), str(path))
     refuse_openrlhf(path, o.flat)
     command = offline_training(o, peer)
-    if command is None and (why := not_a_training(o, peer)) is not None:
+    if command is None and (why := why_not(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
-        if len(others := likely_peers(path)) == 1:
+        if why.endswith(NOT_CONVERTED):
+            wanted = CONVERTED
+        elif len(others := likely_peers(path)) == 1:
             wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
         raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
     for name in ("config", "defaults", "launch"):  # a base file that is missing here is recorded as a doubt
@@ -78,6 +81,13 @@ def offline_training(o: Options, peer: str) -> str | None:
     """The training, such as `sft`, of a file without rewards; None for any other file."""
     offline = PEERS[peer].offline
     return module_of(offline).training_of(o) if offline else None
+
+
+def why_not(o: Options, peer: str) -> str | None:
+    """The reason why the file is not a training with rewards of this peer; None if it is one."""
+    offline, why = PEERS[peer].offline, not_a_training(o, peer)
+    other = getattr(module_of(offline), "other_training", None) if offline else None
+    return why if other is None else other(o, why)
 
 
 def evaluating_command(draft: Draft, o: Options) -> str:

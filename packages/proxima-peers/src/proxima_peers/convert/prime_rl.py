@@ -7,19 +7,25 @@ The defaults of the losses are those of pull requests #3418 (2026-08-27: `ipo` i
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from proxima.config.tree import FILL_IN
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
+from proxima_peers.convert.prime_rl_environments import (
+    BATCH,
+    GROUPS,
+    SOURCES,
+    beside,
+    listed,
+    own_sampling,
+    task_and_rewards,
+)
+from proxima_peers.convert.prime_rl_evaluation import held_out_environments
 
-LOSS, OPTIMIZER, SCHEDULER, BATCH = "trainer.loss.", "trainer.optim.", "trainer.scheduler.", "orchestrator."
+LOSS, OPTIMIZER, SCHEDULER = "trainer.loss.", "trainer.optim.", "trainer.scheduler."
 SAMPLING = f"{BATCH}train.sampling."
-SOURCES = (f"{BATCH}train.source", f"{BATCH}train.env", f"{BATCH}env")  # since 2026-07-29; before; the first name
-GROUPS = (f"{BATCH}group_size", f"{BATCH}rollouts_per_example")
-OF_THE_RUN = ("name", "group_size", "rollouts_per_example", "ratio", "sampling", "weight", "num_workers", "max_retries")
 FILTERS = (f"{BATCH}pre_batch_filters", f"{BATCH}post_batch_filters")
 IN_FLIGHT = (f"{BATCH}oversampling_factor", f"{BATCH}max_inflight_rollouts")
 OF_JULY = (*SOURCES[1:], GROUPS[1], *FILTERS, *IN_FLIGHT, f"{BATCH}pool_size", "trainer.max_concurrent_runs", "bench")
@@ -47,18 +53,21 @@ def convert(o: Options) -> Draft:
     lengths = (f"{BATCH}seq_len", "trainer.model.seq_len", "seq_len")
     d.copy("model.max_length", o, *lengths, default=2048, whole=True)
     common.dtype(d, o, "dtype", "trainer.model.optimization_dtype", default="float32")
-    _task(d, o)
+    task_and_rewards(d, o)
     _surrogate(d, o)
     _advantage(d, o)
+    beside(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
     sections, longest = (SAMPLING, f"{BATCH}sampling."), ("max_completion_tokens", "max_tokens")
     names = {"temperature": tuple(f"{section}temperature" for section in sections)}
     names["max_tokens"] = tuple(section + name for name in longest for section in sections)
     common.sampling(d, o, names, {"temperature": 1.0})
+    own_sampling(d, o)
     if "sampling.max_tokens" not in d.entries:
         d.ask("sampling.max_tokens", 512, f"{SAMPLING}max_completion_tokens: without it, what is left of the context")
     _batch(d, o)
     _training(d, o)
+    held_out_environments(d, o)
     trackers.prime_rl(d, o)
     return d
 
@@ -66,61 +75,6 @@ def convert(o: Options) -> Draft:
 def is_of_july(o: Options) -> bool:
     """Return True for a file with a name that prime-rl has had up to July 2026 only."""
     return any(name in OF_JULY or name.startswith(SECTIONS_OF_JULY) for name in o.flat)
-
-
-def _task(d: Draft, o: Options) -> None:
-    """The environment, with its rows and its rewards; to fill in if the file names none, or different ones."""
-    where, environments = _environments(o), [_environment(source) for source in _listed(o)]
-    different = [environment for i, environment in enumerate(environments) if environment not in environments[:i]]
-    environment = different[0] if len(different) == 1 else None
-    if environment is None:
-        choice = "; a run plays one environment: keep one in the file, and convert it again" if different[1:] else ""
-        give = "give" if different[1:] else "gives"
-        d.ask("task", "gsm8k", f"{where} {give} the questions{choice or '; see `proxima list task`'}", kind=True)
-        d.ask("reward.0", "math", f"{where} {give} the rewards{choice or '; see `proxima list reward`'}", kind=True)
-        return
-    origin = f"from {next(name for name in SOURCES if o.given(name))}"
-    note = "add `python` to task.environment: an interpreter that has verifiers and this environment"
-    d.spec("task", "environment", origin, note, split=("train", "its training data"))
-    for field, value in {"kind": "verifiers", **environment}.items():
-        d.put(f"task.environment.{field}", value, origin)
-    d.spec("reward.0", "environment", f"{origin}: the weighted sum of its reward functions")
-
-
-def _environment(source: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The name and arguments of an environment: `id` and `args`, or the `taskset` of verifiers 0.4 with what stands
-    beside it. None if it has no name."""
-    inside = source.get("env", source)
-    if not isinstance(inside, Mapping):
-        return None
-    tasks = inside.get("taskset")
-    if isinstance(tasks, Mapping) and tasks.get("id"):
-        args = {key: value for key, value in inside.items() if key not in OF_THE_RUN}
-        args["taskset"] = {key: value for key, value in tasks.items() if key != "id"}
-        harness = args.pop("harness", None)  # at first beside the taskset, then in the agent
-        args |= {"agent": {"harness": harness, **args.get("agent", {})}} if harness else {}
-        return {"name": str(tasks["id"])} | ({"args": args} if any(args.values()) else {})
-    if not inside.get("id"):
-        return None
-    given = inside.get("args")
-    return {"name": str(inside["id"])} | ({"args": dict(given)} if isinstance(given, Mapping) and given else {})
-
-
-def _environments(o: Options) -> str:
-    """The option with the environments and their names, for a reason."""
-    name = next((name for name in SOURCES if o.given(name)), SOURCES[0])
-    named = [_name_of(source) for source in _listed(o)]
-    o.asked.update(option for option in o.flat if option.startswith(tuple(f"{source}." for source in SOURCES)))
-    several = "the environments" if len(named) > 1 else "the environment"
-    return f"{name}: {several} {', '.join(named)} of `verifiers`" if named else f"{name}: an environment of `verifiers`"
-
-
-def _name_of(source: Mapping[str, Any]) -> str:
-    """The name of an environment: its own, or that of its tasks."""
-    inside = source.get("env", source)
-    tasks = inside.get("taskset") if isinstance(inside, Mapping) else None
-    name = source.get("name") or source.get("id") or (tasks.get("id") if isinstance(tasks, Mapping) else None)
-    return str(name or "without a name")
 
 
 def _surrogate(d: Draft, o: Options) -> None:
@@ -201,7 +155,7 @@ def _filters_of_july(d: Draft, o: Options) -> None:
 def _batch(d: Draft, o: Options) -> None:
     size, tokens = f"{BATCH}batch_size", f"{BATCH}token_batch_size"
     group, origin = o.whole(*GROUPS, default=1, least=1), o.origin(*GROUPS)
-    own = {source[key] for source in _listed(o) for key in ("group_size", "rollouts_per_example") if key in source}
+    own = {source[key] for source in listed(o) for key in ("group_size", "rollouts_per_example") if key in source}
     if len(own) == 1 and isinstance(only := own.pop(), int) and only > 0:
         group, origin = only, f"from {next(name for name in SOURCES if name in o.flat)}: its group_size"
     elif own:
@@ -224,12 +178,6 @@ def _batch(d: Draft, o: Options) -> None:
     if lag:
         remedy = f"set runtime.max_lag={lag} and runtime.max_concurrent_rollouts, with a server or local_process engine"
         d.lacks(f"{BATCH}max_off_policy_steps", f"{lag}: this recipe is synchronous; {remedy}")
-
-
-def _listed(o: Options) -> list[Mapping[str, Any]]:
-    """The environments of the file."""
-    sources = o.get(*SOURCES, default=[])
-    return [source for source in sources if isinstance(source, Mapping)] if isinstance(sources, list) else []
 
 
 def _training(d: Draft, o: Options) -> None:

@@ -16,20 +16,24 @@ from proxima.config.scalars import Loader
 from proxima.data.json_reader import load_json
 from proxima.system.user_files import read_text
 from proxima_peers.convert.read_python import from_python
-from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
+from proxima_peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script, variables_of_command
 
+SCRIPTS = (".sh", ".bash")
 LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 950
 
 
 def read(path: Path) -> Flat:
     """The options of a file: dotted name → scalar or list, with `${…}` replaced by values of the same file.
 
-    A file on which it builds (`--config FILE` of a script, `defaults` of Hydra) is read first if it is found.
+    A file on which it builds (`--config FILE` of a script, `defaults` of Hydra) is read first if it is found; what the
+    script gives its command as environment variables counts in `${oc.env:…}` of that file.
 
     Raises:
         ConfigError: the file can't be read, or sets no options.
     """
-    return interpolated(_composed(path))
+    options = _composed(path)
+    environment = variables_of_command(_text(path)) if path.suffix in SCRIPTS else {}
+    return interpolated(options, environment)
 
 
 def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), above: tuple[Path, ...] = ()) -> Flat:
@@ -42,7 +46,7 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
     text = _text(path)
     if path.suffix == ".py":
         return _with_launcher(from_python(text, str(path), _usage(text)), path)
-    if path.suffix in (".sh", ".bash"):
+    if path.suffix in SCRIPTS:
         return _over_base(_with_launcher(from_script(text, str(path)), path), path)
     try:
         if path.suffix == ".toml":
@@ -219,7 +223,7 @@ def _found(relative: Path, path: Path) -> Path | None:
     """A YAML or JSON file that the file at `path` names, searched from its folder upwards."""
     for folder in (*path.absolute().parents, Path()):
         for file in (folder / relative, folder / f"{relative}.yaml", folder / f"examples/{relative}.yaml"):
-            if file.suffix not in (".sh", ".bash", ".py") and file.is_file():
+            if file.suffix not in (*SCRIPTS, ".py") and file.is_file():
                 return file
     return None
 
@@ -273,17 +277,21 @@ def _entries(written: list[Any]) -> Iterator[tuple[str, str | None, str]]:
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")  # the innermost one
 
 
-def interpolated(flat: Flat) -> Flat:
-    """Replace `${a.b}`, `${.sibling}`, `${oc.select:a.b,default}` and `${oc.env:NAME,default}` by values of this file.
+def interpolated(flat: Flat, environment: Mapping[str, Any] = MappingProxyType({})) -> Flat:
+    """Replace `${a.b}`, `${.sibling}`, `${oc.select:a.b,default}`, `${oc.env:NAME,default}` and `${oc.decode:text}` by
+    values of this file.
 
-    The environment is not read. A reference that can't be resolved within the file stays as written.
+    A reference that can't be resolved within the file stays as written.
+
+    Args:
+        environment: the variables that a script gives its command; those of this process are not read.
     """
     options = dict(flat)
     for _ in range(ROUNDS):
         pending = [name for name, value in options.items() if isinstance(value, str) and "${" in value]
         changed = False
         for name in pending:
-            value = _replaced(options[name], name, options)
+            value = _replaced(options[name], name, options, environment)
             changed |= value != options[name]
             options[name] = value
         if not changed:
@@ -291,13 +299,19 @@ def interpolated(flat: Flat) -> Flat:
     return options
 
 
-def _replaced(text: str, name: str, options: Flat) -> Any:
+def _replaced(text: str, name: str, options: Flat, environment: Mapping[str, Any]) -> Any:
+    def meaning(inside: str) -> Any:
+        return _meaning(inside, name, options, environment)
+
     if single := _REFERENCE.fullmatch(text):
-        value = _meaning(single[1], name, options)
+        value = meaning(single[1])
         return text if value is _UNKNOWN else value
+    for inside in _REFERENCE.findall(text):
+        if isinstance(value := meaning(inside), Doubtful):
+            return value
 
     def replacement(match: re.Match[str]) -> str:
-        value = _meaning(match[1], name, options)
+        value = meaning(match[1])
         return match[0] if value is _UNKNOWN else "null" if value is None else str(value)
 
     return _REFERENCE.sub(replacement, text)
@@ -306,11 +320,15 @@ def _replaced(text: str, name: str, options: Flat) -> Any:
 _UNKNOWN = object()
 
 
-def _meaning(inside: str, name: str, options: Flat) -> Any:
+def _meaning(inside: str, name: str, options: Flat, environment: Mapping[str, Any]) -> Any:
     resolver, colon, rest = inside.partition(":")
     if not colon:
         return options.get(_absolute(inside, name), _UNKNOWN)
     target, comma, default = rest.partition(",")
+    if resolver == "oc.env" and target.strip() in environment:
+        return environment[target.strip()]
+    if resolver == "oc.decode":
+        return yaml.load(rest, Loader=Loader)
     if resolver == "oc.select" and (value := options.get(_absolute(target, name))) is not None:
         return value
     if resolver in ("oc.select", "oc.env") and comma:

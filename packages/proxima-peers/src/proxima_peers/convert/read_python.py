@@ -2,51 +2,138 @@
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.data import UserError
 
 UNREADABLE = "…"  # placeholder for an expression whose value is known only at run time
-CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward", "GKD")), "training_args"
-TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
+KINDS = ("GRPO", "RLOO", "SFT", "DPO", "KTO", "Reward", "GKD")  # of TRL's trainings, those that are converted
+CALLS, TRAINERS = tuple(f"{kind}Config" for kind in KINDS), tuple(f"{kind}Trainer" for kind in KINDS)
+PARSED = "training_args"
 DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are not options
 
 
 def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The keywords of a file's only call of `CALLS` and of its trainer, and the attributes set in between.
 
-    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
+    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`. A class
+    of the file that extends one of these is read as that one: its defaults, and its name as `config_class` or
+    `trainer_class`.
 
     Args:
         usage: options of the command line that the file's docstring shows, for a file that parses its arguments.
 
     Raises:
-        ConfigError: there is no such call and no usage, there are several calls, or the text is not Python.
+        ConfigError: there is no such call and no usage, there are several calls, the trainer is another one, or the
+            text is not Python.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise one_problem(name, f"not Python: {error}") from None
-    calls = [call for name in CALLS for call in _calls(tree, name)]
-    used = next((node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in CALLS), CALLS[0])
-    if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == used for node in ast.walk(tree))):
-        raise one_problem(name, f"has no {used}(…) call; give the file that makes one, or the options as YAML")
+    configs, trainers = _and_subclasses(tree, CALLS), _and_subclasses(tree, TRAINERS)
+    calls = [call for name in configs for call in _calls(tree, name)]
+    trained = [call for name in trainers for call in _calls(tree, name)]
+    others = _other_trainers(tree)
+    if others and not trained:
+        raise one_problem(name, f"trains with {', '.join(others)}, which is {NOT_CONVERTED}; {CONVERTED}")
+    used = next((node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in configs), None)
+    if not calls and not (usage and used):
+        raise one_problem(name, _without_options(tree, used))
     if len(calls) > 1:
         lines = ", ".join(str(node.lineno) for node in calls)
         raise one_problem(name, f"has {len(calls)} {used}(…) calls, in lines {lines}; keep one")
     constants = _constants(tree)
-    holders = (PARSED, *_holders(tree))
-    flat = dict(usage or {}) if not calls else _keywords(calls[0], constants)
+    holders = (PARSED, *_holders(tree, configs))
+    own_config = configs.get(str(_called(calls[0]) if calls else used))
+    flat = _defaults(own_config, constants)
+    flat |= dict(usage or {}) if not calls else _keywords(calls[0], constants)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) in TRAINERS:
+        if isinstance(node, ast.Call) and node in trained:
             flat |= _of_trainer(tree, node, constants)
+            flat |= _own_class("trainer_class", trainers[str(_called(node))])
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
             flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
     for option, value in _data(tree, constants).items():
         flat.setdefault(option, value)
     return {name: leaf for option, value in flat.items() for name, leaf in _leaves(option, value)}
+
+
+NOT_CONVERTED = "not converted"
+CONVERTED = "converted are the files of GRPO, RLOO, SFT, DPO, KTO, Reward and GKD"
+
+
+def training_in_python(text: str) -> str | None:
+    """The training of a Python file, such as `sft`, by the only class of TRL that it makes or names; else None."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    classes = _and_subclasses(tree, (*CALLS, *TRAINERS))
+    called = {name for name in classes if any(_calls(tree, name))}
+    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in classes}
+    kinds = {_kind_of(name, classes[name]) for name in called or named}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _kind_of(name: str, own: ast.ClassDef | None) -> str:
+    base = name if own is None else next(text for text in map(_last, own.bases) if text in (*CALLS, *TRAINERS))
+    return base.removesuffix("Config").removesuffix("Trainer").lower()
+
+
+def _and_subclasses(tree: ast.Module, names: tuple[str, ...]) -> dict[str, ast.ClassDef | None]:
+    """The classes, and those of the file that extend one of them, each with its definition if the file has it."""
+    own = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    extended = {node.name: node for node in own if any(_last(base) in names for base in node.bases)}
+    return dict.fromkeys(names) | extended
+
+
+def _last(node: ast.expr) -> str:
+    """The last name of `a.b.c`."""
+    return ast.unparse(node).rpartition(".")[2]
+
+
+def _own_class(option: str, own: ast.ClassDef | None) -> dict[str, Any]:
+    return {} if own is None else {option: f"{own.name}({', '.join(map(_last, own.bases))})"}
+
+
+def _defaults(own: ast.ClassDef | None, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of a config class of the file."""
+    options = _own_class("config_class", own)
+    for node in own.body if own is not None else ():
+        if isinstance(node, ast.AnnAssign | ast.Assign) and node.value is not None:
+            made = node.value
+            if isinstance(made, ast.Call) and _called(made) == "field":
+                given = {key.arg: key.value for key in made.keywords}
+                made = given.get("default", given.get("default_factory", made))
+                made = made.body if isinstance(made, ast.Lambda) else made
+            options |= {target.id: _value(made, constants) for target in _targets(node)}
+    return options
+
+
+def _other_trainers(tree: ast.Module) -> list[str]:
+    """The trainers of TRL that the file makes, other than those that are converted."""
+    imported = {
+        alias.asname or alias.name: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "trl"
+        for alias in node.names
+    }
+    others = {own: name for own, name in imported.items() if name.endswith("Trainer") and name not in TRAINERS}
+    return sorted(name for own, name in others.items() if any(_calls(tree, own)))
+
+
+def _without_options(tree: ast.Module, used: str | None) -> str:
+    """The reason why a file gives no options."""
+    if not tree.body:
+        return "holds no code, only comments; give the file that trains, or the options as YAML"
+    if used is None:
+        return f"has no {CALLS[0]}(…) call; give the file that makes one, or the options as YAML"
+    if any(_calls(tree, "TrlParser")) or any(_calls(tree, "HfArgumentParser")):
+        return f"takes its {used} from a command line that it does not show; give a script with it, or its YAML"
+    return f"has no {used}(…) call; give the file that makes one, or the options as YAML"
 
 
 # methods that make rows
@@ -144,10 +231,10 @@ def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == name)
 
 
-def _holders(tree: ast.Module) -> list[str]:
+def _holders(tree: ast.Module, configs: Collection[str]) -> list[str]:
     """The variables to which a configuration is assigned."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
-    made = [node for node in assigned if isinstance(node.value, ast.Call) and _called(node.value) in CALLS]
+    made = [node for node in assigned if isinstance(node.value, ast.Call) and _called(node.value) in configs]
     return [target.id for node in made for target in _targets(node)]
 
 

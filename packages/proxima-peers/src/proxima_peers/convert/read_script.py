@@ -34,6 +34,7 @@ _HERE = re.compile(  # the folder of the script, or the one it runs in
     r"\$\(\s*(?:pwd|dirname\s+[^()]+|cd\s.+?&&\s*pwd(?:\s+-P)?)\s*\)|`pwd`"
 )
 _LAUNCHER = re.compile(r"(?:.*/)?run_experiment\w*\.sh")  # of UniRL: the name of a config, and options
+# their defaults are known, or in the config that they name
 _MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
 _SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # not trainings
 _DECLARES = ("export", "local", "readonly", "declare", "typeset")
@@ -67,6 +68,24 @@ def from_script(text: str, name: str = "script") -> Flat:
     return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
 
 
+def variables_of_command(text: str) -> Flat:
+    """The environment variables that a shell script gives the command that trains: those before it, and exported ones.
+
+    A value that depends on a branch, or differs between two such commands, is `Doubtful` with its possible values.
+    """
+    script = _Script()
+    for statement in statements(text):
+        script.read(statement)
+    environment: Flat = {}
+    for name, values in script.environment().items():
+        unset = next((value for value in values if "$" in value or "`" in value), None)
+        if len(values) > 1:
+            environment[name] = Doubtful(f"the script sets {name} to {' or '.join(values)}, by a branch or command")
+        else:
+            environment[name] = values[0] if unset is None else Doubtful(f"the script sets {name} to {unset}")
+    return environment
+
+
 @dataclass
 class _Script:
     """The state of reading a script statement by statement."""
@@ -79,6 +98,11 @@ class _Script:
     depth: int = 0  # of if, case and loops
     own: dict[str, None] = field(default_factory=dict)  # flags of the program itself: --config in `x.py --config`
     mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
+    exported: set[str] = field(init=False, default_factory=set)  # names of variables
+    around: dict[str, str] = field(init=False, default_factory=dict)  # variables before `bash -c`, inside it
+    environments: dict[int, dict[str, list[str]]] = field(
+        init=False, default_factory=dict
+    )  # command → variable → its values
     arrays: set[str] = field(init=False, default_factory=set)
     spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
 
@@ -104,21 +128,31 @@ class _Script:
     def command(self, words: list[str]) -> None:
         """Assignments, or a program with its options."""
         if words and words[0] in _DECLARES:
+            exports = words[0] == "export" or "-x" in words
             words = [word for word in words[1:] if not word.startswith("-")]
+            if exports:
+                self.exported.update(word.partition("=")[0] for word in words)
+            words = [word for word in words if "=" in word]
         assigned = [_ASSIGNMENT.fullmatch(word) for word in words]
         if all(assigned):
             for assignment in assigned:
                 assert assignment is not None
                 self.assign(assignment[1], assignment[2])
             return
+        if words[0] == "env" and len(words) > 1 and _ASSIGNMENT.fullmatch(words[1]):
+            words = words[1:]
         environment: dict[str, str] = {}
-        while assignment := _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
+        while words and (assignment := _ASSIGNMENT.fullmatch(words[0])):  # an environment for this command
             environment[assignment[1]], words = assignment[2], words[1:]
+        if not words:
+            return
         words = _of_launcher(words, environment.get("EXPERIMENT", self.variables.get("EXPERIMENT")))
         words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
         if len(words) > 2 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
+            outside, self.around = self.around, {**self.around, **environment}
             for statement in statements(words[2]):
                 self.read(statement)
+            self.around = outside
             return
         words, doubtful = self.split(words)
         target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
@@ -126,11 +160,38 @@ class _Script:
         if any(word in _SERVERS for word in (*words[1:3], runs)):
             return
         module = runs if target is not None and words[target] == "-m" else ""
-        if "." in module and module not in _MAINS and any(_OVERRIDE.fullmatch(word) for word in words):
+        own_config = module in _MAINS or module.startswith("unirl.train_")
+        if "." in module and not own_config and any(_OVERRIDE.fullmatch(word) for word in words):
             self.mains[module] = None
         self.commands.append(runs or words[0])
+        self.environments[len(self.commands) - 1] = self.given({**self.around, **environment})
         self.options(words, len(self.commands) - 1, 0 if target is None else target)
         self.options(doubtful, len(self.commands) - 1, -1, doubtful=True)
+
+    def given(self, own: dict[str, str]) -> dict[str, list[str]]:
+        """The environment of a command, each variable with its possible values: the exported variables, and its own."""
+        given: dict[str, list[str]] = {}
+        for name in self.exported:
+            if name in self.branches:
+                given[name] = self.branches[name]
+            elif name in self.variables:
+                given[name] = [self.variables[name]]
+        for name, value in own.items():
+            given[name] = [self.expanded(value)]
+        return given
+
+    def environment(self) -> dict[str, list[str]]:
+        """The possible values of each variable in the commands that set `a.b=value` or name a config; in all that set
+        options if none does."""
+        of_config = [self.flags[name] for name in ("config", "config_name") if name in self.flags]
+        occurrences = [*self.overrides.values(), *of_config] or [*self.flags.values()]
+        merged: dict[str, list[str]] = {}
+        commands = {command for several in occurrences for command, _, _ in several if command}
+        for command in sorted(commands or self.environments):  # of an array's options no command is known
+            for name, values in self.environments[command].items():
+                known = merged.setdefault(name, [])
+                known += [value for value in values if value not in known]
+        return merged
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """The words, with each `$NAME` that contains options replaced by them; and the options that it contains only in
@@ -181,7 +242,7 @@ class _Script:
                 self.overrides.setdefault(deleted[1], []).append((command, "null", inside))
         for index, name, text in _flags(words):
             self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
-            if (dotted or composed) and index > start:
+            if (dotted or composed) and (index > start or not command):
                 self.own[name] = None
 
     def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:

@@ -93,8 +93,43 @@ def areal_engine(d: Draft, o: Options) -> None:
     kind, *layout = re.split("[:.]", str(o.get(*names, default="")).partition("+")[0], maxsplit=1)
     if kind in AREAL:
         sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", "".join(layout))}
-        shape = {"replicas": sizes.get("d", 1), "parallel": sizes.get("t", 1)}
-        _served(d, o, AREAL[kind], o.origin(*names), kind=kind, **shape)
+        replicas, parallel = sizes.get("d", 1), sizes.get("t", 1)
+        _served(d, o, AREAL[kind], o.origin(*names), kind=kind, replicas=replicas, parallel=parallel)
+
+
+UNIRL = "rollout.config."
+ENGINES_OF_UNIRL = {"SGLangRolloutEngine": "sglang", "SGLangLLMRolloutEngine": "sglang", "VLLMRolloutEngine": "vllm"}
+
+
+def unirl_engine(d: Draft, o: Options) -> None:
+    """`rollout._target_`, the class of the engine: each engine of UniRL is a server on `tp_size` devices."""
+    name = "rollout._target_"
+    package, _, written = str(o.flat.get(name, "")).rpartition(".")
+    if package.partition(".")[0] != "unirl":
+        return
+    o.given(name)
+    kind = ENGINES_OF_UNIRL.get(written)
+    if kind is None:
+        d.drops(name, f"{written}: engine local generates, in the trainer's process")
+        return
+    every = "one server with all weights; UniRL starts one on every tp_size of its num_devices"
+    _served(d, o, _names_of_unirl(o, kind), o.origin(name), kind=kind, one=every)
+
+
+def _names_of_unirl(o: Options, kind: str) -> ServerNames:
+    """The settings, which may be fields of UniRL's config or arguments of the engine."""
+
+    def given(*names: str) -> str:
+        places = [f"{UNIRL}{inside}{name}" for name in names for inside in ("", "engine_kwargs.")]
+        return next((place for place in places if o.given(place)), places[0])
+
+    return ServerNames(
+        gpu_memory=given("mem_fraction_static" if kind == "sglang" else "gpu_memory_utilization"),
+        parallel=given("tp_size"),
+        eager=given("disable_cuda_graph" if kind == "sglang" else "enforce_eager"),
+        dtype=given("dtype"),
+        quantization=given("quantization"),
+    )
 
 
 def _served(
@@ -106,11 +141,12 @@ def _served(
     kind: str = "vllm",
     replicas: int = 1,
     parallel: int | None = None,
+    one: str = "one server with all weights",
 ) -> None:
     """`engine: {kind: KIND, serve: …}`."""
     path = "engine.serve"
     d.put("engine.kind", kind, origin, SERVED)
-    d.put(f"{path}.replicas", replicas, origin if replicas > 1 else "one server with all weights")
+    d.put(f"{path}.replicas", replicas, origin if replicas > 1 else one)
     share = o.number(names.gpu_memory, least=0, most=1)
     if share:
         d.put(f"{path}.gpu_memory", share, o.origin(names.gpu_memory))

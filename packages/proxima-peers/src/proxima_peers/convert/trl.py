@@ -11,6 +11,7 @@ from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.pruning_fork import is_pruning_fork
 from proxima_peers.convert.rollout_servers import trl_engine
+from proxima_peers.convert.trl_names import read_negated, says_grpo
 from proxima_peers.convert.trl_rewards import reads_solutions, rewards
 
 LIST = "algorithm.correction"
@@ -20,11 +21,34 @@ LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 def convert(o: Options) -> Draft:
     """A recipe from a GRPOConfig."""
     d = Draft()
+    if not says_grpo(o):
+        d.defaults.append("GRPOTrainer (no option tells it from RLOOTrainer: give a script with `trl rloo --config …`)")
+    columns = questions_and_rewards(d, o)
+    why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
+    d.put("algorithm.proximal", "recompute", why)
+    kind = _surrogate(d, o)
+    _aggregate(d, o, kind, longest_completion(o))
+    _advantage(d, o)
+    _corrections(d, o, kind)
+    _penalties(d, o)
+    common.pruned_groups(d, o, "pruning", "metric", "allocation", "filling")
+    without_truncated(d, o, "after the advantages of the whole group, as in TRL")
+    sampling_and_training(d, o, columns, group=8)
+    return d
+
+
+def longest_completion(o: Options) -> int:
+    return int(o.whole("max_completion_length", default=512))
+
+
+def questions_and_rewards(d: Draft, o: Options) -> dict[str, str]:
+    """The model, the questions, the engine and the rewards of a trainer that generates; returns the task's columns."""
+    read_negated(o)
     adapted_model(d, o)
-    longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
-        d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
+        longest = prompt + longest_completion(o)
+        d.put("model.max_length", longest, "from max_prompt_length + max_completion_length")
     split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
     columns = _prompts(o)
     columns |= {"answer": "solution"} if reads_solutions(o) else {}
@@ -42,27 +66,29 @@ def convert(o: Options) -> Draft:
     common.template_arguments(d, o, "chat_template_kwargs")
     trl_engine(d, o)
     rewards(d, o)
-    why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
-    d.put("algorithm.proximal", "recompute", why)
-    kind = _surrogate(d, o)
-    _aggregate(d, o, kind, longest)
-    _advantage(d, o)
-    _corrections(d, o, kind)
-    _penalties(d, o)
-    common.pruned_groups(d, o, "pruning", "metric", "allocation", "filling")
+    return columns
+
+
+def without_truncated(d: Draft, o: Options, note: str) -> None:
+    """`mask_truncated_completions`."""
     if o.flag("mask_truncated_completions"):
-        note = "after the advantages of the whole group, as in TRL"
         d.append("algorithm.selection", "drop_truncated", "from mask_truncated_completions", note)
+
+
+def sampling_and_training(d: Draft, o: Options, columns: dict[str, str], *, group: int) -> int:
+    """Sampling, batches, optimizer, evaluation and episodes; `group` is the trainer's default of `num_generations`.
+    Returns the number of updates on a batch."""
+    longest = longest_completion(o)
     names = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin("max_completion_length"))
-    made = _batch(d, o)
+    made = _batch(d, o, group)
     _training(d, o, made)
     _evaluation(d, o, made, columns)
     multi_turn.trl_episodes(d, o, (longest, o.origin("max_completion_length")))
     multi_turn.held_out(d)
     trackers.trl(d, o)
-    return d
+    return made
 
 
 def _prompts(o: Options) -> dict[str, str]:
@@ -131,17 +157,16 @@ def dtypes_and_adapter(d: Draft, o: Options) -> None:
 STRATEGIES = ("no", "steps", "epoch")
 
 
-def evaluates(o: Options) -> bool:
-    """True for a training with rewards that is evaluated."""
-    names = ("eval_strategy", "evaluation_strategy")
-    return o.choice(STRATEGIES, *names, default="no") != "no"
+def evaluation_strategy(o: Options) -> str:
+    """When the trainer evaluates: no, steps or epoch."""
+    return o.choice(STRATEGIES, "eval_strategy", "evaluation_strategy", default="no")
 
 
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
     """`eval_strategy`: the test split of the same data, sampled as in training."""
-    if not evaluates(o):
+    strategy = evaluation_strategy(o)
+    if strategy == "no":
         return
-    strategy = o.choice(STRATEGIES, "eval_strategy", "evaluation_strategy", default="no")
     o.given("num_generations_eval", "eval_on_start")
     every = o.number("eval_steps", default=500, least=0, most=10**9)
     if every < 1 or strategy == "epoch":
@@ -330,11 +355,11 @@ def _penalties(d: Draft, o: Options) -> None:
     common.entropy(d, o, "entropy_coef")
 
 
-def _batch(d: Draft, o: Options) -> int:
+def _batch(d: Draft, o: Options, default_group: int) -> int:
     """One step is one generation of TRL: prompts, updates and passes. Returns its number of optimizer steps."""
     device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
-    group = o.whole("num_generations", default=8, least=1)
+    group = o.whole("num_generations", default=default_group, least=1)
     whole = o.whole("generation_batch_size", least=1)
     written = number_of_processes(o)
     processes = written or 1
@@ -368,7 +393,7 @@ def _training(d: Draft, o: Options, made: int) -> None:
     common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
     warmup, share = warmups(o)
     common.warmup(d, warmup, share, made, rounded="up")
-    clip_and_save(d, o, made, best_later=evaluates(o))
+    clip_and_save(d, o, made, best_later=evaluation_strategy(o) != "no")
 
 
 def adamw(d: Draft, o: Options, lr: float) -> None:

@@ -3,7 +3,7 @@
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.trl import adamw, adapted_model, clip_and_save, rows_of_update, warmups
+from proxima_peers.convert.trl import adamw, adapted_model, clip_and_save, evaluation_strategy, rows_of_update, warmups
 
 DISTILLATION, TEACHER = "algorithm.distillation", "teacher_model_name_or_path"
 OF_SFT = (
@@ -33,7 +33,7 @@ def convert_gkd(o: Options) -> Draft:
     common.steps(d, o, most, o.origin("max_steps"), "", *epochs)
     common.warmup(d, *warmups(o), 1, rounded="up")
     clip_and_save(d, o, 1)
-    if o.choice(("no", "steps", "epoch"), "eval_strategy", default="no") != "no":
+    if evaluation_strategy(o) != "no":
         d.needs("eval.task", "eval_strategy: TRL evaluates the divergence on chats; here a reward judges answers")
         d.drops_given(o, "as eval_strategy", "eval_steps", "eval_on_start", "dataset_test_split")
     d.drops_given(o, "an option of SFT, which GKDTrainer does not read", *OF_SFT)

@@ -1,16 +1,26 @@
-"""TRL's trainings on a fixed data set: SFT, DPO, KTO and reward models, with the defaults of 1.16."""
+"""TRL's trainings other than GRPO: SFT, DPO, KTO and reward models, with the defaults of 1.16.
 
-import re
+GKD and RLOO have modules of their own.
+"""
+
 from collections.abc import Callable
 from pathlib import Path
 
-from proxima.system.user_files import read_text
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.known import Rules, option_rules
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.trl import adamw, clip_and_save, dtypes_and_adapter, rows_of_update, warmups
+from proxima_peers.convert.trl import (
+    adamw,
+    clip_and_save,
+    dtypes_and_adapter,
+    evaluation_strategy,
+    rows_of_update,
+    warmups,
+)
 from proxima_peers.convert.trl_gkd import convert_gkd
+from proxima_peers.convert.trl_names import SCRIPTS, named_in, other_training, read_negated
+from proxima_peers.convert.trl_rloo import convert_rloo
 
 MARKS = {
     "sft": (
@@ -24,27 +34,29 @@ MARKS = {
     "kto": ("desirable_weight", "undesirable_weight"),
     "reward": ("center_rewards_coefficient",),
     "gkd": ("lmbda", "seq_kd"),
+    "rloo": ("normalize_advantages", "reward_clip_range"),
 }
-_NAMED = re.compile(
-    r"\btrl (sft|dpo|kto|reward)\b|\b(sft|dpo|kto|reward|gkd)(?:_modeling)?\.py\b"
-    r"|\b(SFT|DPO|KTO|Reward|GKD)(?:Config|Trainer)\("
-)
+__all__ = ["convert_offline", "other_training", "rules_of", "training_of"]
 REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # options of GRPO
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
 def training_of(o: Options) -> str | None:
-    """`sft`, `dpo`, `kto`, `reward` or `gkd`, by a script's command or a Python file's classes, or, in a file with only
-    options, by an option or a loss that no other training has. None for another training, or in doubt."""
+    """`sft`, `dpo`, `kto`, `reward`, `gkd` or `rloo`, by a script's command or a Python file's classes, or, in a file
+    with only options, by an option or a loss that no other training has. None for another training, or in doubt."""
     file = Path(o.file)
-    if file.suffix in (".py", ".sh", ".bash"):
-        text = re.sub(r"\\\n", " ", read_text(file, "utf-8-sig"))
-        names = {next(filter(None, match.groups())).lower() for match in _NAMED.finditer(text)}
-        if names or "GRPO" in text or "grpo" in text:
-            return names.pop() if len(names) == 1 and "GRPO" not in text and "grpo" not in text else None
+    if file.suffix in SCRIPTS:
+        named = named_in(file)
+        if len(named) == 1:
+            (command,) = named
+            return None if command == "grpo" else command
+        if named:
+            return None
+    commands = {command for command, names in MARKS.items() if any(o.flat.get(name) is not None for name in names)}
+    if "rloo" in commands:  # its other options are those of GRPO
+        return "rloo"
     if any(name in o.flat for name in REWARDED):
         return None
-    commands = {command for command, names in MARKS.items() if any(o.flat.get(name) is not None for name in names)}
     losses = o.flat.get("loss_type")
     named = {str(loss) for loss in (losses if isinstance(losses, list) else [losses])}
     commands |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
@@ -59,9 +71,12 @@ def rules_of(o: Options) -> Rules:
 
 
 def convert_offline(o: Options, command: str) -> Draft:
-    """A recipe for SFT, DPO or a reward model; for RL with `gkd`."""
+    """A recipe for SFT, DPO or a reward model; for RL with `gkd` and `rloo`."""
+    read_negated(o)
     if command == "gkd":
         return convert_gkd(o)
+    if command == "rloo":
+        return convert_rloo(o)
     d = Draft()
     common.model(d, o, "model_name_or_path", "model")
     if o.given("model_revision"):
@@ -125,10 +140,12 @@ COLUMNS: dict[str, tuple[dict[str, str], str]] = {
 def _lengths(d: Draft, o: Options, command: str) -> None:
     """`max_length`, 1024 by default: SFT, DPO and KTO truncate longer rows, reward models skip them."""
     names = ("max_length", "max_seq_length")
-    unbounded = "max_length" in o.flat and o.flat["max_length"] is None
+    unbounded = not o.given("max_length") and "max_length" in o.flat  # null
     longest = None if unbounded else o.whole(*names, default=1024, least=1)
     if longest is not None:
         d.put("model.max_length", longest, o.origin(*names))
+    else:
+        d.drops("max_length", "null: the model's own context bounds a row, here too")
     end = o.choice(("keep_start", "keep_end"), "truncation_mode", default="keep_start")
     if command == "sft" and end == "keep_start":
         d.put("data.over_length", "truncate", o.origin("truncation_mode"))
@@ -255,7 +272,7 @@ def _steps(d: Draft, o: Options) -> None:
 
 def _held_out(d: Draft, o: Options, command: str) -> None:
     """`eval_strategy`: the test split of the same data."""
-    strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
+    strategy = evaluation_strategy(o)
     if strategy == "no":
         return
     before, every = o.flag("eval_on_start"), o.number("eval_steps", default=500, least=0, most=10**9)

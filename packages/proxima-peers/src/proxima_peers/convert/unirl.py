@@ -7,6 +7,7 @@ from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
+from proxima_peers.convert.rollout_servers import unirl_engine
 
 ALGORITHM = "algorithm."
 HORIZON = 8192
@@ -39,6 +40,7 @@ def convert(o: Options) -> Draft:
     common.task(d, o, "data_source.args.run.data_path")
     d.flag("data.shuffle", o, "data_source.args.run.shuffle")
     common.template_arguments(d, o, "rollout.config.chat_template_kwargs", enable_thinking="pipeline.enable_thinking")
+    unirl_engine(d, o)
     _rewards(d, o)
     kind = _algorithm(d, o)
     _proximal(d, o, kind)
@@ -85,9 +87,8 @@ def _evaluation(d: Draft, o: Options) -> None:
     limit = o.whole("eval_num_prompts", default=60)
     if common.evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
         d.put("eval.limit", limit, o.origin("eval_num_prompts"))
-        if not o.given("eval_samples_per_prompt"):
-            d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
         common.eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
+        d.put("eval.samples", o.whole(*names["samples"], default=16), o.origin(*names["samples"]))
     elif not o.given("data_source.args.run.eval_data_path"):
         d.wait("eval.task", "eval.task", f"eval_interval: {every}; which held-out questions, and eval.every")
 
