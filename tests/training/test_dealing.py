@@ -9,8 +9,8 @@ from transformers import AutoConfig
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.attention_cost import pair_cost
-from proxima.model.micro_batch import laid_out, micro_batches
-from proxima.training.dealing import deal, duration, own_cuts, pairs, together
+from proxima.model.micro_batch import micro_batches, tokens_laid_out
+from proxima.training.dealing import cost_of_passes, deal, own_cuts, pairs, together
 from tests.model.rows import rows
 
 
@@ -51,7 +51,7 @@ def test_every_item_is_in_one_micro_batch_within_the_budget(groups, size, shares
         for cut in cuts:
             used, before = 0, None
             for i in cut:
-                used += laid_out(items[i], True, before)
+                used += tokens_laid_out(items[i], True, before)
                 before = items[i][0].group
             assert used <= budget
         costs = [cost_of(items, cut, pair) for cut in cuts]
@@ -100,8 +100,8 @@ def test_the_lockstep_is_what_is_minimised():
             self.cost = cost
 
     large, small = [Costs(3.0)], [Costs(1.0)]
-    assert duration([[large, small], [large, small]]) == 4.0
-    assert duration([[large, small], [small, large]]) == 6.0
+    assert cost_of_passes([[large, small], [large, small]]) == 4.0
+    assert cost_of_passes([[large, small], [small, large]]) == 6.0
 
 
 def test_the_cost_of_a_pair_is_that_of_published_models():

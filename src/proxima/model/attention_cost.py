@@ -24,7 +24,7 @@ def pair_cost(config: Any) -> float:
     keys = width * (optional_attribute(text, "num_key_value_heads") or heads) // heads
     vocabulary = optional_attribute(text, "vocab_size") or 0
     layer = hidden * (2 * width + 2 * keys) + 3 * hidden * _inner_width(text, hidden)
-    return 4 * layers * width / (2 * (layers * layer + hidden * vocabulary))
+    return float(4 * layers * width / (2 * (layers * layer + hidden * vocabulary)))
 
 
 def _inner_width(text: Any, hidden: int) -> int:

@@ -21,16 +21,16 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
     out: list[list[int]] = []
     used = 0
     for i, item in enumerate(items):
-        cost = laid_out(item, share_prompt, items[i - 1][-1].group if i else None)
+        cost = tokens_laid_out(item, share_prompt, items[i - 1][-1].group if i else None)
         if not out or used + cost > budget:
             out.append([])
-            used, cost = 0, laid_out(item, share_prompt)
+            used, cost = 0, tokens_laid_out(item, share_prompt)
         out[-1].append(i)
         used += cost
     return out
 
 
-def laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None = None) -> int:
+def tokens_laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None = None) -> int:
     """The tokens of an item that count towards the budget, after a sequence of `group`."""
     total = 0
     for trajectory in item:

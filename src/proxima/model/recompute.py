@@ -18,7 +18,7 @@ from proxima.data import require
 MARK = "_proxima_recomputes"  # of a layer that is wrapped
 
 
-def recompute_layers(model: nn.Module) -> None:
+def recompute_layers(model: Any) -> None:
     """Make the layers of a Hugging Face model recompute their activations in a backward pass. Idempotent.
 
     A pass gives the same bits with and without. Without gradient nothing changes.

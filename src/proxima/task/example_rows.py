@@ -288,10 +288,14 @@ class PreferenceReader:
         chosen = self._paths(row, "chosen", better)
         rejected = self._paths(row, "rejected", worse)
         shared = shared_prompt([*chosen, *rejected])
-        sides = [self._example(number, sample, paths, shared) for sample, paths in enumerate((chosen, rejected))]
         equal = [path.whole for path in chosen] == [path.whole for path in rejected]
         require(not equal, "rejected", answer_excerpt(worse[-1]), "equals chosen: the pair says nothing")
-        return PreferencePair(row=number, chosen=sides[0], rejected=sides[1], margin=margin)
+        return PreferencePair(
+            row=number,
+            chosen=self._example(number, 0, chosen, shared),
+            rejected=self._example(number, 1, rejected, shared),
+            margin=margin,
+        )
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
         """Return the labeled completion of a row; raises like `pair`, and for a label that is not true, false, 1 or

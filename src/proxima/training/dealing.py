@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from proxima.data.trajectory import Trajectory
-from proxima.model.micro_batch import Items, laid_out, micro_batches, tokens_fed
+from proxima.model.micro_batch import Items, micro_batches, tokens_fed, tokens_laid_out
 
 Cuts = list[list[int]]  # micro-batches, as indices of items
 
@@ -101,7 +101,7 @@ def deal(
     for part in parts:
         pieces = pieces_of(work, part * whole / shares if whole else math.inf, budget)
         cuts = in_micro_batches(pieces, shares, budget)
-        cost = duration(cuts) + FIXED * budget * max(map(len, cuts))
+        cost = cost_of_passes(cuts) + FIXED * budget * max(map(len, cuts))
         if cost < least:
             best, least = [[items_of(cut) for cut in own] for own in cuts], cost
     return best
@@ -124,7 +124,7 @@ def _piece(items: Items, i: int, pair_cost: float, share_prompt: bool, *, joins:
     own, before = [items[i]], [items[i - 1]] if joins else []
     fed = tokens_fed([*before, *own], share_prompt=share_prompt) - tokens_fed(before, share_prompt=share_prompt)
     group = before[-1][-1].group if joins else None
-    tokens = laid_out(items[i], share_prompt, group)
+    tokens = tokens_laid_out(items[i], share_prompt, group)
     return Piece((i,), fed + pair_cost * pairs(items[i], share_prompt, group), tokens)
 
 
@@ -198,7 +198,7 @@ def cost_of(pieces: Sequence[Piece]) -> float:
     return sum(piece.cost for piece in pieces)
 
 
-def duration(cuts: Sequence[Sequence[Sequence[Piece]]]) -> float:
+def cost_of_passes(cuts: Sequence[Sequence[Sequence[Piece]]]) -> float:
     """Return the sum over micro-batches of the cost of the most expensive share."""
     costs = [list(map(cost_of, own)) for own in cuts]
     passes = max(map(len, costs), default=0)

@@ -149,9 +149,10 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
             reason = f"row {item.row}: no row with another prompt has a completion that fits behind its prompt"
             remedy = "add rows, or set preference.loss.0.anchor=zero"
             raise UserError(f"the anchor of kto needs such a row: {reason}", remedy=remedy)
-        behind = {"prompt_tokens": first.prompt_tokens, "group": first.group, "sample": 1}
-        mismatched = with_paths(other, [replace(path, **behind) for path in paths_of(other)])
-        out.append(replace(item, mismatched=mismatched))
+        paths = [
+            replace(path, prompt_tokens=first.prompt_tokens, group=first.group, sample=1) for path in paths_of(other)
+        ]
+        out.append(replace(item, mismatched=with_paths(other, paths)))
     return out
 
 

@@ -50,7 +50,7 @@ class RewardObjective(Objective[PreferencePair]):
     def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
         """Both sides, which share their prompt; the margin is passed on as the reward of the chosen one."""
         margin = self.margin if item.margin is None else item.margin
-        sides = (scored(item.chosen), margin), (scored(item.rejected), 0.0)
+        sides = (scored_path(item.chosen), margin), (scored_path(item.rejected), 0.0)
         rows = ((side.with_sentinel(), value) for side, value in sides)
         return [replace(row, reward=np.full(len(row.tokens), value, np.float32)) for row, value in rows]
 
@@ -111,7 +111,7 @@ class RewardMethod(OfflineMethod[PreferencePair]):
 
     def measure(self, stack: TrainStack, items: Sequence[PreferencePair]) -> list[ScoredPair]:
         (stage,) = stack.late_stages(self.stages)
-        sides = [scored(side).with_sentinel() for pair in items for side in (pair.chosen, pair.rejected)]
+        sides = [scored_path(side).with_sentinel() for pair in items for side in (pair.chosen, pair.rejected)]
         columns = stack.columns(stage, sides)[stage.column]
         scores = np.array([column[0] for column in columns], np.float32).reshape(-1, 2)
         return [
@@ -119,8 +119,8 @@ class RewardMethod(OfflineMethod[PreferencePair]):
                 question=_question(pair),
                 chosen=float(chosen),
                 rejected=float(rejected),
-                chosen_length=len(scored(pair.chosen).tokens),
-                rejected_length=len(scored(pair.rejected).tokens),
+                chosen_length=len(scored_path(pair.chosen).tokens),
+                rejected_length=len(scored_path(pair.rejected).tokens),
             )
             for pair, (chosen, rejected) in zip(items, scores, strict=True)
         ]
@@ -132,7 +132,7 @@ class RewardMethod(OfflineMethod[PreferencePair]):
         return metrics
 
 
-def scored(side: Trajectory | ChatExample) -> Trajectory:
+def scored_path(side: Trajectory | ChatExample) -> Trajectory:
     """The sequence of a side that is scored: the last turn, and what precedes it there."""
     return paths_of(side)[-1]
 
