@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import proxima
 from proxima.system import machine
@@ -78,3 +79,27 @@ def test_only_the_affinity_says_how_many_cores_there_are():
     """A container or a batch system gives fewer than `os.cpu_count` has."""
     sources = Path(proxima.__file__).parent.rglob("*.py")
     assert [file.name for file in sources if "cpu_count" in file.read_text(encoding="utf-8")] == ["machine.py"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "of_openmp", "threads"),
+    [
+        (0, None, "1", 1),  # a single process: what torch has taken
+        (0, "4", "1", 3),  # torchrun's and Ray's 1 is nobody's choice
+        (0, "4", None, 3),
+        (0, "16", "1", 1),
+        (0, "4", "2", 1),  # somebody's: torch has read it
+        (5, "4", "1", 5),
+    ],
+)
+def test_the_ranks_of_a_machine_divide_its_cores(asked, ranks, of_openmp, threads, monkeypatch):
+    taken = []
+    monkeypatch.setattr(machine, "usable_cores", lambda: 12)
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    for name, value in (("LOCAL_WORLD_SIZE", ranks), ("OMP_NUM_THREADS", of_openmp)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    machine.set_compute_threads(asked)
+    assert taken == [threads]

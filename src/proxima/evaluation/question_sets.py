@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from proxima.data import FieldError, UserError
 from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.protocol import EngineRequirements, Sampling
@@ -25,7 +23,7 @@ from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec
 from proxima.rollout.pattern_checks import AnswerTexts
 from proxima.rollout.reward_checks import ReferenceAnswers
-from proxima.system.machine import usable_cores
+from proxima.system.machine import set_compute_threads, usable_cores
 from proxima.task import TASKS
 from proxima.task.prompts import key_notes
 from proxima.task.protocol import Rows, is_played
@@ -140,7 +138,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     """
     for suite in suites:
         check_ks(ks, suite.samples)
-    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    set_compute_threads(config.runtime.threads)
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with without_progress_bars():
         model = config.model.unloaded([*(suite.task for suite in suites), config.episode])

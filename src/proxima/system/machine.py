@@ -132,6 +132,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def set_compute_threads(asked: int) -> None:
+    """Set torch's threads in this process. 0: where several ranks run on this machine, its part of the usable cores, as
+    torchrun and Ray set $OMP_NUM_THREADS to 1 for any number of cores; else torch's own number. More than 1 in
+    $OMP_NUM_THREADS is somebody's choice, and stays."""
+    import torch
+
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if asked == 0 and ranks > 1 and os.environ.get("OMP_NUM_THREADS", "1") == "1":
+        asked = max(1, usable_cores() // ranks)
+    torch.set_num_threads(asked or torch.get_num_threads())
+
+
 def memory_bytes() -> tuple[int | None, int | None]:
     """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
     not report them."""

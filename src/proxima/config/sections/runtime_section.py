@@ -49,7 +49,7 @@ class RuntimeConfig:
         "steps, or generation batches of a step, in a row without one valid score after which the run ends; 0: never",
     ] = 3
     stall_seconds: Annotated[float, STALL] = 600.0
-    threads: Annotated[int, "torch threads; 0: all cores"] = 0
+    threads: Annotated[int, "torch threads; 0: all cores, divided by the ranks of a machine"] = 0
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "max_lag", remedy="0 is synchronous training")

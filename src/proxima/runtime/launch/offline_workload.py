@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from proxima.config.describe import class_at
 from proxima.config.families import Family
 from proxima.config.outcomes import AUTO, Outcome, attention_outcome, unanswered
@@ -24,6 +22,7 @@ from proxima.runtime.resume.changes import model_hashes, rows_sha
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.summary import run_info
 from proxima.runtime.watch.observer import Observer, RunInfo
+from proxima.system.machine import set_compute_threads
 from proxima.task.prompts import key_notes
 from proxima.training.checkpoint import Checkpoint
 from proxima.training.offline.method import OfflineMethod
@@ -36,7 +35,7 @@ class OfflineWorkload:
     """The `Workload` of the families that train on a fixed data set."""
 
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
-        torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+        set_compute_threads(config.runtime.threads)
         self.config, self.family = config, family
         self.chosen: list[Outcome] = []
         run = Path(config.folder) if config.folder else None

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
@@ -30,7 +28,7 @@ from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
 from proxima.runtime.placement.launcher import is_first, placed_engine, starts_later
 from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
-from proxima.system.machine import usable_cores
+from proxima.system.machine import set_compute_threads, usable_cores
 from proxima.task.opening import open_tasks
 from proxima.task.overlaps import overlap_notes
 from proxima.task.prompts import PromptSource, key_notes
@@ -74,7 +72,7 @@ def load_run_data(config: RunConfig) -> RunData:
     Raises:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
-    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    set_compute_threads(config.runtime.threads)
     run = config.replayed or (Path(config.folder) if config.folder else None)
     model = config.model.unloaded([*tasks_of(config).values(), config.episode], run)
     model, notes = _within_servers(config, model)
