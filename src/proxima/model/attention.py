@@ -265,7 +265,7 @@ def hidden_varlen(
         UserError: there is no GPU, or products are not of 16 bits.
     """
     segments = None if images is None else images.segments
-    return packed_states(backbone, batch, routing, images, segments=segments, attend=_flash_attention(batch))
+    return packed_states(backbone, batch, routing, images, segments=segments, attend=flash_attention(batch))
 
 
 def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
@@ -285,7 +285,7 @@ def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> boo
     return fits and "window_size" in signature(varlen_attn).parameters  # torch 2.11
 
 
-def _flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
+def flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
     """`attend` of `packed_attention` for a batch; its tensors are sent to the device once."""
     from torch.nn.attention.varlen import varlen_attn
 

@@ -111,7 +111,7 @@ class PackedModel:
         sharding = loaded.sharding
         split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
         path = proof.attention(attention, recompute=gradient_checkpointing)
-        if attention == "auto" and path == "packed" and split is None and loaded.images is None:
+        if attention == "auto" and path == "packed" and loaded.images is None:
             path = "varlen" if has_flash(self.model, self.device, compute_dtype) else path
         attention = path
         self.attention = attention

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ from proxima.training.checkpoint import VALUE_HEAD
 from proxima.training.forward_stage import top_tokens
 from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
+from tests.model.varlen_reference import stand_in
 
 NEEDS = frozenset({"entropy", "entropy_gradient"})
 LORA = Lora(rank=4, alpha=8, targets=("q_proj", "down_proj", "lm_head"), dora=True)
@@ -148,9 +150,12 @@ def model_of(source: ModelSource, trains: str, path: str | None = None) -> Packe
 
 
 def both_of(folder: Path, layout: dict[str, Any], trains: str = "policy", **settings) -> tuple[PackedModel, Any]:
-    """The model of one process, and that of many."""
-    shardings = (None, Sharding(**layout))
-    plain, many = (model_of(source(folder, sharding=each, **settings), trains) for each in shardings)
+    """The model of one process, and that of many. `varlen`, by its stand-in, is compared with `packed`."""
+    if settings.get("attention") == "varlen":
+        stand_in(pytest.MonkeyPatch())  # until this process ends
+    own = settings | {"attention": "auto"}
+    plain = model_of(source(folder, **own), trains)
+    many = model_of(source(folder, sharding=Sharding(**layout), **settings), trains)
     assert is_sharded(many.model) and many.loaded.parameters == plain.loaded.parameters
     return plain, many
 

@@ -16,6 +16,7 @@ from tests.model.parallel.splits import TENSOR, same_head, whole_biases
 pytestmark = pytest.mark.slow
 
 AGAIN = {"gradient_checkpointing": True}
+VARLEN = {"attention": "varlen"}
 HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}
 C2, C3, C4 = ({"context_parallel": size} for size in (2, 3, 4))
@@ -34,6 +35,7 @@ CASES = [
     Case(model="qwen2", ranks=2, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
+    Case(model="qwen2", layout=C2, ranks=2, settings=AGAIN | VARLEN, passes=(IN_PARTS,), then=(outputs, short)),
     Case(model="llama", layout=C2, ranks=2, trains="scalar", then=(scores,)),
     Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({}, {"parts": 2, "busy": 1})),
 ]
@@ -41,6 +43,7 @@ BREADTH = [
     Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="windows", layout=C4, settings=VARLEN, passes=(IN_PARTS,), then=(forward_only, outputs)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
     Case(model="six", layout=E2, passes=({"parts": 2},)),
     Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),

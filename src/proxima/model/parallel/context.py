@@ -5,7 +5,7 @@
     attention: rank r gets some heads of all L tokens, by an all-to-all, and gives them back by another
     outputs of each response token: of the rank that holds the state which predicts it; then all have all of them
 
-So attention is the packed attention of one process, including shared prompts and windows, and a loss sees whole
+So attention is that of one process, `packed` or `varlen`, including shared prompts and windows, and a loss sees whole
 sequences. The ranks of a group compute the same loss, and each differentiates only its own outputs: the sum of their
 gradients is that of one process.
 
@@ -29,12 +29,13 @@ from proxima.data import FieldError, require
 from proxima.data.field_checks import tensor_hints
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.transfer import to_device
-from proxima.model.attention import Segments, ShownImages, attend_segments, packed_states
+from proxima.model.attention import Segments, ShownImages, attend_segments, flash_attention, packed_states
 from proxima.model.moe import RoutingPass
 from proxima.model.parallel.mesh import add_parts, exchange, meshes_of
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.proof import proof_of
 
+Attend = Callable[..., Tensor]  # (layer, q, k, v, scale, window): `attend` of `packed_attention`
 FIELD = "placement.context_parallel"
 SUMS = frozenset({"expert_count", "expert_probability", "route_counts"})  # outputs that are sums over tokens
 FED = frozenset({"routed_experts"})  # outputs of each token that is fed, [L, …]
@@ -71,12 +72,13 @@ class ContextGroup:
     """The ranks that compute one packed batch together, of which this is one.
 
     Raises:
-        FieldError: the model's attention is not `packed`.
+        FieldError: the model's attention is `padded`.
     """
 
     def __init__(self, sharding: Sharding, device: torch.device, attention: str) -> None:
-        bound = f"needs packed attention, and model.attention={attention} is set"
-        require(attention == "packed", FIELD, sharding.context_parallel, bound, remedy="set it to 1")
+        bound = f"needs packed sequences, and model.attention={attention} is set"
+        require(attention != "padded", FIELD, sharding.context_parallel, bound, remedy="set it to 1")
+        self.attention = attention
         mesh = meshes_of(sharding, device).context
         assert mesh is not None
         self.group, self.size, self.rank = mesh.get_group(), mesh.size(), mesh.get_local_rank()
@@ -107,13 +109,17 @@ class ContextGroup:
         self, backbone: nn.Module, part: PackedBatch, routing: RoutingPass | None, images: ShownImages | None
     ) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
-        attend = partial(self._attend, Segments(part), part.edges[-1])
+        if self.attention == "varlen":
+            of_heads = flash_attention(part)
+        else:
+            of_heads = partial(_rectangles, Segments(part))
+        attend = partial(self._attend, of_heads, part.edges[-1])
         segments = None if images is None else images.segments
         return packed_states(backbone, part, routing, images, segments=segments, attend=attend)
 
-    def _attend(self, segments: Segments, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
-        """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], computed as some heads of all L
-        tokens."""
+    def _attend(self, of_heads: Attend, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+        """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], computed as some heads of all L tokens by
+        `of_heads`."""
         width, dim = q.shape[0], q.shape[2]
         order, queries, keys = self._deal(q.shape[1], k.shape[1], q.device)
         own, own_keys = queries[self.rank], keys[self.rank]
@@ -121,10 +127,15 @@ class ContextGroup:
         sent = [n + 2 * m for n, m in zip(queries, keys, strict=True)]
         received = exchange(heads, [sent[self.rank]] * self.size, sent, self.group)
         whole = received.view(self.size, sent[self.rank], width, dim).transpose(1, 2).flatten(0, 1)[:count]
-        out = attend_segments(segments, *whole.split([own, own_keys, own_keys], dim=1), *how)
+        out = of_heads(layer, *whole.split([own, own_keys, own_keys], dim=1), *how)
         padded = F.pad(out, (0, 0, 0, 0, 0, self.size * width - count))
         back = padded.view(self.size, width, own, dim).transpose(1, 2).flatten(0, 1)
         return exchange(back, queries, [own] * self.size, self.group).transpose(0, 1)
+
+
+def _rectangles(segments: Segments, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
+    """Attention of whole sequences by `attend_segments`, which is the same in every layer."""
+    return attend_segments(segments, q, k, v, *how)
 
 
 def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
