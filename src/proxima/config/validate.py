@@ -108,6 +108,7 @@ CHECKS: Sequence[Check] = (
     algorithm_section.next_policy_is_read,
     packages_are_installed,
     placement_section.engines_can_rest,
+    placement_section.engines_can_start,
     placement_section.ranks_compute_the_model,
     train_section.muon_has_whole_matrices,
     model_section.models_exist,

@@ -432,7 +432,7 @@ def test_the_way_is_chosen_by_what_servers_offer(monkeypatch: pytest.MonkeyPatch
     remote: dict[str, Any] = {"url": "http://192.0.2.1:1", "allow_remote": True, "token_env": "T"}
     assert choose_transport(Vllm(), [FACTS, FACTS]) == ("folder", "the servers are on this machine")
     assert choose_transport(Vllm(**remote), [FACTS, FACTS])[0] == "group"
-    assert choose_transport(Vllm(**remote), [FACTS, replace(FACTS, device="cuda")])[0] == "folder"
+    assert choose_transport(Vllm(**remote), [FACTS, replace(FACTS, device="cuda")])[0] == "group"
     assert choose_transport(Vllm(**remote), [FACTS, plain]) == ("folder", "not every server can join a group")
     assert choose_transport(Vllm(weight_folder="/w", **remote), [FACTS])[0] == "folder"
     assert choose_transport(Vllm(transfer="ipc"), [FACTS]) == ("ipc", "set by engine.transfer")

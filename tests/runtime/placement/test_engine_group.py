@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +42,20 @@ def test_what_the_servers_are_started_with(tmp_path):
     ):
         with pytest.raises(FieldError, match=message):
             plan_of(engine)
-    colocated = plan_of("vllm", "{kind: ray, ranks: 4, engines: 2, colocate: true}")
+    assert plan.shared and not plan_of("{kind: vllm, transfer: folder}").shared
+    together = "{kind: ray, ranks: 4, engines: 2, colocate: true}"
+    for engine, message in (
+        (
+            "{kind: vllm, transfer: group}",
+            r"engine\.transfer='group'.*two members of the group on one GPU.*weight_folder",
+        ),
+        ("sglang", r"placement\.colocate=True needs servers that sleep, which only vllm does"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            plan_of(engine, together)
+    assert plan_of("{kind: vllm, weight_folder: /w}", together).shared
+    colocated = plan_of("vllm", together)
+    assert not colocated.shared
     assert "--enable-sleep-mode" in colocated.arguments["serve"].arguments
     on_a_cpu = plan_of("vllm", "{kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}")
     assert not on_a_cpu.arguments["serve"].arguments  # vLLM has no sleep mode there
@@ -91,12 +105,26 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):
 
 def test_ranks_find_the_servers_in_a_file(group):
     places = [engine.place for engine in group.engines]
-    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.transfer=group, or"):
+    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.weight_folder to"):
         group.attach(places)
     group.plan, file = replace(group.plan, shared=True), group.plan.file
     assert group.attach(places) == {SERVERS: str(file), KEY: "a-key"}
     urls = [line for line in file.read_text().splitlines() if line.startswith("http")]
     assert urls == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+
+
+@pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]])
+def test_weights_that_would_not_reach_all_nodes_are_refused_before_a_server_starts(group, nodes, monkeypatch):
+    table = SimpleNamespace(placement_group_table=lambda bundles: {"bundles_to_node_id": dict(enumerate(nodes))})
+    monkeypatch.setitem(sys.modules, "ray.util.placement_group", table)
+    group.bundles = None
+    if nodes == ["a", "b"]:
+        with pytest.raises(
+            UserError, match=r"the 2 servers are on 2 nodes, and rank 0, .*, on one; set engine.weight_folder to"
+        ):
+            group._require_reach()
+        group.plan = replace(group.plan, shared=True)
+    group._require_reach()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +133,7 @@ def test_ranks_find_the_servers_in_a_file(group):
         ("vllm", "engines: 0, max_engines: 2", "max_engines=2.* needs servers to begin with"),
         ("vllm", "engines: 3, max_engines: 2", "max_engines=2.* must be >= engines=3"),
         ("vllm", "engines: 1, max_engines: 2, colocate: true", "max_engines=2.* is not possible with colocate"),
-        ("vllm", "engines: 1, max_engines: 2", "max_engines=2.* starts servers on other nodes.*engine.transfer=group"),
+        ("vllm", "engines: 1, max_engines: 2", ""),
         ("{kind: vllm, transfer: group}", "engines: 1, max_engines: 2", ""),
         ("{kind: vllm, weight_folder: /w}", "engines: 1, max_engines: 2", ""),
     ],

@@ -67,13 +67,13 @@ class EngineSettings:
         """True for servers, which take their memory when they start."""
         return self.kind in ("vllm", "sglang")
 
-    def way(self, *, cpu: bool, adapters: bool) -> str:
+    def way(self, *, adapters: bool) -> str:
         """How new weights get to servers: a kind of `TRANSPORTS`, as `choose_transport` chooses it."""
         if self.adapters_only and adapters:
             return "adapters"
         if self.transfer != "auto":
             return self.transfer
-        return "group" if self.remote and cpu else "folder"
+        return "group" if self.remote else "folder"
 
     def notes(self, *, cpu: bool) -> list[str]:
         """What the plan assumes of the engine, on a CPU or elsewhere."""

@@ -138,7 +138,7 @@ class StageTimes(PlacedModel):
         if self.layout.in_process:
             size = self.model.parameters * self.load.engine.weight_bytes
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
-        way = self.load.engine.way(cpu=self.device.name == CPU, adapters=self.adapter is not None)
+        way = self.load.engine.way(adapters=self.adapter is not None)
         size = HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters)
         if way in ("folder", "adapters"):
             return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})

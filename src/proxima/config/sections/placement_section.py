@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -12,6 +12,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot
+from proxima.engine.serve.launch import LAUNCHES, Serve
 from proxima.model.files import BaseModel, base_of, is_adapter, is_at_hand
 from proxima.model.parallel.shard import POLICY, auxiliary_sharding, require_splittable
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
@@ -19,6 +20,7 @@ from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 KIND = "placement.kind"
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # set for ranks that something other than torchrun started
+SHARED_FOLDER = "set engine.weight_folder to a folder that all nodes share"
 STARTED_AGAIN = "placement.restarts"  # in an error that already says what the ranks' supervisor will do
 Placement = Annotated[  # the field of every run
     Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), "the processes that compute"
@@ -214,6 +216,11 @@ class RayPlacement(RankPlacement):
         return self.engines if self.colocate else self.ranks
 
     @property
+    def shares_gpus(self) -> bool:
+        """True if servers take turns with the ranks on GPUs."""
+        return bool(self.colocate and self.gpus_per_rank)
+
+    @property
     def gpus_of_ranks(self) -> float:
         """The number of devices of the ranks in one bundle."""
         return self.ranks // self.bundles * self.gpus_per_rank
@@ -226,8 +233,8 @@ def ranks_compute_the_model(placement: Any, model: ModelConfig) -> Findings:
     if placement.sharding.param_dtype == "bfloat16" and model.compute_dtype == "float32":
         rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
         yield "placement.sharding.param_dtype", f"{rounds}; set model.compute_dtype=bfloat16, or leave it out"
-    if placement.context_parallel > 1 and model.attention not in ("auto", "packed"):
-        message = f"needs packed attention, and model.attention={model.attention} is set"
+    if placement.context_parallel > 1 and model.attention == "padded":
+        message = "needs packed sequences, and model.attention=padded is set"
         yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
 
 
@@ -259,6 +266,30 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
         sharding = sharding if name == POLICY else auxiliary_sharding(sharding, path, revision) or sharding
         adapters = r.get(f"{section}.lora") is not None
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
+
+
+def engines_can_start(placement: Any, engine: Any) -> Iterator[tuple[str, str]]:
+    """The servers of a placement must be of a kind that proxima starts, and new weights must reach them: where servers
+    share the ranks' devices, a group would have two members on one GPU, which NCCL refuses."""
+    if not (isinstance(placement, RayPlacement) and placement.engines):
+        return
+    kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
+    if kind not in LAUNCHES:
+        remedy = f"set engine.kind to {' or '.join(LAUNCHES)}, or engines to 0"
+        yield "placement.engines", f"starts servers, but proxima can't start one of this engine.kind; {remedy}"
+        return
+    if engine.url != type(engine).__dataclass_fields__["url"].default:
+        yield "engine.url", "is not used where placement.engines starts the servers; leave it out"
+    serve = engine.serve or Serve()
+    for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
+        if getattr(serve, name) != only:
+            yield f"engine.serve.{name}", f"must be {only} with placement.engines: {why}"
+    if placement.shares_gpus:
+        if kind != "vllm":
+            yield "placement.colocate", "needs servers that sleep, which only vllm does here; set it to false"
+        if engine.transfer == "group":
+            message = "is not possible with colocate: rank and server would be two members of the group on one GPU"
+            yield "engine.transfer", f"{message}; {SHARED_FOLDER}"
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:

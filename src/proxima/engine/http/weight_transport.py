@@ -75,8 +75,6 @@ def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts], adapter
         return "folder", "engine.weight_folder is set"
     if local:  # faster than a group on CPUs
         return "folder", "the servers are on this machine"
-    if any(server.device == "cuda" for server in facts):
-        return "folder", "a group of GPUs has not been tried: engine.transfer=group asks for it"
     if "group" in offered:
         where = "may be" if spec.url_file is not None else "are"
         return "group", f"the servers {where} on other machines, and all of them can join a group"

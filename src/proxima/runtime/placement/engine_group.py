@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.sections.placement_section import RayPlacement
-from proxima.data import UserError, require
-from proxima.engine.serve.launch import LAUNCHES, Serve
+from proxima.config.sections.placement_section import SHARED_FOLDER, RayPlacement, engines_can_start
+from proxima.data import FieldError, UserError
+from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers
 from proxima.runtime.placement.launcher import KEY, SERVERS
 from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
@@ -69,33 +70,21 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
     placement = config.placement
     if not isinstance(placement, RayPlacement) or not placement.engines:
         return None
-    count = placement.engines
     engine: Any = config.engine if isinstance(config, RunConfig) else None
-    kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
-    kinds = ", ".join(LAUNCHES)
-    bound = "starts servers, but proxima can't start one of this engine.kind"
-    require(kind in LAUNCHES, "placement.engines", count, bound, remedy=f"set engine.kind to {kinds}, or engines to 0")
-    free = engine.url == type(engine).__dataclass_fields__["url"].default
-    require(free, "engine.url", engine.url, "is not used where placement.engines starts the servers; leave it out")
+    for field, message in engines_can_start(placement, engine):
+        raise FieldError(field, attrgetter(field)(config), message)
     serve = engine.serve or Serve()
-    for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
-        value = getattr(serve, name)
-        require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
-    if placement.colocate and placement.gpus_per_rank:
+    if placement.shares_gpus:
         serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
     settings = engine.launch_options(config.model.adapter_rank) | {
-        "kind": kind,
+        "kind": engine.dialect().kind,
         "serve": serve,
         "model": config.model.path,
         "max_length": config.model.max_length,
         "log": RunFolder(folder.absolute()).engine_log,
     }
-    shared = engine.weight_folder is not None or engine.transfer == "group"
-    bound = "starts servers on other nodes, which a memory folder of rank 0's node does not reach"
-    remedy = "set engine.transfer=group, or engine.weight_folder to a folder that all nodes share"
-    require(
-        shared or placement.max_engines <= count, "placement.max_engines", placement.max_engines, bound, remedy=remedy
-    )
+    by_group = engine.transfer in ("auto", "group") and not placement.shares_gpus
+    shared = engine.weight_folder is not None or by_group
     return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, shared=shared)
 
 
@@ -140,10 +129,20 @@ class EngineGroup:
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
         self.alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
         self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else self.alone)
+        self._require_reach()
         self.engines = [PlacedEngine(number, (self.bundles, number)) for number in range(spec.engines)]
         self.last_loss = ""  # which server died, and why
         self._requested: Any = None  # the bundle of one more server, which the cluster has not granted yet
         self._await_all(deaths=0)
+
+    def _require_reach(self) -> None:
+        """Raise UserError, before a server loads a model, if new weights would not reach all nodes that have one."""
+        from ray.util.placement_group import placement_group_table
+
+        nodes = set(placement_group_table(self.bundles)["bundles_to_node_id"].values())
+        if len(nodes) > 1 and not self.plan.shared:
+            where = f"the {self.spec.engines} servers are on {len(nodes)} nodes"
+            raise UserError(f"{where}, and rank 0, which writes weights, on one", remedy=SHARED_FOLDER)
 
     def _await_all(self, deaths: float, seconds: float = math.inf) -> None:
         deadline = time.monotonic() + seconds
@@ -239,7 +238,6 @@ class EngineGroup:
         for engine in self.engines:
             if engine.place is not None and engine.place.node != ranks[0].node and not self.plan.shared:
                 message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
-                remedy = "set engine.transfer=group, or engine.weight_folder to a folder that all nodes share"
-                raise UserError(message, remedy=remedy)
+                raise UserError(message, remedy=SHARED_FOLDER)
         self._write()
         return {SERVERS: str(self.plan.file), KEY: self.key}
