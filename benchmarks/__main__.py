@@ -18,6 +18,7 @@ CLAIMS = (
     "vllm_throughput",
     "plan",
     "layouts",
+    "balance",
     "rank_memory",
     "rank_speed",
     "served_clients",
