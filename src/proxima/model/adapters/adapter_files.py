@@ -29,6 +29,7 @@ from proxima.model.files import (
     base_of,
     is_adapter,
     read_json,
+    refuse_partial_weights,
     refuse_pointers,
     weight_files,
 )
@@ -96,6 +97,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     from peft import LoraConfig
 
     refuse_pointers(path, Path(path).expanduser(), field_name)
+    refuse_partial_weights(path, Path(path).expanduser(), field_name)
     settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
     kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
