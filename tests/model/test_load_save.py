@@ -84,12 +84,12 @@ def test_paths_that_are_no_model(tmp_path):
     ("name", "content", "read", "said"),
     [
         ("model.safetensors", None, load, "can't be loaded"),
-        ("model.safetensors", b"", load, "has a model.safetensors that is no whole safetensors file"),
+        ("model.safetensors", b"", load, "has model.safetensors, which is no whole safetensors file"),
         (
             "model.safetensors",
             b"\x10\x00\x00\x00\x00\x00\x00\x00{torn",
             load,
-            "has a model.safetensors that is no whole",
+            "has model.safetensors, which is no whole",
         ),
         ("config.json", {"intermediate_size": 48}, load, "can't be loaded"),
         ("config.json", b"{", load_config, "can't be read"),

@@ -76,7 +76,7 @@ def test_a_part_of_a_file_is_named(sharded, left, said):
     whole = (sharded / SECOND).read_bytes()
     (sharded / SECOND).write_bytes(left(whole))
     refused = refusal(sharded)
-    assert refused.startswith(f"has a {SECOND} that ") and said in refused
+    assert refused.startswith(f"has {SECOND}, which ") and said in refused
     assert refused.endswith("download or copy that file again")
     (sharded / SECOND).write_bytes(whole)
     check_path(str(sharded))

@@ -380,7 +380,7 @@ def refuse_partial_weights(path: str, folder: Path, field_name: str = "model.pat
         problem = _partial(file, facts.st_size, facts.st_mtime_ns)
         if problem:
             remedy = "download or copy that file again"
-            raise FieldError(field_name, path, f"has a {file.name} that {problem}", remedy=remedy)
+            raise FieldError(field_name, path, f"has {file.name}, which {problem}", remedy=remedy)
 
 
 @lru_cache(maxsize=1024)
