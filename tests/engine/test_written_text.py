@@ -172,6 +172,34 @@ def test_servers_give_what_was_sampled(seam):
 # ---- the end of a text -----------------------------------------------------------------------------------------------
 
 
+OPENINGS = [  # a thought as models open and close it
+    ("<think>\n", "</think>\n\n"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|begin_of_thought|>\n\n", "<|end_of_thought|>\n\n"),
+    ("<scratchpad>\n", "</scratchpad>\n"),
+    ("<analysis>", "</analysis>"),
+]
+
+
+@pytest.mark.parametrize(("opened", "closed"), OPENINGS)
+def test_a_thought_that_the_template_opens_is_of_the_answer_and_one_that_it_closes_is_not(opened, closed):
+    def begun(template):
+        tokenizer = tiny_tokenizer()
+        tokenizer.chat_template = template
+        return to_prompt(Row(messages=(USER,), chat=True), 0, tokenizer).begun
+
+    def in_every_turn(text):
+        written = ASSISTANT.replace("WRITTEN", f"{text!r} + message.content")
+        loop = "{% for message in messages %}" + written + OTHER + "{% endfor %}"
+        return loop + "{% if add_generation_prompt %}{{ '" + HEADER + text + "' }}{% endif %}"
+
+    for template in (opening, in_every_turn):
+        assert begun(template(opened)) == opened
+        assert begun(template(opened + closed)) == ""
+
+
 def test_only_the_token_that_ended_the_turn_is_left_out():
     tokenizer = tokenizer_of("control", "chatml")
     ids = tokenizer("<think>7</think><|im_start|>", add_special_tokens=False)["input_ids"]

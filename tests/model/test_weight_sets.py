@@ -59,6 +59,29 @@ def test_shards_need_their_index_and_the_index_its_shards(sharded):
     assert f"has shards ({FIRST}) and no {INDEX}" in refusal(sharded)
 
 
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        (lambda whole: whole[: len(whole) // 2], "has 25,600 bytes in the place of 51,200"),
+        (lambda whole: whole + b"\0", "bytes in the place of "),
+        (lambda whole: whole[:6], "is no whole safetensors file: it has 6 bytes"),
+        (lambda whole: b"", "is no whole safetensors file: it has 0 bytes"),
+        (lambda whole: bytes(len(whole)), "is no whole safetensors file"),
+        (lambda whole: b"<!DOCTYPE html><title>404</title>", "is no whole safetensors file"),
+        (lambda whole: whole[:8] + b"?" + whole[9:], "is no safetensors file: its header is damaged"),
+    ],
+    ids=["half", "longer", "6 bytes", "empty", "zeros", "a page", "damaged"],
+)
+def test_a_part_of_a_file_is_named(sharded, left, said):
+    whole = (sharded / SECOND).read_bytes()
+    (sharded / SECOND).write_bytes(left(whole))
+    refused = refusal(sharded)
+    assert refused.startswith(f"has {SECOND}, which ") and said in refused
+    assert refused.endswith("download or copy that file again")
+    (sharded / SECOND).write_bytes(whole)
+    check_path(str(sharded))
+
+
 def test_an_index_may_name_the_single_file(sharded):
     shutil.copy(sharded / FIRST, sharded / SINGLE)
     (sharded / INDEX).write_text(json.dumps({"weight_map": {"x": SINGLE}}))

@@ -250,6 +250,7 @@ def _sha(file: Path, size: int, modified: int, changed: int) -> str:
 
 
 LARGEST_FILE = 1 << 26  # bytes, of JSON beside the vocabulary
+LARGEST_HEADER = 100_000_000  # bytes, by safetensors
 LARGEST_POINTER = 1 << 10  # bytes, by git-lfs's specification
 WEIGHT_SETS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
 REMEDY = "repair the file, or download the folder again"
@@ -336,7 +337,7 @@ FILES: Mapping[str, Rules] = {
 
 def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None:
     """Refuse the model `path` if a file of its folder is a git-lfs pointer or has a value that no model has, or if its
-    weights are not one whole set.
+    weights are not one whole set of whole files.
 
     Args:
         complete: the weights must be there; those of a name on the hub may be in the cache in part.
@@ -349,6 +350,7 @@ def check_model_files(path: str, folder: Path, *, complete: bool = True) -> None
         check_weight_set(path, folder, stem, suffix)
         if any(folder.glob(f"{stem}*{suffix}")):  # transformers reads the first format that is there
             break
+    refuse_partial_weights(path, folder)
     for name, rules in FILES.items():
         file = folder / name
         if file.is_file():
@@ -366,6 +368,37 @@ def refuse_pointers(path: str, folder: Path, field_name: str = "model.path") -> 
         named = file.suffix in MODEL_FILES or file.suffix == ".txt"
         if named and file.is_file() and file.stat().st_size <= LARGEST_POINTER and is_pointer(file):
             raise FieldError(field_name, path, f"has a {file.name} that {POINTER_BOUND}", remedy=PULL)
+
+
+def refuse_partial_weights(path: str, folder: Path, field_name: str = "model.path") -> None:
+    """Raise FieldError if a safetensors file in the folder of a model or an adapter is not as long as its header says,
+    as after a download that broke off, or has no such header."""
+    for file in sorted(folder.glob("*.safetensors")):
+        if not file.is_file():
+            continue
+        facts = file.stat()
+        problem = _partial(file, facts.st_size, facts.st_mtime_ns)
+        if problem:
+            remedy = "download or copy that file again"
+            raise FieldError(field_name, path, f"has {file.name}, which {problem}", remedy=remedy)
+
+
+@lru_cache(maxsize=1024)
+def _partial(file: Path, size: int, modified: int) -> str | None:
+    """What is wrong with the length of a safetensors file: eight bytes with the length of the header, the header, which
+    is JSON with the places of the tensors, and their bytes. None if nothing is."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 1 < length <= min(LARGEST_HEADER, max(0, size - 8)):
+            return f"is no whole safetensors file: it has {size:,} bytes, which do not begin with a header"
+        header = opened.read(length)
+    try:
+        tensors = load_json(header.decode())
+        ends = [int(about["data_offsets"][1]) for name, about in tensors.items() if name != "__metadata__"]
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        return "is no safetensors file: its header is damaged"
+    whole = 8 + length + max(ends, default=0)
+    return None if size == whole else f"has {size:,} bytes in the place of {whole:,}"
 
 
 def check_weight_set(path: str, folder: Path, stem: str, suffix: str) -> None:

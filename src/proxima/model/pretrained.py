@@ -23,6 +23,7 @@ from proxima.model.files import (
     check_model_files,
     is_adapter,
     local_place,
+    refuse_partial_weights,
     refuse_pointers,
     require_found,
     require_hub_name,
@@ -225,6 +226,7 @@ def check_path(path: str) -> None:
     place = Path(os.path.expanduser(path))  # that of pathlib raises for a user who does not exist
     if is_adapter(path):
         refuse_pointers(path, place)
+        refuse_partial_weights(path, place)
         base = base_of(path).path
         try:
             check_path(base)

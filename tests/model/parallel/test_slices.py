@@ -62,7 +62,8 @@ def test_missing_and_infinite_weights_are_reported_as_by_one_process(models):
 
 def test_a_damaged_file_is_told_as_one_process_tells_it(tiny_model, tmp_path):
     shutil.copytree(tiny_model("llama"), tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"damaged")
+    header = b'{"a":{"dtype":"no such","shape":[1],"data_offsets":[0,1]}}'
+    (tmp_path / "model" / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1")
     for sharding in (None, Sharding()):
         with pytest.raises(FieldError, match=r"model\.path='.*/model' can't be loaded: "):
             load(str(tmp_path / "model"), device="cpu", sharding=sharding)

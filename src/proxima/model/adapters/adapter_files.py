@@ -29,6 +29,7 @@ from proxima.model.files import (
     base_of,
     is_adapter,
     read_json,
+    refuse_partial_weights,
     refuse_pointers,
     weight_files,
 )
@@ -96,6 +97,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     from peft import LoraConfig
 
     refuse_pointers(path, Path(path).expanduser(), field_name)
+    refuse_partial_weights(path, Path(path).expanduser(), field_name)
     settings = read_json(path, Path(path).expanduser() / CONFIG, field_name)
     remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
     kind, init = settings.get("peft_type"), settings.get("init_lora_weights", True)
@@ -114,8 +116,14 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
             raise FieldError(field_name, path, f"has {name}={value!r}, which proxima does not support", remedy=remedy)
     targets: Any = settings.get("target_modules")
     if not isinstance(targets, list) or not targets:
-        remedy = f"list the names of the layers in {CONFIG}"
-        raise FieldError(field_name, path, f"has no list of target_modules, but {targets!r}", remedy=remedy)
+        listing = f"list the names of the layers in {CONFIG}"
+        raise FieldError(field_name, path, f"has no list of target_modules, but {targets!r}", remedy=listing)
+    excluded: Any = settings.get("exclude_modules") or []
+    if not isinstance(excluded, list):
+        reason = f"has exclude_modules={excluded!r}, which proxima does not support"
+        raise FieldError(field_name, path, reason, remedy=remedy)
+    reason = f"has exclude_modules={excluded!r}, which are among its target_modules"
+    require(set(excluded).isdisjoint(targets), field_name, path, reason, remedy=remedy)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if type(rank) is not int or not isinstance(alpha, int | float):
         raise FieldError(field_name, path, f"has r={rank!r} and lora_alpha={alpha!r}, which must be numbers")

@@ -36,8 +36,9 @@ from proxima.model.chat.encode import (
     with_stand_ins,
 )
 
-OPENS_THOUGHT = re.compile(r"<(?:\w+:)?(?:think|thinking|thought|reason|reasoning)>|\[THINK\]")
-CLOSES_THOUGHT = re.compile(r"</(?:\w+:)?(?:think|thinking|thought|reason|reasoning)>\s*|\[/THINK\]\s*")
+_NAMES = "think|thinking|thought|thoughts|reason|reasoning|scratchpad|analysis|reflection"  # of tags around a thought
+OPENS_THOUGHT = re.compile(rf"<(?:\w+:)?(?:{_NAMES})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>")
+CLOSES_THOUGHT = re.compile(rf"(?:</(?:\w+:)?(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>)\s*")
 Ids = Sequence[int] | Ints
 
 

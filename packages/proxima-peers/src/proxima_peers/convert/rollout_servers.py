@@ -90,7 +90,11 @@ def areal_engine(d: Draft, o: Options) -> None:
     names = ("rollout.backend", "allocation_mode")
     if not o.given(*names):
         return
-    kind, *layout = re.split("[:.]", str(o.get(*names, default="")).partition("+")[0], maxsplit=1)
+    servers, _, trainer = str(o.get(*names, default="")).partition("+")
+    kind, *layout = re.split("[:.]", servers, maxsplit=1)
+    if trainer:
+        given = next(name for name in names if o.given(name))
+        d.drops(f"{given}: {trainer}", "the devices of the trainer: `placement` here")
     if kind in AREAL:
         sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", "".join(layout))}
         replicas, parallel = sizes.get("d", 1), sizes.get("t", 1)

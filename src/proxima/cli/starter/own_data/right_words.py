@@ -1,7 +1,10 @@
 """The reward of recipe.yaml."""
 
 import re
+import unicodedata
 from typing import Any
+
+VARIATION_SELECTORS = "\ufe0e\ufe0f"  # of ❤ as a text or as a picture
 
 
 def right_words(completion: str, answer: Any) -> dict[str, float | bool]:
@@ -15,13 +18,32 @@ def right_words(completion: str, answer: Any) -> dict[str, float | bool]:
     said = bare_words(completion)
     answers = answer if isinstance(answer, list) else [answer]
     shares = [0.0]
-    for right in map(bare_words, answers):
-        if right and said[-len(right) :] == right:
-            shares.append(len(right) / len(said))
+    for right in answers:
+        words = bare_words(right)
+        if words and said[-len(words) :] == words:
+            shares.append(len(words) / len(said))
+        elif not words and str(right).strip() == completion.strip():  # an answer such as * or %
+            shares.append(1.0)
     share = max(shares)
     return {"value": 0.5 + 0.5 * share if share else 0.0, "correct": share > 0}
 
 
 def bare_words(text: Any) -> list[str]:
-    """["new", "york"] for `New York.`"""
-    return re.findall(r"\w+", str(text).casefold())
+    """["new", "york"] for `New York.`, ["c", "+", "+"] for `C++`, ["−", "5"] for `-5`.
+
+    A word is made of letters, digits and their accents and vowel signs. Symbols, such as + or 👍, are words too.
+    """
+    plain = unicodedata.normalize("NFC", str(text).casefold())
+    signed = re.sub(r"(?<!\w)-(?=\.?\d)", "−", plain)  # a minus; a hyphen is punctuation
+    sharp = re.sub(r"(?<=\w)#(?!\w)", "♯", signed)  # of C#
+    return "".join(map(spaced, sharp)).split()
+
+
+def spaced(character: str) -> str:
+    """The character of a word itself, a symbol between spaces, and a space for anything else."""
+    kind = unicodedata.category(character)
+    if character in VARIATION_SELECTORS:
+        return ""
+    if kind[0] in "LMN" or character == "_":
+        return character
+    return f" {character} " if kind in ("Sm", "So") else " "

@@ -1,6 +1,6 @@
 """The reward of recipe.yaml."""
 
-import re
+import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -19,5 +19,11 @@ def shared_words(completion: str, answer: Any) -> float:
 
 
 def word_counts(text: Any) -> Counter[str]:
-    """How often each word occurs, without case and punctuation."""
-    return Counter(re.findall(r"\w+", str(text).casefold()))
+    """How often each word occurs, without case and punctuation; accents and vowel signs belong to their word."""
+    plain = unicodedata.normalize("NFC", str(text).casefold())
+    return Counter("".join(map(spaced, plain)).split())
+
+
+def spaced(character: str) -> str:
+    """The character of a word itself, and a space for anything else."""
+    return character if unicodedata.category(character)[0] in "LMN" or character == "_" else " "
