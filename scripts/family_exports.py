@@ -1,6 +1,6 @@
 """Every causal language model type of transformers, exported: read by an older transformers as by this one.
 
-pip install --target OLD "transformers==4.57.6"
+pip install --target OLD "transformers==4.57.6" "peft==0.18.1"
 PROXIMA_OLD_TRANSFORMERS=OLD python scripts/family_exports.py [NAME ...]      the verdicts, as JSON lines
 
 A tiny model of each type, with a base of its positions that is no family's default, is written by transformers, read,
@@ -247,17 +247,18 @@ def _batch(names: Sequence[str], place: Path, old: Path) -> Iterator[dict[str, A
 
 def read_by(old: Path | None, folders: Sequence[str]) -> list[dict[str, Any]]:
     """How the older version reads folders; None: how this one does."""
-    return _rows([sys.executable, "-c", READER, *folders], _environment(old))
+    return _rows([sys.executable, "-c", READER, *folders], environment(old))
 
 
 def own_differences(old: Path, folders: Sequence[str]) -> dict[str, dict[str, Any]]:
     """By folder, how far both versions are apart on a model of the same config that the older one made and wrote."""
-    _rows([sys.executable, "-c", MAKER, *folders], _environment(old))
+    _rows([sys.executable, "-c", MAKER, *folders], environment(old))
     reads = read_by(None, [f"{folder}-own" for folder in folders])
     return {read["folder"].removesuffix("-own"): {"own": read.get("nats")} for read in reads}
 
 
-def _environment(old: Path | None) -> dict[str, str]:
+def environment(old: Path | None) -> dict[str, str]:
+    """The variables of a process of the older version; None: of this one."""
     more = {"HF_HUB_OFFLINE": "1"}
     if old is not None:
         more["PYTHONPATH"] = str(old)
