@@ -1,11 +1,12 @@
 """Every causal language model type of transformers, exported: read by an older transformers as by this one.
 
-pip install --target OLD "transformers==4.57.6"
+pip install --target OLD "transformers==4.57.6" "peft==0.18.1"
 PROXIMA_OLD_TRANSFORMERS=OLD python scripts/family_exports.py [NAME ...]      the verdicts, as JSON lines
 
 A tiny model of each type, with a base of its positions that is no family's default, is written by transformers, read,
 written as an export is, and read by both versions. `nats` is the largest difference between their log-probs; `changed`
-names the fields of config.json in which the export differs from what was read.
+names the fields of config.json in which the export differs from what was read. Where it is known that the versions
+compute a type in different ways, `own` is that difference for a folder which the older one made and wrote.
 """
 
 import copy
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,40 @@ SCALINGS: dict[str, dict[str, Any]] = {  # of the type llama
         "original_max_position_embeddings": 16,
     },
 }
-DIFFERENT = {  # types that 4.57 computes in another way, whatever is written
-    "jamba": "asks for kernels of a GPU",
-    "mamba2": "norms all groups of a layer together",
-    "modernbert-decoder": "one base of positions for both kinds of layers",
-    "zamba2": "can't build so small a model",
+FITTED: dict[str, dict[str, Any]] = {  # fields that follow from others in any real config, and 4.57 works out itself
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "jamba": {"use_mamba_kernels": False},  # follows from nothing: without it 4.57 runs on a GPU only
+    "modernbert-decoder": {"local_attention": 8, "sliding_window": 4},
+    "zamba2": {"attention_head_dim": 32},
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A type that 4.57 computes in another way, whatever is written: a folder that it wrote itself differs too.
+
+    Args:
+        reason: what 4.57 does.
+        nats: about how far apart the log-probs of both versions were.
+        alike: the variant in which that can't show, so that the versions must agree.
+    """
+
+    reason: str
+    nats: float
+    alike: str
+
+
+DIFFERENT = {
+    "apertus": Difference("keeps two parameters of its activation in bfloat16", 0.0025, "apertus-bfloat16"),
+    "mamba2": Difference("norms all groups of a layer together", 5.0, "mamba2-one-group"),
+    "modernbert-decoder": Difference(
+        "has one base of positions for both kinds of layers", 0.86, "modernbert-decoder-one-base"
+    ),
+    "qwen3_next": Difference("adds in another order; wide weights amplify it", 7e-5, "qwen3_next-narrow"),
+    "recurrent_gemma": Difference(
+        "lets its attention see beyond the window where nothing is cached", 4.5, "recurrent_gemma-wide-window"
+    ),
+    "zamba2": Difference("sums the states of chunks along the wrong axis", 0.16, "zamba2-one-chunk"),
 }
 READER = """
 import json, sys, warnings
@@ -50,13 +81,37 @@ transformers.logging.set_verbosity_error()
 for folder in sys.argv[1:]:
     try:
         AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        model.eval().float()
         ids, expected = torch.load(f"{folder}/expected.pt")
         with torch.no_grad():
             given = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
         print(json.dumps({"folder": folder, "nats": float((given - expected).abs().max())}), flush=True)
     except Exception as error:
         print(json.dumps({"folder": folder, "error": f"{type(error).__name__}: {error}"[:300]}), flush=True)
+"""
+MAKER = """
+import sys, warnings
+warnings.filterwarnings("ignore")
+import torch, transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+transformers.logging.set_verbosity_error()
+for folder in sys.argv[1:]:
+    own = f"{folder}-own"
+    config = AutoConfig.from_pretrained(folder)
+    config.dtype = torch.float32
+    torch.manual_seed(3)
+    made = AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.add_(torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.05))
+    made.save_pretrained(own)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(own)
+    model = AutoModelForCausalLM.from_pretrained(own, dtype=torch.float32, attn_implementation="eager")
+    model.eval().float()
+    ids = torch.load(f"{folder}/expected.pt")[0]
+    with torch.no_grad():
+        torch.save((ids, model(input_ids=ids, use_cache=False).logits.log_softmax(-1)), f"{own}/expected.pt")
 """
 
 
@@ -79,8 +134,10 @@ def models(name: str) -> Iterator[tuple[str, Any]]:
 
     kind, config_class = classes()[name]
     _, base = next(configs(kind, config_class))
-    base = moved(base)
+    base = changed(moved(base), FITTED.get(name, {}))
     yield name, made(kind, base)
+    if name in DIFFERENT:
+        yield DIFFERENT[name].alike, _alike(name, kind, base)
     if name == "llama":
         for scaling, values in SCALINGS.items():
             rope = {"rope_theta": 700.0, **values}
@@ -89,6 +146,32 @@ def models(name: str) -> Iterator[tuple[str, Any]]:
         long = dict(changes(base))["longrope"]
         del long["rope_parameters"]["factor"]  # which follows from the lengths in published ones
         yield "phi3-longrope", made(kind, changed(base, long))
+
+
+def _alike(name: str, kind: Any, base: Any) -> Any:
+    """A model in which the difference of its type can't show."""
+    import torch
+
+    from scripts.family_sweep import changed, made
+
+    values = dict[str, Any]()
+    if name == "mamba2":
+        values = {"n_groups": 1}
+    if name == "recurrent_gemma":
+        values = {"attention_window_size": 2 * len(TOKENS)}
+    if name == "zamba2":
+        values = {"chunk_size": 2 * len(TOKENS)}
+    if name == "modernbert-decoder":
+        rope = base.rope_parameters
+        values = {"rope_parameters": dict.fromkeys(rope, rope["full_attention"])}
+    model = made(kind, changed(base, values))
+    with torch.no_grad():
+        for label, parameter in model.named_parameters():
+            if name == "apertus" and ".act_fn." in label:
+                parameter.copy_(parameter.bfloat16())
+            if name == "qwen3_next" and parameter.dim() > 1:
+                parameter.mul_(0.5)
+    return model
 
 
 def export(model: Any, folder: Path) -> list[str]:
@@ -154,16 +237,32 @@ def _batch(names: Sequence[str], place: Path, old: Path) -> Iterator[dict[str, A
                 rows[str(place / variant)] = {"name": variant, "changed": export(model, place / variant)}
         except Exception as error:
             yield {"name": name, "built": f"{type(error).__name__}: {error}"[:200]}
+    own = own_differences(old, [folder for folder, row in rows.items() if row["name"] in DIFFERENT])
     for read in read_by(old, list(rows)):
-        yield rows.pop(read.pop("folder")) | read
+        folder = read.pop("folder")
+        yield rows.pop(folder) | read | own.get(folder, {})
     for row in rows.values():
         yield {**row, "error": "the older version's process ended"}
 
 
-def read_by(old: Path, folders: Sequence[str]) -> list[dict[str, Any]]:
-    """How the older version reads folders."""
-    environment = {**os.environ, "PYTHONPATH": str(old), "HF_HUB_OFFLINE": "1"}
-    return _rows([sys.executable, "-c", READER, *folders], environment)
+def read_by(old: Path | None, folders: Sequence[str]) -> list[dict[str, Any]]:
+    """How the older version reads folders; None: how this one does."""
+    return _rows([sys.executable, "-c", READER, *folders], environment(old))
+
+
+def own_differences(old: Path, folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """By folder, how far both versions are apart on a model of the same config that the older one made and wrote."""
+    _rows([sys.executable, "-c", MAKER, *folders], environment(old))
+    reads = read_by(None, [f"{folder}-own" for folder in folders])
+    return {read["folder"].removesuffix("-own"): {"own": read.get("nats")} for read in reads}
+
+
+def environment(old: Path | None) -> dict[str, str]:
+    """The variables of a process of the older version; None: of this one."""
+    more = {"HF_HUB_OFFLINE": "1"}
+    if old is not None:
+        more["PYTHONPATH"] = str(old)
+    return {**os.environ, **more}
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from proxima.model.input_files import INDEX, left_out_note, left_out_of
 from proxima.model.load import load, save, save_trained
 from proxima.model.pretrained import load_tokenizer
 from proxima.model.scalar_model import load_scalar_model
-from proxima.model.written_settings import ROPE, _add_older_rope, write_config
+from proxima.model.written_settings import LAYERS, ROPE, _add_older_rope, write_config
 from scripts.family_exports import SCALINGS
 from tests.tiny import make_tiny, tiny_tokenizer
 
@@ -189,6 +189,17 @@ def test_no_older_names_where_they_would_be_read_as_something_else():
     before = dict(written)
     _add_older_rope(config, written)
     assert written == before
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_kinds_of_layers_have_the_names_that_version_4_knows(family, tmp_path):
+    kinds = ["linear_attention", "hybrid" if family == "zamba2" else "full_attention"]
+    config = CONFIG_MAPPING[family](**{LAYERS[family]: kinds}, num_hidden_layers=2)
+    with torch.device("meta"):
+        write_config(AutoModelForCausalLM.from_config(config), tmp_path)
+    written = fields(tmp_path)
+    assert written[LAYERS[family]] == ["mamba", "hybrid" if family == "zamba2" else "attention"]
+    assert getattr(type(config).from_dict(written), LAYERS[family]) == kinds
 
 
 def test_experts_are_counted_under_both_names():

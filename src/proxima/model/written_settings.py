@@ -33,7 +33,8 @@ OLDER_BASES = {  # by model type, the older names of the base of positions, and 
     "modernbert-decoder": ("global_rope_theta", "local_rope_theta"),
 }
 BASES = ("rope_theta", "rope_local_base_freq")
-HYBRID = "granitemoehybrid"  # the only type whose kinds of layers version 4 knows by these names alone
+# by model type, the field of the kinds of layers, where version 4 knows them by older names alone
+LAYERS = {"granitemoehybrid": "layer_types", "zamba2": "layers_block_type"}
 OLDER_LAYERS = {"full_attention": "attention", "linear_attention": "mamba", "mamba2": "mamba"}
 EXPERTS = "num_local_experts"  # for families that had
 OLDER_EXPERTS = "num_experts"
@@ -83,8 +84,9 @@ def write_config(model: Any, folder: Path) -> None:
     fields.setdefault("torch_dtype", dtype)
     for part in (of_text, fields):
         _add_older_rope(config, part)
-        if part.get("model_type") == HYBRID:
-            part["layer_types"] = [OLDER_LAYERS.get(kind, kind) for kind in part["layer_types"]]
+        layers = LAYERS.get(str(part.get("model_type")))
+        if layers in part:
+            part[layers] = [OLDER_LAYERS.get(kind, kind) for kind in part[layers]]
         if EXPERTS in part and optional_attribute(config, "attribute_map").get(OLDER_EXPERTS) == EXPERTS:
             part.setdefault(OLDER_EXPERTS, part[EXPERTS])
     _write_json(folder / CONFIG, fields)
