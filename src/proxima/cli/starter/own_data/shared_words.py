@@ -21,9 +21,9 @@ def shared_words(completion: str, answer: Any) -> float:
 def word_counts(text: Any) -> Counter[str]:
     """How often each word occurs, without case and punctuation; accents and vowel signs belong to their word."""
     plain = unicodedata.normalize("NFC", str(text).casefold())
-    return Counter("".join(map(spaced, plain)).split())
+    return Counter("".join(map(letter_or_space, plain)).split())
 
 
-def spaced(character: str) -> str:
+def letter_or_space(character: str) -> str:
     """The character of a word itself, and a space for anything else."""
     return character if unicodedata.category(character)[0] in "LMN" or character == "_" else " "
