@@ -192,3 +192,14 @@ def test_the_sides_of_a_pair_have_one_prompt_whichever_of_their_turns_are_traine
     assert [side.prompt_tokens.tolist() for side in pair.sides] == [asked, asked]
     assert [learnt(side) for side in pair.sides] == [[f"Well.{END}"], [f"No.{END}"]]
     assert len(pack(pair.sides).tokens) < sum(map(len, pair.sides))
+
+
+def test_a_template_that_is_replaced_is_read_anew():
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    chat = (USER, {"role": "assistant", "content": "", "tool_calls": [call]})
+    tokenizer = tiny_tokenizer()
+    with pytest.raises(FieldError, match="has tool_calls .* template ignores"):
+        reader(tokenizer=tokenizer).example(0, row(chat))
+    written = "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] else '')"
+    tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", f"({written})")
+    assert '"f"' in learnt(reader(tokenizer=tokenizer).example(0, row(chat)))[0]

@@ -73,7 +73,8 @@ def unwritten_keys(
 def _unwritten(
     messages: Sequence[Message], tokenizer: Any, arguments: Mapping[str, Any], render: Render
 ) -> list[tuple[str, str]]:
-    known, found = _known(tokenizer), list[tuple[str, str]]()
+    known = _known(tokenizer, str(tokenizer.chat_template))
+    found = list[tuple[str, str]]()
     settings = tuple(sorted((name, "" if name == "tools" else repr(value)) for name, value in arguments.items()))
     if arguments.get("tools"):
         shape: tuple[Any, ...] = ("tools", settings, messages[0]["role"])
@@ -123,8 +124,9 @@ def _ignored(
 
 
 @lru_cache(maxsize=8)
-def _known(tokenizer: Any) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """What has been found out about a tokenizer's template, by the shape of a message: its role and its keys."""
+def _known(tokenizer: Any, template: str) -> dict[tuple[Any, ...], tuple[str, ...]]:
+    """What has been found out about a tokenizer's template, by the shape of a message: its role and its keys. The
+    template may be replaced."""
     return {}
 
 
