@@ -189,6 +189,7 @@ def test_no_name_is_both():
     [
         (["12", "-3.5", "$1,200"], "right_number", True),
         ([12, 3], "right_number", True),
+        (["01234", "98765"], "right_words", True),
         (["He has 3 + 4.\n#### 7", "So it is\n#### 1,000"], "right_number", False),
         (["Paris", "New York"], "right_words", True),
         ([["Paris", "paname"], ["Rome"]], "right_words", True),

@@ -203,3 +203,13 @@ def test_a_template_that_is_replaced_is_read_anew():
     written = "message['content'] + (message['tool_calls'] | tojson if message['tool_calls'] else '')"
     tokenizer.chat_template = tokenizer.chat_template.replace("message['content']", f"({written})")
     assert '"f"' in learnt(reader(tokenizer=tokenizer).example(0, row(chat)))[0]
+
+
+def test_two_messages_of_the_assistant_in_a_row_are_refused():
+    """A template writes two turns; an engine that is shown the first goes on with it."""
+    twice = [USER, ANSWER, {"role": "assistant", "content": "No."}]
+    for loss_on in ("completion", "all_turns"):
+        with pytest.raises(FieldError, match="second message of the assistant in a row.*; join the two messages"):
+            reader(loss_on=loss_on).paths(0, row(twice, None))
+    begun = [USER, {**ANSWER, "weight": 0}, {"role": "assistant", "content": "No."}]
+    assert learnt(reader().example(0, row(begun, None))) == [f"No.{END}"]

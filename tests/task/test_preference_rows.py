@@ -111,6 +111,12 @@ def test_a_template_that_drops_earlier_thoughts_gives_each_turn_its_own_path(tmp
     assert [read(path.tokens) for path in good.completion.paths] == [read(first.tokens), read(second.tokens)]
 
 
+def test_two_messages_of_a_side_in_a_row_are_refused(tmp_path):
+    row = {"prompt": [ASKED], "chosen": [said("4"), said("Yes")], "rejected": [said("5")]}
+    with pytest.raises(FieldError, match="chosen='Yes' is the second message of the assistant in a row"):
+        one(tmp_path, row, messages="prompt")
+
+
 def test_a_labelled_conversation(tmp_path):
     row = {"prompt": [ASKED], "completion": [said("4"), SURE, said("Yes") | {"weight": 0}], "label": True}
     good = reader().labeled(0, rows_of(tmp_path, row, messages="prompt")[0], LabelColumns())

@@ -44,6 +44,7 @@ ANSWERS = (
 READ = 10_000  # rows, evenly spaced, whose answers are looked at
 MANY_WORDS = 12  # from which an answer is a text that can't be compared word by word
 LONGEST = 512  # tokens of a completion
+LEADING_ZERO = re.compile(r"\s*0\d")
 EVALUATION = """\
 eval:                       # before and after training, and every 10 steps, on the held-out part
   every: 10
@@ -341,7 +342,8 @@ def grading_of(answers: Sequence[Any]) -> Grading:
     most = max(map(len, texts), default=0)
     tokens = min(LONGEST, 8 * (2 + most // 16))
     why = f"the longest answer has {most:,} characters"
-    if all(as_number(text) is not None for text in texts):
+    is_code = any(LEADING_ZERO.match(text) for text in texts)  # a postal code: 01234 is not 1234
+    if not is_code and all(as_number(text) is not None for text in texts):
         return Grading("right_number", "Reply with only the number.", max(16, tokens), why)
     if all("####" in text and as_number(text.rpartition("####")[2]) is not None for text in texts):  # GSM8K's
         return Grading("right_number", None, max(128, tokens), why)

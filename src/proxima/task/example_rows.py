@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -108,6 +108,7 @@ class ChatReader:
             what = "ends with the assistant, and sft.completion would be one more turn of it"
             remedy = "set sft.completion=null, or map task.messages to chats that end with the user"
             raise FieldError("messages", answer_excerpt(messages[-1]), what, remedy=remedy)
+        refuse_turns_in_a_row("messages", messages)
         for message in messages:
             if message["role"] == "assistant":
                 name = "completion" if message is messages[-1] else "messages"
@@ -158,6 +159,16 @@ class ChatReader:
             tokens=np.array(tokens, np.int32),
             loss_mask=np.array(mask, np.bool_),
         )
+
+
+def refuse_turns_in_a_row(field: str, chat: Sequence[Message]) -> None:
+    """Raise FieldError if a message of the assistant follows another one: a template writes two turns, and an engine
+    that is shown the first goes on with it. With weight 0 the first is the beginning of the second."""
+    for before, message in pairwise(chat):
+        in_a_row = before["role"] == message["role"] == "assistant" and before.get("weight", 1)
+        what = "is the second message of the assistant in a row, which an engine would never have begun"
+        remedy = "join the two messages, or give the first weight 0: the second then continues it"
+        require(not in_a_row, field, answer_excerpt(message), what, remedy=remedy)
 
 
 @dataclass
@@ -313,6 +324,7 @@ class PreferenceReader:
     def _paths(self, row: Row, field: str, said: Sequence[Message]) -> list["TurnPath"]:
         """The paths of a side: of its messages after the prompt, the last is the assistant's."""
         answer, shown = said[-1], answer_excerpt(said[-1])
+        refuse_turns_in_a_row(field, said)
         for message in said:
             spoken = message["role"] != "assistant" or message["content"].strip() or message.get("tool_calls")
             require(bool(spoken), field, message["content"], "is empty")
