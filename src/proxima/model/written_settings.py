@@ -38,6 +38,8 @@ LAYERS = {"granitemoehybrid": "layer_types", "zamba2": "layers_block_type"}
 OLDER_LAYERS = {"full_attention": "attention", "linear_attention": "mamba", "mamba2": "mamba"}
 EXPERTS = "num_local_experts"  # for families that had
 OLDER_EXPERTS = "num_experts"
+WIDTH = "hidden_size"  # of the part about text; version 4 reads it outside of that too for a type of:
+WIDTH_OUTSIDE = ("fuyu",)
 OLDER_SHARES = {"gpt_neox": "rotary_pct", "gpt_neox_japanese": "rotary_pct"}
 LONG_ROPE = {  # model types that take exactly these fields of a scaling, and call its kind `type`
     "phi3": ("short_factor", "long_factor"),
@@ -82,6 +84,8 @@ def write_config(model: Any, folder: Path) -> None:
     _set_dtype(of_text, dtype)
     _set_dtype(fields, dtype)
     fields.setdefault("torch_dtype", dtype)
+    if fields.get("model_type") in WIDTH_OUTSIDE and WIDTH in of_text:
+        fields.setdefault(WIDTH, of_text[WIDTH])
     for part in (of_text, fields):
         _add_older_rope(config, part)
         layers = LAYERS.get(str(part.get("model_type")))
