@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -268,7 +268,7 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 
-def engines_can_start(placement: Any, engine: Any) -> Iterator[tuple[str, str]]:
+def engines_can_start(placement: Any, engine: Any) -> Findings:
     """The servers of a placement must be of a kind that proxima starts, and new weights must reach them: where servers
     share the ranks' devices, a group would have two members on one GPU, which NCCL refuses."""
     if not (isinstance(placement, RayPlacement) and placement.engines):

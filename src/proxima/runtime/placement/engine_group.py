@@ -71,7 +71,9 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
     if not isinstance(placement, RayPlacement) or not placement.engines:
         return None
     engine: Any = config.engine if isinstance(config, RunConfig) else None
-    for field, message in engines_can_start(placement, engine):
+    for finding in engines_can_start(placement, engine):  # of a run that trains on a data set, which has no engine
+        assert isinstance(finding, tuple)
+        field, message = finding
         raise FieldError(field, attrgetter(field)(config), message)
     serve = engine.serve or Serve()
     if placement.shares_gpus:
