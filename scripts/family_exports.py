@@ -238,8 +238,22 @@ def swept(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
     register = (old / "transformers/models/auto/configuration_auto.py").read_text(encoding="utf-8")
     known = [name for name in names if f'("{name}", ' in register]
     for first in range(0, len(known), BATCH):
-        command = [sys.executable, str(Path(__file__).resolve()), *known[first : first + BATCH]]
-        yield from _rows(command, {**os.environ, OLD: str(old)})
+        yield from _in_process(known[first : first + BATCH], old)
+
+
+def _in_process(names: Sequence[str], old: Path) -> Iterator[dict[str, Any]]:
+    """The verdicts of these types, from a process of their own; those that one lacks whose process ended early get
+    another each."""
+    command = [sys.executable, str(Path(__file__).resolve()), *names]
+    rows = _rows(command, {**os.environ, OLD: str(old)})
+    yield from rows
+    seen = {row["name"] for row in rows}
+    lacking = [name for name in names if name not in seen]
+    if lacking and len(names) == 1:
+        yield {"name": names[0], "changed": [], "error": "its process ended"}
+        return
+    for name in lacking:
+        yield from _in_process([name], old)
 
 
 def _rows(command: Sequence[str], environment: dict[str, str]) -> list[dict[str, Any]]:
