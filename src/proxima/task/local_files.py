@@ -21,6 +21,7 @@ from proxima.task.template import fill, require_question_template
 @dataclass(frozen=True, kw_only=True)
 class Files(ColumnMapping):
     """Rows from local files: Parquet, JSON Lines, JSON, CSV or TSV, identified by each file's suffix and content.
+
     A file without a suffix is read as the kind says, or as JSON Lines; one with another suffix is refused.
 
     `jsonl`, `json`, `csv` and `tsv` may be gzipped (`train.csv.gz`), and in UTF-16 with a byte order mark, as Excel
