@@ -1,16 +1,18 @@
 """One update: what is skipped, measured, clipped and refused; test_objectives.py has the gradient."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from proxima.core import AGGREGATES, PENALTIES, SURROGATES
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, PpoClip, TokenMean
 from proxima.core.correction import CORRECTIONS
 from proxima.data import NotFiniteError
 from proxima.model.policy import Policy
 from proxima.training.forward_stage import LogProbStage
+from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.optimizer import AdamW
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.training.helpers import ADVANTAGES, gradients, recorded, trainer, trainer_of, trajectories, weights
@@ -231,3 +233,16 @@ def test_clipping_is_of_the_global_norm():
     assert_close({k: 10 * v for k, v in clipped.items()}, whole, 3e-5)
     assert trainer(max_grad_norm=0.01).update(ALL, items).metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert_close(gradients(trainer(max_grad_norm=1e6), items), whole, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't allocate memory: you tried"), torch.OutOfMemoryError("CUDA: x\ny")]
+)
+def test_memory_that_runs_out_names_the_micro_batch_and_its_tokens(error):
+    class Large(PolicyObjective):
+        def losses(self, batch, outputs, statistics=None):
+            raise error
+
+    first = str(error).splitlines()[0]
+    with pytest.raises(MemoryError, match=rf"^update 1, micro-batch 1 of \d+, \d+ tokens: {re.escape(first)}$"):
+        recorded(Large(surrogate=PpoClip(), aggregate=TokenMean()), trajectories("llama"), 40)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.system.full_disk import is_disk_full
+from proxima.system.out_of_memory import is_out_of_memory
 from proxima.version import __version__
 from proxima.view.formatting import visible
 
@@ -35,16 +36,10 @@ def report_error(error: Exception | KeyboardInterrupt) -> int:
         return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
     if reason := _path_error(error):
         return _refuse(f"{reason}; give another path")
-    if _is_out_of_memory(error):
+    if is_out_of_memory(error):
         remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
         return _refuse(f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1)
     return report_bug(error)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """True for Python's error and for those of torch, of which the one on a CPU has no type of its own."""
-    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
 
 
 def _path_error(error: Exception) -> str | None:

@@ -8,6 +8,7 @@ import dis
 from types import TracebackType
 
 from proxima.data import UserError
+from proxima.system.out_of_memory import is_out_of_memory
 
 LIBRARIES = ("torch", "transformers", "transformers_modules")  # whose code is the model's; the last is from its folder
 # What the structure of a model can't cause.
@@ -28,7 +29,7 @@ def is_ours(error: BaseException, model: type) -> bool:
     """
     if isinstance(error, UserError):
         return False
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+    if is_out_of_memory(error):
         return True
     own = {kind.__module__ for kind in model.__mro__}
     last, of_model = None, False

@@ -19,6 +19,7 @@ from proxima.data.packed_batch import packing_order
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.model.packed_model import PackedModel
+from proxima.system.out_of_memory import memory_of
 from proxima.training.dealing import own_cuts
 from proxima.training.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.training.ranks import Ranks
@@ -74,19 +75,23 @@ class SharedUpdate:
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
         passes = self.ranks.maximum(len(self.cuts))
         for index in range(passes):
-            self.ranks.at(f"{name}, micro-batch {index + 1} of {passes}")
+            part = f"{name}, micro-batch {index + 1} of {passes}"
+            self.ranks.at(part)
             self.model.sync_gradients(index == passes - 1)
             if index >= len(self.cuts):
                 self.model.idle_pass(objective.outputs, backward=True)
                 continue
             trajectories = [trajectory for i in self.cuts[index] for trajectory in self.sequences[i]]
             batch = self.model.pack(trajectories)
-            outputs = self.model(batch, objective.outputs)
+            work = f"{part}, {len(batch.tokens):,} tokens"
+            with memory_of(work):
+                outputs = self.model(batch, objective.outputs)
             statistics_of_cut = None if statistics is None else statistics.take([row[i] for i in self.cuts[index]])
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
-                    losses = objective.losses(batch, outputs, statistics_of_cut)
+                    with memory_of(work):
+                        losses = objective.losses(batch, outputs, statistics_of_cut)
                 except Exception as error:
                     if self.ranks.size == 1:
                         raise
@@ -95,7 +100,8 @@ class SharedUpdate:
                 outputs.no_gradient().backward()
                 continue
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
-            value.backward()
+            with memory_of(work):
+                value.backward()
             total += value.detach()
             metrics.extend(loss.metrics for loss in losses)
             measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
