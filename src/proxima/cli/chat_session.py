@@ -15,7 +15,6 @@ from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.cli.parameters import Inference, print_json
 from proxima.config.outcomes import engine_dtype
 from proxima.config.problems import one_problem
-from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolution import resolve
 from proxima.config.schema import PlayedConfig, PromptConfig
 from proxima.config.sections.data_section import DataConfig
@@ -28,6 +27,7 @@ from proxima.engine.protocol import Sampling
 from proxima.model.chat.template_inputs import fixed_clock
 from proxima.model.precision import ComputeDtype
 from proxima.rollout.episodes.played import PlayedTurn
+from proxima.runtime.resume.changes import written_config
 from proxima.runtime.state.folder import run_of_model
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
@@ -302,9 +302,9 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
     plays, longest, dtype = bool(world), inference.max_length, inference.dtype
     if longest is not None and longest < 2:
         raise FieldError("--max-length", longest, "must be >= 2")
+    stored = written_config(run_of_model(model))
     if (Path(model) / "config.yaml").is_file():
         recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
-        stored = read_yaml(Path(model) / "config.yaml").to_python()
         plays = plays or _plays(stored)
         longest = longest or (stored.get("model") or {}).get("max_length")
     else:
@@ -315,9 +315,8 @@ def chosen_model(model: str, inference: Inference) -> ChosenModel:
         path = model
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
-    run = run_of_model(model)
-    if dtype == "auto" and run.has_run:
-        dtype = engine_dtype(read_yaml(run.config).to_python())
+    if dtype == "auto":
+        dtype = engine_dtype(stored)
     if not plays:
         return ChosenModel(path, resolve(recipe, given, root=PromptConfig).config.data, longest, dtype=dtype)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]

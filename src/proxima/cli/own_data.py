@@ -18,7 +18,7 @@ from proxima.data.errors import counted, suggestion
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix, headless, looks_like_data
-from proxima.task.held_out_part import BY, SHARES, question_keys, rows_of_part
+from proxima.task.held_out_part import BY, question_keys, rows_of_part, usual_share
 from proxima.task.local_files import Csv, Files, Jsonl, Parquet, find_files
 from proxima.task.protocol import Row, Rows, unusable_rows
 from proxima.view.formatting import count, printable
@@ -52,7 +52,8 @@ eval:                       # before and after training, and every 10 steps, on 
 """
 FLAGS = {"path": "--data", "question": "--question", "messages": "--question", "answer": "--answer"}  # of the fields
 FIELD_IN_REMEDY = re.compile(r"\b(question|answer)=(?=\S)")
-SFT_RECIPE, PAIRS_RECIPE = "cpu/sft", "cpu/dpo"
+SFT_RECIPE = "cpu/sft"
+PAIRS_RECIPE = "cpu/dpo"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
             columns don't tell which is the question and which the answer. It names the flags, not fields of a task.
     """
     with as_flags():
-        kind, task_class = KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))
+        kind, task_class = task_kind_of(data)
         source = task_class(path=data, answer=None)
         present = source.columns()
         first = source.first()
@@ -152,6 +153,11 @@ def starter_for(data: str, folder: Path, model: str, *, question: str | None, an
         "recipe.yaml": Template((TEMPLATES / "recipe.yaml").read_text(encoding="utf-8")).substitute(values),
         "reward.py": with_parameters(reward, others(columns, present)),
     }
+
+
+def task_kind_of(data: str) -> tuple[str, type[Files]]:
+    """Return the kind of task that reads a file, or the first file of a pattern, and its class."""
+    return KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))
 
 
 @contextmanager
@@ -256,9 +262,9 @@ def require_present(data: str, first: Mapping[str, Any], given: Mapping[str, str
 
 def require_header(data: str, first: Mapping[str, Any]) -> None:
     """Raise UserError if the first line of a CSV file seems to be data."""
-    file = find_files(data)[0]
-    if KINDS.get(data_suffix(file), ("", Files))[1] is Csv and looks_like_data(first):
-        raise headless(file, first)
+    _, task_class = task_kind_of(data)
+    if task_class is Csv and looks_like_data(first):
+        raise headless(find_files(data)[0], first)
 
 
 def refuse_other_training(data: str, first: Mapping[str, Any], asked: str | None, right: str | None) -> None:
@@ -289,7 +295,7 @@ def renamed_columns(names: Mapping[str, str], *fields: str) -> list[str]:
 
 def _trained_by(data: str, what: str, recipe: str, mapped: Mapping[str, str], more: Sequence[str]) -> UserError:
     """The error for a file of another kind of training: it names the recipe, and how to map the columns."""
-    kind = KINDS.get(data_suffix(find_files(data)[0]), ("files", Files))[0]
+    kind, _ = task_kind_of(data)
     fields = {"kind": kind, "path": data, **mapped, "answer": None}
     task = yaml.safe_dump(fields, default_flow_style=True, sort_keys=False, width=10**6, allow_unicode=True).strip()
     words = ["proxima", "train", recipe, "data.system=null", "eval.task=null", *more, f"task={task}"]
@@ -355,7 +361,7 @@ def grading_of(answers: Sequence[Any]) -> Grading:
 
 def held_out_share(rows: Rows) -> Parts:
     """Return the parts of the rows, with a share that is held out unless one part would be empty."""
-    share = next(share for least, share in SHARES.items() if len(rows) >= least)
+    share = usual_share(len(rows))
     try:
         trained = len(rows_of_part(rows, share, "train"))
         evaluated = len(rows_of_part(rows, share, "held_out"))

@@ -151,7 +151,7 @@ class ChatExample:
         row: the row number in the data, which is also the `group` of the paths.
         paths: each trained turn is in the loss of one, after the tokens that an engine would have shown there. A chat
             template that renders earlier turns anew, without their thoughts say, makes several; they have the same
-            prompt, and what two neighbours begin with is run once. `turn` numbers them.
+            prompt, and what two neighbours begin with is run once. `turn` numbers those of a side.
     """
 
     row: int

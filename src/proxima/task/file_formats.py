@@ -26,7 +26,9 @@ from proxima.system.user_files import POINTER, POINTER_BOUND, PULL
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 UNPACKED = {".bz2": "bunzip2", ".xz": "unxz", ".zip": "unzip", ".zst": "zstd -d"}
-SHEET, TABLE, RECORDS = "save it as CSV", "export a table of it as CSV", "convert it to Parquet or JSON Lines"
+SHEET = "save it as CSV"
+TABLE = "export a table of it as CSV"
+RECORDS = "convert it to Parquet or JSON Lines"
 OTHERS = {
     ".arrow": "read the folder that holds it with kind: dataset",
     ".avro": RECORDS,

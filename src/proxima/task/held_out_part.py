@@ -149,9 +149,14 @@ SHARES = {200: 0.1, 40: 0.2, 0: 0.3}  # rows from which such a share of them is 
 READ = 1_000  # first rows, of which each part has some if the share is possible
 
 
+def usual_share(count: int) -> float:
+    """The share to hold out of so many rows."""
+    return next(share for least, share in SHARES.items() if count >= least)
+
+
 def possible_share(rows: Rows) -> float | None:
-    """The share to hold out of so many rows; None: they have so few questions that one part would be empty."""
-    share = next(share for least, share in SHARES.items() if len(rows) >= least)
+    """The `usual_share` of the rows; None: they have so few questions that one part would be empty."""
+    share = usual_share(len(rows))
     sides = set()
     for number in range(min(READ, len(rows))):
         try:

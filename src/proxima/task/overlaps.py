@@ -6,6 +6,7 @@ it another one. So a note names only what is trained on for certain, and tasks w
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from proxima.data.errors import counted
@@ -32,7 +33,7 @@ def notes_of_sources(names: Sequence[str], tasks: Sequence[Task], parts: Sequenc
     """
     notes = []
     for holder, rows in enumerate(parts):
-        held_out = {key for left in left_out(rows) for key in question_keys(left)} - {None}
+        held_out = set(chain.from_iterable(map(question_keys, left_out(rows)))) - {None}
         for other, others in enumerate(parts):
             if not held_out or other == holder or not has_texts(tasks[other]):
                 continue

@@ -75,15 +75,7 @@ def work_of(items: Items, *, pair_cost: float = 0.0, share_prompt: bool = True) 
     return Work(alone, after, together(items, share_prompt=share_prompt))
 
 
-def deal(
-    items: Items,
-    shares: int,
-    budget: int,
-    *,
-    pair_cost: float = 0.0,
-    share_prompt: bool = True,
-    parts: Sequence[float] = PARTS,
-) -> list[Cuts]:
+def deal(items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True) -> list[Cuts]:
     """Return the micro-batches of each share; a share may be empty.
 
     Every rank computes the same from the same items.
@@ -93,13 +85,12 @@ def deal(
         budget: tokens of a micro-batch, as `micro_batches` counts them; a single item above it gets one of its own.
         pair_cost: of one token's attention to one other, see `PackedModel.pair_cost`.
         share_prompt: neighbours of a group run their prompt once.
-        parts: groups are cut into pieces of at most these parts of the mean share; the best of them is taken.
     """
     work = work_of(items, pair_cost=pair_cost, share_prompt=share_prompt)
     whole = sum(work.cost_of(group) for group in work.groups)
     best, least = [list[list[int]]() for _ in range(shares)], math.inf
-    for part in parts:
-        pieces = pieces_of(work, part * whole / shares if whole else math.inf, budget)
+    for part in PARTS:
+        pieces = pieces_of(work, part * whole / shares, budget)
         cuts = in_micro_batches(pieces, shares, budget)
         cost = cost_of_passes(cuts) + FIXED * budget * max(map(len, cuts))
         if cost < least:

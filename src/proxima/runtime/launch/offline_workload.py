@@ -77,7 +77,8 @@ class OfflineWorkload:
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         if config.model.attention == AUTO:
-            proof, recompute = proof_of(stack.model.model), config.model.gradient_checkpointing
+            proof = proof_of(stack.model.model)
+            recompute = config.model.gradient_checkpointing
             self.chosen.append(attention_outcome(proof, stack.model.attention, recompute=recompute))
         samples = None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):

@@ -87,7 +87,8 @@ class RlWorkload:
         )
         services.opened.callback(learner.close)
         if config.model.attention == AUTO:
-            model, recompute = learner.stack.model, config.model.gradient_checkpointing
+            model = learner.stack.model
+            recompute = config.model.gradient_checkpointing
             self.chosen.append(attention_outcome(proof_of(model.model), model.attention, recompute=recompute))
         if setting(config.engine, "decoder") == AUTO and data.engines.get("engine") is not None:
             self.chosen.append(decoder_outcome(proof_of(loaded.model), images=self.images is not None))

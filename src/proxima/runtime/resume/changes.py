@@ -298,7 +298,7 @@ def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], ro
 
 def date_of_run(folder: RunFolder) -> str | None:
     """The date of the run in a folder, which the chat template reads; None if it has none, or there is no run."""
-    date = (_written(folder).get("data") or {}).get("template_date")
+    date = (written_config(folder).get("data") or {}).get("template_date")
     return None if date is None else str(date)
 
 
@@ -312,7 +312,7 @@ def dtypes_of_run(config: Any, folder: RunFolder | None) -> list[Outcome]:
     on another kind of processor."""
     kept: dict[str, str] = {}
     if folder is not None:
-        kept = decided_in(_written(folder), config)
+        kept = decided_in(written_config(folder), config)
     outcomes = []
     for outcome in dtype_outcomes(config):
         value = kept.get(outcome.path)
@@ -320,7 +320,7 @@ def dtypes_of_run(config: Any, folder: RunFolder | None) -> list[Outcome]:
     return outcomes
 
 
-def _written(folder: RunFolder) -> Mapping[str, Any]:
+def written_config(folder: RunFolder) -> Mapping[str, Any]:
     """The config.yaml of the run in a folder; empty if there is no run."""
     if not folder.config.is_file():
         return {}

@@ -3,7 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from proxima.data.columns import Floats
 from proxima.data.flow import Prompt
+from proxima.data.trajectory import Trajectory
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
 from proxima.model.pretrained import LoadedModel
@@ -123,3 +127,9 @@ class OfflineMethod(Generic[Item]):
         """Prompts from the first held-out rows that the model completes for inspection; by default none. The answer of
         a prompt is shown next to the completion. `eval.samples` bounds their number."""
         return []
+
+
+def trained_sum(paths: Sequence[Trajectory], columns: Sequence[Floats]) -> float:
+    """The sum over the trained tokens of some paths, each with its column [T]."""
+    masked = [x if path.loss_mask is None else x[path.loss_mask] for path, x in zip(paths, columns, strict=True)]
+    return sum(float(x.sum(dtype=np.float64)) for x in masked)

@@ -26,7 +26,7 @@ from proxima.system.atomic_files import check_writable, write_atomic
 from proxima.task.protocol import Row
 from proxima.training.forward_stage import ForwardStage, LogProbStage
 from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
-from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
+from proxima.training.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress, trained_sum
 from proxima.training.stack import TrainStack
 
 Item = PreferencePair | LabeledCompletion
@@ -196,12 +196,6 @@ def _compared(
         )
         compared.append(item)
     return compared
-
-
-def trained_sum(paths: Sequence[Trajectory], columns: Sequence[Floats]) -> float:
-    """The sum over the trained tokens of some paths, each with its column [T]."""
-    masked = [x if path.loss_mask is None else x[path.loss_mask] for path, x in zip(paths, columns, strict=True)]
-    return sum(float(x.sum(dtype=np.float64)) for x in masked)
 
 
 def _compared_alone(item: LabeledCompletion, log_probs: Sequence[Floats], beta: float) -> ComparedItem:

@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from proxima.task.example_rows import ChatReader
 from proxima.task.prompts import row_arguments
 from proxima.task.protocol import Row
 from proxima.training.objectives.protocol import Objective
-from proxima.training.offline.method import OfflineMethod
+from proxima.training.offline.method import OfflineMethod, trained_sum
 from proxima.training.stack import TrainStack
 
 
@@ -71,14 +71,11 @@ class SftMethod(OfflineMethod[Trajectory | ChatExample]):
 
     def measure(self, stack: TrainStack, items: Sequence[Trajectory | ChatExample]) -> list[tuple[float, int]]:
         """Negative log-likelihood, nats, and number of tokens in the loss, for each example."""
-        paths = [path for item in items for path in paths_of(item)]
-        log_probs = iter(stack.log_prob(paths))
+        log_probs = iter(stack.log_prob([path for item in items for path in paths_of(item)]))
         measured = []
         for item in items:
-            nats = 0.0
-            for path, log_prob in zip(paths_of(item), log_probs, strict=False):
-                learnt = log_prob if path.loss_mask is None else log_prob[path.loss_mask]
-                nats -= float(learnt.sum(dtype=np.float64))
+            paths = paths_of(item)
+            nats = -trained_sum(paths, list(islice(log_probs, len(paths))))
             measured.append((nats, trained_tokens(item)))
         return measured
 

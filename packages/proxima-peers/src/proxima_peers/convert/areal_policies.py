@@ -91,7 +91,8 @@ def _towards_next(d: Draft, o: Options) -> None:
     if not segment_wise(o):
         _segment_wise_by_default(d, o)
         return
-    origin, lag = _origin_of_segment_wise(o), d.entries["runtime.max_lag"].value
+    origin = _origin_of_segment_wise(o)
+    lag = d.entries["runtime.max_lag"].value
     name = next((name for name in SEGMENT_WISE if o.given(name)), OF_THE_FORK)
     centre = d.entries["algorithm.proximal"]
     kinds = {at: entry.value for at, entry in d.entries.items() if at.startswith(LIST) and at.endswith(".kind")}

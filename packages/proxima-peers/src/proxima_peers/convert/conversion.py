@@ -42,11 +42,13 @@ def convert(path: str | Path, peer: str) -> Draft:
     o = Options(title, read(Path(path)), str(path))
     refuse_openrlhf(path, o.flat)
     command = offline_training(o, peer)
-    if command is None and (why := why_not(o, peer)) is not None:
+    why = why_not(o, peer) if command is None else None
+    if why is not None:
+        others = [] if why.endswith(NOT_CONVERTED) else likely_peers(path)
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if why.endswith(NOT_CONVERTED):
             wanted = CONVERTED
-        elif len(others := likely_peers(path)) == 1:
+        elif len(others) == 1:
             wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
         raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
     for name in ("config", "defaults", "launch"):  # a base file that is missing here is recorded as a doubt
@@ -85,7 +87,8 @@ def offline_training(o: Options, peer: str) -> str | None:
 
 def why_not(o: Options, peer: str) -> str | None:
     """The reason why the file is not a training with rewards of this peer; None if it is one."""
-    offline, why = PEERS[peer].offline, not_a_training(o, peer)
+    offline = PEERS[peer].offline
+    why = not_a_training(o, peer)
     other = getattr(module_of(offline), "other_training", None) if offline else None
     return why if other is None else other(o, why)
 

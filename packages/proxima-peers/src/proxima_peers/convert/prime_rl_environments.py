@@ -25,7 +25,8 @@ Source = Mapping[str, Any]
 
 def task_and_rewards(d: Draft, o: Options) -> None:
     """The environment, with its rows and its rewards; to fill in if the file names none, or different ones."""
-    where, environments = _environments(o), [verifiers_environment(source) for source in listed(o)]
+    where = _environments(o)
+    environments = [verifiers_environment(source) for source in listed(o)]
     different = [environment for i, environment in enumerate(environments) if environment not in environments[:i]]
     environment = different[0] if len(different) == 1 else None
     if environment is None:

@@ -23,7 +23,8 @@ from proxima_peers.convert.prime_rl_environments import (
 
 EVAL = f"{BATCH}eval."
 EVALS = (f"{EVAL}source", f"{EVAL}env")  # since 2026-07-29; before
-EVERY, EXAMPLES = f"{EVAL}interval", f"{EVAL}num_examples"
+EVERY = f"{EVAL}interval"
+EXAMPLES = f"{EVAL}num_examples"
 EVAL_GROUPS = (f"{EVAL}group_size", f"{EVAL}rollouts_per_example")
 SAMPLED = f"{EVAL}sampling."
 OWN_GROUPS = ("group_size", "rollouts_per_example")
@@ -69,8 +70,8 @@ def _when(d: Draft, o: Options, sources: list[Source], option: str) -> None:
 
 def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
     """The rows, the number of answers and the sampling of one environment."""
-    environment, taskset = verifiers_environment(source) or {}, has_taskset(source)
-    split = ("train", "a taskset has one list of tasks") if taskset else ("eval", "its evaluation data")
+    environment = verifiers_environment(source) or {}
+    split = ("train", "a taskset has one list of tasks") if has_taskset(source) else ("eval", "its evaluation data")
     d.spec(f"{path}.task", "environment", origin, "", split=split)
     for field, value in {"kind": "verifiers", **environment}.items():
         d.put(f"{path}.task.environment.{field}", value, origin)

@@ -307,7 +307,8 @@ def _replaced(text: str, name: str, options: Flat, environment: Mapping[str, Any
         value = meaning(single[1])
         return text if value is _UNKNOWN else value
     for inside in _REFERENCE.findall(text):
-        if isinstance(value := meaning(inside), Doubtful):
+        value = meaning(inside)
+        if isinstance(value, Doubtful):
             return value
 
     def replacement(match: re.Match[str]) -> str:

@@ -10,7 +10,8 @@ from proxima.data import UserError
 
 UNREADABLE = "…"  # placeholder for an expression whose value is known only at run time
 KINDS = ("GRPO", "RLOO", "SFT", "DPO", "KTO", "Reward", "GKD")  # of TRL's trainings, those that are converted
-CALLS, TRAINERS = tuple(f"{kind}Config" for kind in KINDS), tuple(f"{kind}Trainer" for kind in KINDS)
+CALLS = tuple(f"{kind}Config" for kind in KINDS)
+TRAINERS = tuple(f"{kind}Trainer" for kind in KINDS)
 PARSED = "training_args"
 DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are not options
 
@@ -33,7 +34,8 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise one_problem(name, f"not Python: {error}") from None
-    configs, trainers = _and_subclasses(tree, CALLS), _and_subclasses(tree, TRAINERS)
+    configs = _and_subclasses(tree, CALLS)
+    trainers = _and_subclasses(tree, TRAINERS)
     calls = [call for name in configs for call in _calls(tree, name)]
     trained = [call for name in trainers for call in _calls(tree, name)]
     others = _other_trainers(tree)

@@ -149,7 +149,8 @@ class _Script:
         words = _of_launcher(words, environment.get("EXPERIMENT", self.variables.get("EXPERIMENT")))
         words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
         if len(words) > 2 and words[0] in _SHELLS and re.fullmatch(r"-\w*c", words[1]):
-            outside, self.around = self.around, {**self.around, **environment}
+            outside = self.around
+            self.around = {**outside, **environment}
             for statement in statements(words[2]):
                 self.read(statement)
             self.around = outside

@@ -97,7 +97,8 @@ def areal_engine(d: Draft, o: Options) -> None:
         d.drops(f"{given}: {trainer}", "the devices of the trainer: `placement` here")
     if kind in AREAL:
         sizes = {letter: int(count) for letter, count in re.findall(r"([A-Za-z])(\d+)(?![^A-Za-z])", "".join(layout))}
-        replicas, parallel = sizes.get("d", 1), sizes.get("t", 1)
+        replicas = sizes.get("d", 1)
+        parallel = sizes.get("t", 1)
         _served(d, o, AREAL[kind], o.origin(*names), kind=kind, replicas=replicas, parallel=parallel)
 
 

@@ -15,7 +15,8 @@ def convert_rloo(o: Options) -> Draft:
     d.put("algorithm.proximal", "recompute", "TRL computes old_logps with the trainer")
     normalised = (o.flag("normalize_advantages"), o.origin("normalize_advantages"))
     d.spec("algorithm.advantage", "rloo", "RLOOTrainer", normalise=normalised)
-    low, high = o.sourced("epsilon", default=0.2), o.sourced("epsilon_high", "epsilon", default=0.2)
+    low = o.sourced("epsilon", default=0.2)
+    high = o.sourced("epsilon_high", "epsilon", default=0.2)
     note = f"TRL clips the ratio of a whole completion, here each token's. {ONE_UPDATE}"
     d.spec(PATH, "ppo_clip", "RLOOTrainer", note, epsilon_low=low, epsilon_high=high)
     note = "a sum over the tokens of each completion, as TRL's log-prob of the whole; then the mean over completions"
