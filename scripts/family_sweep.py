@@ -142,6 +142,7 @@ def own_log_prob(model: Any, row: Any) -> Any:
 def trainer(kind: Any, config: Any) -> tuple[float, str]:
     import torch
 
+    from proxima.data import FieldError
     from proxima.data.trajectory import Trajectory
     from proxima.model.policy import Policy
     from proxima.model.pretrained import LoadedModel
@@ -156,7 +157,12 @@ def trainer(kind: Any, config: Any) -> tuple[float, str]:
     errors = []
     for checkpointing in (False, True):
         loaded = LoadedModel(model=made(kind, config).train(), tokenizer=tiny_tokenizer(), path="tiny")
-        policy = Policy(loaded, gradient_checkpointing=checkpointing)
+        try:
+            policy = Policy(loaded, gradient_checkpointing=checkpointing)
+        except FieldError as refusal:
+            if checkpointing and refusal.field.endswith("gradient_checkpointing"):  # it has no layers
+                continue
+            raise
         first, again = (policy(policy.pack(rows)).log_prob.detach() for _ in range(2))
         if not torch.equal(first, again):
             raise ValueError(f"two passes are {float((first - again).abs().max()):.2g} nats apart")
