@@ -25,8 +25,8 @@ import torch
 from proxima.engine.http.client import Address
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_sync import WeightSync
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers

@@ -27,11 +27,11 @@ from safetensors import safe_open
 from benchmarks.harness import finish, need_model, parser, table
 from benchmarks.side import device
 from proxima.engine.http.dialect import ServerFacts, WeightHandover
-from proxima.engine.http.group_transport import GroupTransport
-from proxima.engine.http.ipc_transport import IpcTransport
-from proxima.engine.http.staged_files import WeightFolders
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.weight_buckets import Bucket, Buckets, plan_buckets
+from proxima.engine.http.weights.buckets import Bucket, Buckets, plan_buckets
+from proxima.engine.http.weights.folder import WeightFolders
+from proxima.engine.http.weights.group import GroupTransport
+from proxima.engine.http.weights.ipc import IpcTransport
 from proxima.engine.protocol import ServerError
 
 TRANSPORTS = {"ipc": IpcTransport, "group": GroupTransport}

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from proxima.data import UserError
-from proxima.engine.http import weight_buckets
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_sync import StagedWeights, WeightSync
-from proxima.engine.http.weight_transport import TRANSPORTS
+from proxima.engine.http.weights import buckets as weight_buckets
+from proxima.engine.http.weights.sync import StagedWeights, WeightSync
+from proxima.engine.http.weights.transport import TRANSPORTS
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.parallel import layer_lender
@@ -113,7 +113,7 @@ def troubles(rank: int, folder: Path, root: Path) -> None:
             with no_room_after(weights), pytest.raises(UserError, match="No space left"):
                 staged(stack, module, way, root / f"{way} {weights}", None)
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("proxima.engine.http.weight_sync.rounding", interrupted)
+            patch.setattr("proxima.engine.http.weights.sync.rounding", interrupted)
             staged(stack, module, "folder", root / "interrupted", None)
         assert not ranks.in_call
         staged(stack, module, "folder", root / "again", None)

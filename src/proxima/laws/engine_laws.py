@@ -11,7 +11,7 @@ import numpy as np
 from proxima.data import UserError
 from proxima.data.flow import Completion, prompt_name
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_probe import LARGEST_ROUNDING, rounding, trainer_log_prob
+from proxima.engine.http.weights.probe import LARGEST_ROUNDING, rounding, trainer_log_prob
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import (
     Capabilities,

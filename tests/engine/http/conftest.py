@@ -17,14 +17,14 @@ from tests.engine.http.plain_servers import engine_over, fakes, update
 @pytest.fixture(autouse=True)
 def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights for servers are not written to this machine's /dev/shm."""
-    monkeypatch.setattr("proxima.engine.http.staged_files.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("proxima.engine.http.weights.folder.SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture(autouse=True)
 def _no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that is open is taken for broken off at once."""
-    monkeypatch.setattr("proxima.engine.http.vllm_weights.UPDATE_POLLS", 0)
-    monkeypatch.setattr("proxima.engine.http.sglang_weights.UPDATE_POLLS", 0)
+    monkeypatch.setattr("proxima.engine.http.weights.to_vllm.UPDATE_POLLS", 0)
+    monkeypatch.setattr("proxima.engine.http.weights.to_sglang.UPDATE_POLLS", 0)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from proxima.engine.http.weight_buckets import Buckets
+from proxima.engine.http.weights.buckets import Buckets
 from proxima.model.load import load
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.raw_server import RawServer

@@ -40,7 +40,7 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import HttpEngine, ServerSpec
 from proxima.engine.http.generation_job import CompletionRules
-from proxima.engine.http.weight_sync import StagedWeights
+from proxima.engine.http.weights.sync import StagedWeights
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import Request, Sampling, ServerError, WeightUpdate
 from tests.engine.http.fake_model import (

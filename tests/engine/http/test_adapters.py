@@ -17,12 +17,12 @@ from proxima.config.resolution import resolve
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import adapters_can_be_served
 from proxima.data import FieldError, UserError
-from proxima.engine.http.adapter_transport import AdapterTransport
 from proxima.engine.http.dialect import ADAPTER, ServerFacts, TokenRequest, WeightHandover, WrittenTokens, is_incomplete
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.weight_sync import WeightSync
-from proxima.engine.http.weight_transport import choose_transport
+from proxima.engine.http.weights.adapters import AdapterTransport
+from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.transport import choose_transport
 from proxima.engine.protocol import EngineRequirements, EngineSetup, Sampling, ServerError, WeightUpdate
 from proxima.model.adapters.adapter_files import WEIGHTS, read_matrices
 from proxima.model.adapters.lora import adapter_names

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxima.engine.http import vllm_weights
 from proxima.engine.http.dialect import ServerFacts, WeightHandover, is_incomplete
 from proxima.engine.http.vllm import VllmDialect, find_vllm_facts
+from proxima.engine.http.weights import to_vllm
 from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
@@ -120,8 +120,8 @@ def test_an_update_of_another_run_is_awaited(
         looks.append(seconds)
         fake.version = "run-2" if len(looks) == 2 else fake.version
 
-    monkeypatch.setattr(vllm_weights, "UPDATE_POLLS", 9)
-    monkeypatch.setattr(vllm_weights.asyncio, "sleep", sleep)
+    monkeypatch.setattr(to_vllm, "UPDATE_POLLS", 9)
+    monkeypatch.setattr(to_vllm.asyncio, "sleep", sleep)
     assert "weights" not in run(find_vllm_facts(fake.client())).more
     assert looks == [1.0, 1.0] and fake.version == "run-2"
 

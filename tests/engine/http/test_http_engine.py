@@ -6,7 +6,7 @@ import time
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http.weight_sync import sync_figures
+from proxima.engine.http.weights.sync import sync_figures
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import ScoreRequest
 from proxima.laws import engine_laws

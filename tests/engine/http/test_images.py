@@ -16,7 +16,7 @@ from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weight_probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
+from proxima.engine.http.weights.probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
 from proxima.engine.protocol import Request, Sampling
 from proxima.model.architecture import vision_parameters
 from proxima.model.chat.encode import prompt_tokens

@@ -16,7 +16,7 @@ from proxima.engine.http.client import Address
 from proxima.engine.http.dialect import ADAPTER, TokenRequest
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.protocol import EngineSetup, Sampling, ServerError, WeightUpdate
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers

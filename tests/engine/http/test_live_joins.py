@@ -23,8 +23,8 @@ from proxima.data.flow import Completion, Prompt
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_probe import trainer_log_prob
-from proxima.engine.http.weight_sync import Report, WeightSync
+from proxima.engine.http.weights.probe import trainer_log_prob
+from proxima.engine.http.weights.sync import Report, WeightSync
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.engine.serve.launch import Serve

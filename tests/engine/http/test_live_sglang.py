@@ -20,7 +20,7 @@ from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.sglang import Sglang, SglangDialect
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.laws.engine_case import requests

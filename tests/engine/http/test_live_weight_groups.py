@@ -25,11 +25,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from proxima.data.flow import Completion, Prompt
-from proxima.engine.http import weight_buckets
-from proxima.engine.http.group_transport import SenderGroup
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights import buckets as weight_buckets
+from proxima.engine.http.weights.group import SenderGroup
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.engine.serve.launch import Serve

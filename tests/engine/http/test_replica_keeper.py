@@ -11,7 +11,7 @@ from proxima.engine.http.replica import HIGHEST_LIMIT, Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import STREAK, State
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.protocol import ServerError
 from tests.engine.http.plain_servers import Plain, PlainDialect
 

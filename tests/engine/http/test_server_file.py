@@ -16,7 +16,7 @@ from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_file import read_addresses
-from proxima.engine.http.weight_transport import choose_transport
+from proxima.engine.http.weights.transport import choose_transport
 from proxima.engine.local.local_engine import collect
 from tests.engine.http.plain_servers import (
     RULES,

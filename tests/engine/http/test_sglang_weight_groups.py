@@ -16,15 +16,16 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from proxima.engine.http import group_transport, weight_buckets
 from proxima.engine.http.client import Address
 from proxima.engine.http.dialect import is_incomplete
-from proxima.engine.http.group_transport import SenderGroup
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.sglang import Sglang
-from proxima.engine.http.weight_buckets import plan_buckets, without_gaps
-from proxima.engine.http.weight_sync import Report, WeightSync
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights import buckets as weight_buckets
+from proxima.engine.http.weights import group as group_transport
+from proxima.engine.http.weights.buckets import plan_buckets, without_gaps
+from proxima.engine.http.weights.group import SenderGroup
+from proxima.engine.http.weights.sync import Report, WeightSync
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.pretrained import LoadedModel
 from tests.engine.http.fake_sglang import FakeSglang

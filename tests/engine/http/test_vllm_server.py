@@ -19,9 +19,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
-from proxima.engine.http.staged_files import WeightFolders
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.folder import WeightFolders
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.protocol import Sampling, ServerError, WeightUpdate
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel

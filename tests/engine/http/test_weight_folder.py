@@ -11,9 +11,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http import staged_files
-from proxima.engine.http.staged_files import WeightFolders, folder_bytes
-from proxima.engine.http.weight_buckets import Buckets
+from proxima.engine.http.weights import folder as staged_files
+from proxima.engine.http.weights.buckets import Buckets
+from proxima.engine.http.weights.folder import WeightFolders, folder_bytes
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
 

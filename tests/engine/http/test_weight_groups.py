@@ -17,16 +17,18 @@ import torch
 from torch import nn
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http import group_transport, weight_buckets, weight_transport
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, WeightHandover, is_incomplete
-from proxima.engine.http.folder_transport import FolderTransport
-from proxima.engine.http.group_transport import GroupTransport, host_for, own_addresses
-from proxima.engine.http.ipc_transport import IpcTransport
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.weight_buckets import Buckets, plan_buckets, write_buckets
-from proxima.engine.http.weight_sync import WeightSync
-from proxima.engine.http.weight_transport import PushRound, choose_transport
+from proxima.engine.http.weights import buckets as weight_buckets
+from proxima.engine.http.weights import group as group_transport
+from proxima.engine.http.weights import transport as weight_transport
+from proxima.engine.http.weights.buckets import Buckets, plan_buckets, write_buckets
+from proxima.engine.http.weights.folder import FolderTransport
+from proxima.engine.http.weights.group import GroupTransport, host_for, own_addresses
+from proxima.engine.http.weights.ipc import IpcTransport
+from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.transport import PushRound, choose_transport
 from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
@@ -353,7 +355,7 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
     assert weight_transport.is_this_machine("http://127.0.0.1:1") and not weight_transport.is_this_machine(
         "http://192.0.2.1:1"
     )
-    monkeypatch.setattr("proxima.engine.http.weight_sync.is_this_machine", lambda url: here)
+    monkeypatch.setattr("proxima.engine.http.weights.sync.is_this_machine", lambda url: here)
     servers[0].worker.engine._join = join  # type: ignore[method-assign]
     sync = object.__new__(WeightSync)
     sync.spec, sync.setup = Vllm(), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]

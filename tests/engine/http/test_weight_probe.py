@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.data import NotFiniteError, UserError
-from proxima.engine.http import weight_probe
 from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, WrittenTokens
 from proxima.engine.http.vllm import Vllm
-from proxima.engine.http.weight_probe import (
+from proxima.engine.http.weights import probe as weight_probe
+from proxima.engine.http.weights.probe import (
     CONTEXT,
     Bound,
     bound_of,
@@ -25,7 +25,7 @@ from proxima.engine.http.weight_probe import (
     probe_tokens,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.load import load

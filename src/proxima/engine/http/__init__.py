@@ -1,16 +1,13 @@
 """Engines that are servers: token ids go to a server over HTTP; token ids with log-probs and versions come back.
 
 `dialect.py` has what differs between servers; `vllm.py` and `sglang.py` implement it for the newest two minor versions
-of each, and find out what a server can do (`vllm_weights.py` and `sglang_weights.py`: how it takes weights);
-`detect.py` finds out which of them a server is. The rest does not know which server it talks to: `client.py` (one
-address, deadlines, the peer's name in every error), `replica.py` (one server and its running requests),
-`replica_state.py` (whether it is given work), `version_proof.py` (which weights it has), `replica_pool.py` with
-`router.py` (which replica gets a request), `replica_keeper.py` (health checks, return to service, new weights),
-`generation_job.py` (a partial completion), `engine.py` (the `Engine` over them), `weight_sync.py` (new weights for a
-server, and the proof that they arrived) with `weight_probe.py` (the log-probs that prove it), `weight_transport.py`
-(ways to send weights: `folder_transport.py`, and by `weight_buckets.py` `group_transport.py` and `ipc_transport.py`;
-`staged_files.py` has the copies that they push). `server_settings.py` has the fields that specs share, `server_file.py`
-the file by which servers join and leave, `server_checks.py` the checks before a run, `answer_values.py` and
+of each, and find out what a server can do; `detect.py` finds out which of them a server is. The rest does not know
+which server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server
+and its running requests), `replica_state.py` (whether it is given work), `version_proof.py` (which weights it has),
+`replica_pool.py` with `router.py` (which replica gets a request), `replica_keeper.py` (health checks, return to
+service, new weights), `generation_job.py` (a partial completion), `engine.py` (the `Engine` over them). `weights` sends
+new weights and proves that they arrived. `server_settings.py` has the fields that specs share, `server_file.py` the
+file by which servers join and leave, `server_checks.py` the checks before a run, `answer_values.py` and
 `answer_checks.py` those of each answer.
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `laws`, `cli`.

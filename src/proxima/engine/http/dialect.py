@@ -310,7 +310,7 @@ class Dialect(Protocol):
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load new weights into a paused server and tell it their version. Not transactional: if this fails, a server
-        that keeps a part of them has a label that `is_incomplete`. See also `weight_probe`."""
+        that keeps a part of them has a label that `is_incomplete`. See also `weights/probe.py`."""
         ...
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:

@@ -23,7 +23,7 @@ from proxima.engine.http.server_checks import (
     longest_sequence,
 )
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_sync import WeightSync
+from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.protocol import (
     Capabilities,
     EngineRequirements,

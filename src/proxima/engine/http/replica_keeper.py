@@ -16,8 +16,8 @@ from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.server_file import ServerFile
 from proxima.engine.http.version_proof import mark_confirmed
-from proxima.engine.http.weight_sync import Report, StagedWeights, WeightSync, sync_figures
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights.sync import Report, StagedWeights, WeightSync, sync_figures
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import ServerError, WeightUpdate
 from proxima.engine.serve.servers import Servers
 

@@ -11,7 +11,7 @@ from proxima.engine.http.client import busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_transport import check_adapters, choose_transport
+from proxima.engine.http.weights.transport import check_adapters, choose_transport
 from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling, ServerError
 from proxima.engine.serve.launch import LAUNCHES
 

@@ -10,7 +10,7 @@ Peculiarities of its protocol, and how they are handled here:
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
   flushed and their KV is recomputed; after `in_place` a flush fails, so it is never used.
 
-New weights: `sglang_weights.py`.
+New weights: `weights/to_sglang.py`.
 """
 
 import math
@@ -50,7 +50,7 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.server_checks import check_masks
-from proxima.engine.http.sglang_weights import (
+from proxima.engine.http.weights.to_sglang import (
     TRANSFERS,
     end_broken_update,
     give_weights,
@@ -58,7 +58,7 @@ from proxima.engine.http.sglang_weights import (
     store_prefixes,
     wake,
 )
-from proxima.engine.http.weight_transport import choose_transport
+from proxima.engine.http.weights.transport import choose_transport
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
 

@@ -3,7 +3,7 @@
 A restarted server has its initial weights, under another label, until it is given ours. So if it reports our label,
 everything it has sampled since it was given our weights is from these weights: one answer confirms every completion
 that ended, or produced a token, before the question. A label proves nothing about the values of the weights:
-`weight_probe.py` checks those.
+`weights/probe.py` checks those.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`)
 which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `find_vllm_facts` finds out what a server supports;
 `in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
 
-New weights: `vllm_weights.py`.
+New weights: `weights/to_vllm.py`.
 """
 
 import math
@@ -47,7 +47,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
-from proxima.engine.http.vllm_weights import (
+from proxima.engine.http.weights.to_vllm import (
     MOVE_SECONDS,
     close_broken_update,
     transfer_adapter,

@@ -17,7 +17,7 @@ from proxima.data.columns import Floats
 from proxima.engine.http.dialect import ServerFacts, WeightHandover, WrittenTokens
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_probe import (
+from proxima.engine.http.weights.probe import (
     Bound,
     bound_of,
     check_distance,
@@ -27,7 +27,7 @@ from proxima.engine.http.weight_probe import (
     rounding,
     trainer_log_prob,
 )
-from proxima.engine.http.weight_transport import (
+from proxima.engine.http.weights.transport import (
     ADAPTED,
     TRANSPORTS,
     PushRound,

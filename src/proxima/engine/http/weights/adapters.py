@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from proxima.engine.http.dialect import ADAPTER, WeightHandover
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.staged_files import StagedTransport, WeightFolders
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights.folder import StagedTransport, WeightFolders
+from proxima.engine.http.weights.transport import PushRound
 from proxima.model.adapters.adapter_files import WEIGHTS, write_matrices
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.parallel.lending import lender_of

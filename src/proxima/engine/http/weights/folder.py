@@ -1,6 +1,6 @@
 """Copies of the weights in files, from which transports push: `StagedTransport`.
 
-A copy is a Hugging Face folder, which servers read by themselves, or a file of `weight_buckets`, whose bytes are sent.
+A copy is a Hugging Face folder, which servers read by themselves, or a file of `buckets.py`, whose bytes are sent.
 The next process removes the copies that a killed process has left.
 """
 
@@ -24,7 +24,8 @@ from proxima.data.json_reader import load_json
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weight_buckets import Buckets, named_weights, write_buckets, written_dtype
+from proxima.engine.http.weights.buckets import Buckets, named_weights, write_buckets, written_dtype
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError
 from proxima.model.input_files import copy_tensors, input_files_of, stored_tensors
 from proxima.model.written_settings import save_settings
@@ -49,7 +50,7 @@ class WeightFolders:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
-        buckets: write the weights as `weight_buckets` instead, without config and tokenizer.
+        buckets: write the weights as buckets instead, without config and tokenizer.
         file_names: write buckets under the names of the model's own files, see `file_weights`, not those of its
             modules; a folder always has those of the files.
     """
@@ -138,7 +139,7 @@ class StagedTransport:
     removes all copies. The newest two are kept, and those that are to be kept until the end are apart from them. A
     subclass adds `push`."""
 
-    buckets = True  # write `weight_buckets`; False: a Hugging Face folder
+    buckets = True  # write a file of buckets; False: a Hugging Face folder
     folders: type[WeightFolders] = WeightFolders
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
@@ -168,6 +169,17 @@ class StagedTransport:
         """Remove the copies."""
         self._folders.close()
         self._kept_folders.close()
+
+
+class FolderTransport(StagedTransport):
+    """See `WeightTransport`. The weights are written once as a Hugging Face folder, and each server reads it by
+    itself."""
+
+    buckets = False
+
+    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
+        """See `WeightTransport`."""
+        await replica.dialect.load_weights(replica.client, replica.facts, weights)
 
 
 def staged_buckets(url: str, folder: Path) -> Buckets:

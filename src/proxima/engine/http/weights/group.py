@@ -32,9 +32,9 @@ from proxima.engine.http.answer_values import one_line
 from proxima.engine.http.dialect import GROUP_BROKE, GroupMember, WeightHandover
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.staged_files import StagedTransport, staged_buckets
-from proxima.engine.http.weight_buckets import Bucket, without_gaps
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights.buckets import Bucket, without_gaps
+from proxima.engine.http.weights.folder import StagedTransport, staged_buckets
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError
 from proxima.system.web_requests import is_loopback
 

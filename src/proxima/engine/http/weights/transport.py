@@ -1,11 +1,11 @@
 """Ways to send weights to servers: `WeightTransport`, and the table of its kinds.
 
 To write another one: (1) a file with a class that has `prepare`, `push` and `close`, of which `StagedTransport` of
-`staged_files.py` has the first and the last; (2) a line in `TRANSPORTS`; (3) if the server has other calls for it, they
+`folder.py` has the first and the last; (2) a line in `TRANSPORTS`; (3) if the server has other calls for it, they
 go into its dialect (`vllm.py`, `sglang.py`), (4) and what runs inside a vLLM server into
-`in_server/proxima_vllm_worker.py`. `folder_transport.py` is an example.
+`in_server/proxima_vllm_worker.py`. `folder.py` has an example.
 
-A transport moves bytes and proves nothing. `weight_sync.py` does the rest around it: it pauses and resumes the server,
+A transport moves bytes and proves nothing. `sync.py` does the rest around it: it pauses and resumes the server,
 empties its caches, and compares its log-probs with the trainer's. It relies on this:
 
 - `prepare` reads the model's parameters, and is called in the thread for tensor work. It takes a copy that outlives the
@@ -37,10 +37,10 @@ from proxima.engine.http.server_settings import ServerSettings
 
 TRANSPORTS = Kinds(
     {
-        "adapters": "proxima.engine.http.adapter_transport:AdapterTransport",
-        "folder": "proxima.engine.http.folder_transport:FolderTransport",
-        "group": "proxima.engine.http.group_transport:GroupTransport",
-        "ipc": "proxima.engine.http.ipc_transport:IpcTransport",
+        "adapters": "proxima.engine.http.weights.adapters:AdapterTransport",
+        "folder": "proxima.engine.http.weights.folder:FolderTransport",
+        "group": "proxima.engine.http.weights.group:GroupTransport",
+        "ipc": "proxima.engine.http.weights.ipc:IpcTransport",
     }
 )
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from proxima.data import UserError
 from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.staged_files import StagedTransport, staged_buckets
-from proxima.engine.http.weight_buckets import Buckets
-from proxima.engine.http.weight_transport import PushRound
+from proxima.engine.http.weights.buckets import Buckets
+from proxima.engine.http.weights.folder import StagedTransport, staged_buckets
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import ServerError
 
 REMEDY = "use engine.transfer=folder, or start both on one GPU"
