@@ -20,8 +20,7 @@ class Kinds(Mapping[str, type]):
         self.references = dict(references)
 
     def __getitem__(self, kind: str) -> type:
-        module, _, name = self.references[kind].partition(":")
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+        return class_of(self.references[kind])
 
     def __contains__(self, kind: object) -> bool:
         return kind in self.references
@@ -47,6 +46,12 @@ class Kinds(Mapping[str, type]):
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return issubclass(cls, tuple(cls for cls in classes if cls is not None))
+
+
+def class_of(reference: str) -> type:
+    """The class of "package.module:Class", which is imported."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ class EngineSelection:
             log=log,
             seed=seed,
             adapter_rank=self.needs.adapter_rank,
+            shares_devices=self.needs.sleeps,
         )
         if getattr(self.spec, "serve", None) is None:
             return self.spec.build(setup), []

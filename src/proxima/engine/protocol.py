@@ -168,10 +168,15 @@ class InFlight(Columns):
 @dataclass(frozen=True, kw_only=True)
 class WeightUpdate:
     """New weights for an engine: those of a module in this process. If `Capabilities.reads_lent` is set, `publish`
-    reads them only within `lent(module)`."""
+    reads them only within `lent(module)`.
+
+    Args:
+        holds: returns whether the module still has these weights; called in the thread for tensor work.
+    """
 
     version: int
     module: nn.Module
+    holds: Callable[[], bool] = lambda: True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +260,7 @@ class EngineSetup:
             process.
         seed: that of the run, for draws that an engine makes once.
         adapter_rank: rank of the trained adapters; 0: the weights themselves are trained.
+        shares_devices: the engine and the trainer take turns on the same devices.
     """
 
     model_path: str
@@ -265,6 +271,7 @@ class EngineSetup:
     log: Path | None = None
     seed: int = 0
     adapter_rank: int = 0
+    shares_devices: bool = False
 
     @classmethod
     def of(cls, loaded: LoadedModel, max_length: int | None = None) -> "EngineSetup":

@@ -2,7 +2,7 @@
 images into its input, and the class of transformers that has them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -185,3 +185,16 @@ def model_class(config: Any, *, scalar: bool = False) -> tuple[Any, Any]:
         kinds = (named or kinds)[0]
     of_text = config.sub_configs.get("text_config")
     return kinds, config.get_text_config() if kinds.config_class is of_text else config
+
+
+def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
+    which ranks whose batches show no image do not run."""
+    config: Any = optional_attribute(model, "config")
+    if config is not None and config.model_type in SHOWN_IMAGES:
+        model = model.get_decoder()  # type: ignore[operator]
+    for child in model.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from decoder_layers(child)

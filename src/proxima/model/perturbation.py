@@ -1,7 +1,9 @@
 """Weights that are changed at random for a while, to show that whoever reads them reads all of them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +12,16 @@ from proxima.model.architecture import base_layer, parts
 from proxima.model.parallel.sharding import local_part, own_slice
 
 ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: moves log-probs by more than rounding
+CHUNK = 1 << 18  # numbers drawn at a time: they stay in the processor's cache
+STEP, ROUNDS = -0x61C88647, ((16, 0x7FEB352D), (15, -0x7B935975))  # of the hash: shift to the right, multiply
 
 
 @contextmanager
 def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[None]:
-    """Inside this context a normal draw of this standard deviation is added to each parameter, and each token's row in
+    """Inside this context a uniform draw of this standard deviation is added to each parameter, and each token's row in
     embedding and head is scaled by 1 + or - `ROW_GAIN`; afterwards all are restored exactly. On each rank of a sharded
-    module, its own slices change as the whole weights do on one; no collective.
+    module, its own slices change as the whole weights do on one: a draw depends on the place of its number in the whole
+    weight, so each rank draws its own on its own device, and nothing of the whole shape. No collective.
 
     Args:
         amounts: of each of `module.parameters()`, in their order; one whose amount is 0 is left as it is.
@@ -27,16 +32,15 @@ def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[N
     try:
         with torch.no_grad():
             for number, parameter, amount in changed:
-                draws = torch.Generator().manual_seed(number)
-                local, index = _own_part(parameter)
-                local.add_(torch.randn(parameter.shape, generator=draws).mul_(amount)[index].to(local))
-            for number, rows in enumerate(_token_rows(module)):
-                if id(rows) not in moved:
+                local, places = _own_part(parameter)
+                for rows, drawn in _draws(number, parameter, local, places):
+                    local[rows].add_(drawn.mul_(3**0.5 * amount).to(local.dtype))
+            for number, weight in enumerate(_token_rows(module)):
+                if id(weight) not in moved:
                     continue
-                draws = torch.Generator().manual_seed(-1 - number)
-                gains = 1 + ROW_GAIN * (2 * torch.randint(0, 2, (len(rows), 1), generator=draws) - 1)
-                local, index = _own_part(rows)
-                local.mul_(gains[index[:1]].to(local))
+                local, (of_rows, *_) = _own_part(weight)
+                gains = 1 + ROW_GAIN * _uniform(_range(of_rows, local), -1 - number).sign()
+                local.mul_(gains[:, None].to(local.dtype))
         yield
     finally:
         for (_, parameter, _), values in zip(changed, saved, strict=True):
@@ -47,6 +51,37 @@ def _own_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """This rank's part of a weight, to be changed in place, and where it lies in the whole."""
     local, offset = local_part(parameter)
     return local.detach(), tuple(slice(at, at + size) for at, size in zip(offset, local.shape, strict=True))
+
+
+def _draws(
+    seed: int, whole: Tensor, local: Tensor, places: tuple[slice, ...]
+) -> Iterator[tuple[slice | EllipsisType, Tensor]]:
+    """Uniform draws for some rows of a rank's part of a weight at a time: the rows, and the draws in their shape."""
+    if local.dim() == 0:
+        yield ..., _uniform(torch.zeros((), dtype=torch.int32, device=local.device), seed)
+        return
+    inner = torch.zeros((), dtype=torch.int32, device=local.device)  # the place within a row of the whole weight
+    for place, size in zip(places[1:], whole.shape[1:], strict=True):
+        inner = inner[..., None] * size + _range(place, local)
+    length = math.prod(whole.shape[1:])
+    count = max(1, CHUNK // max(1, inner.numel()))
+    for start in range(0, len(local), count):
+        rows = slice(start, min(start + count, len(local)))
+        first = _range(slice(places[0].start + rows.start, places[0].start + rows.stop), local) * length
+        yield rows, _uniform(first.view(-1, *[1] * inner.dim()) + inner, seed)
+
+
+def _range(places: slice, local: Tensor) -> Tensor:
+    return torch.arange(places.start, places.stop, dtype=torch.int32, device=local.device)
+
+
+def _uniform(places: Tensor, seed: int) -> Tensor:
+    """float32 in [-1, 1], a function of each int32 place and the seed alone: a hash, whose products wrap around."""
+    mixed = places.mul(STEP).add_((seed * ROUNDS[0][1] + 2**31) % 2**32 - 2**31)
+    for shift, factor in ROUNDS:
+        mixed.bitwise_xor_((mixed >> shift).bitwise_and_((1 << 32 - shift) - 1)).mul_(factor)
+    mixed.bitwise_xor_((mixed >> 16).bitwise_and_((1 << 16) - 1))
+    return mixed.float().mul_(2.0**-31)
 
 
 def _token_rows(module: nn.Module) -> list[nn.Parameter]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +18,7 @@ from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import vision_parameters
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import gather_into, plain_copy
-from proxima.model.parallel.layer_lender import LayerGathering, LayerLender
+from proxima.model.parallel.layer_lender import LayerLender
 from proxima.model.parallel.sharding import own_slice
 from proxima.model.pretrained import LoadedModel
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
@@ -101,6 +101,7 @@ class TrainStack:
         self.max_grad_norm, self.on_zero_gradient = max_grad_norm, on_zero_gradient
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
+        self.changes = 0  # how often an update has begun to change the weights
         self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
         self._plain: LoadedModel | None = None  # on rank 0 of several
         self._gathers = False
@@ -160,13 +161,12 @@ class TrainStack:
             return self.model.loaded
 
         if self._lender is None:
-            gathering = LayerGathering(self.model.model, self.ranks.share_value)
-            self._lender = LayerLender(gathering, partial(self._call, Lend))
+            self._lender = LayerLender(self.model, self.ranks, partial(self._call, Lend))
         return replace(self.model.loaded, model=self._lender.module, sharding=None, device=None)
 
     def follow_lender(self) -> None:
         """On the other ranks: help to gather the weights while rank 0 lends the model."""
-        LayerGathering(self.model.model, self.ranks.share_value).follow()
+        LayerLender(self.model, self.ranks, nullcontext).follow()
 
     def release(self) -> None:
         """Free cached device memory on every rank, for other processes on the device; no effect on a rank that has not
@@ -202,6 +202,7 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
+        self.changes += 1
         with self._call(Update, objective, updates, planned, should_continue):
             budget = self.tokens_per_micro_batch
             shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]

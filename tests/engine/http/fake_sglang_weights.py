@@ -23,6 +23,7 @@ class FakeUpdates:
     def __init__(self, server):
         self.server, self.session, self.groups = server, False, {}
         self.at, self.fault = None, ""
+        self.again = 0  # how often the fault comes back, in the next bucket
         self.life = None  # `killed`, `stopped`; None: healthy
         self.released = threading.Event()
         self.scheduler = threading.Lock()  # it does one thing at a time
@@ -150,7 +151,8 @@ class FakeUpdates:
         self.at -= 1
         if self.at >= 0:
             return None
-        self.at = None
+        self.at = 0 if self.again else None
+        self.again -= bool(self.again)
         return self.fault
 
     @torch.no_grad()

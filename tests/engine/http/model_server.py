@@ -5,11 +5,11 @@ fake: one request at a time, no cache, and only what the engine asks for.
 """
 
 import json
+import math
 import os
 import signal
 import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from proxima.engine.http.weights.buckets import Buckets
 from proxima.model.load import load
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.raw_server import RawServer
@@ -47,7 +46,8 @@ class ModelVllm(FakeVllm):
             text = json.loads(request.content)["prompt"]
             return httpx.Response(200, json={"tokens": self.tokenizer(text, add_special_tokens=False).input_ids})
         if path == "/update_weights":
-            self._load(**json.loads(request.content)["update_info"])
+            update = json.loads(request.content)["update_info"]
+            self._load(update["kind"], update["content"])
         return super().answer(request)
 
     def _settings(self) -> dict[str, Any]:
@@ -58,13 +58,15 @@ class ModelVllm(FakeVllm):
         return settings | {"parallel_config": {"world_size": 1}, "device_config": {"device": self.device}}
 
     @torch.no_grad()
-    def _load(self, file: str, last: bool, tensors: Any = (), starts: Any = ()) -> None:
-        if tensors:  # buckets in a file
-            buckets = Buckets(Path(file).parent)
-            for name, value in buckets.views(buckets.memory()).items():
-                self.model.get_parameter(name).copy_(value)
+    def _load(self, kind: str, content: dict[str, Any]) -> None:
+        if kind == "ipc":
+            handle = content["handles"]["cpu"]
+            memory = torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
+            for name, dtype, shape, start in content["tensors"]:
+                flat = memory[start : start + math.prod(shape) * getattr(torch, dtype).itemsize]
+                self.model.get_parameter(name).copy_(flat.view(getattr(torch, dtype)).view(shape))
             return
-        with safe_open(file, framework="pt") as weights:
+        with safe_open(content["file"], framework="pt") as weights:
             for name in weights.keys():  # noqa: SIM118  it is no mapping
                 self.model.get_parameter(name).copy_(weights.get_tensor(name))
 

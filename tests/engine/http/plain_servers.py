@@ -35,7 +35,7 @@ from proxima.engine.http.dialect import (
     ServerFacts,
     ServerHealth,
     TokenRequest,
-    WeightHandover,
+    WeightsInFolder,
     WrittenTokens,
 )
 from proxima.engine.http.engine import HttpEngine, ServerSpec
@@ -328,7 +328,7 @@ class PlainDialect(Dialect):
     async def wake_cache(self, client, facts):
         """They take everything at once."""
 
-    async def load_weights(self, client, facts, weights):
+    async def load_folder(self, client, facts, weights):
         server = await self.called(client, "/weights")
         assert server.paused
         if not server.ignores_weights:
@@ -382,7 +382,7 @@ class PlainSync:
     def choose(self, facts):
         """There is one way."""
 
-    async def check(self, replicas):
+    async def check(self, replicas, update):
         """It is open."""
 
     def forget(self, replica):
@@ -393,11 +393,12 @@ class PlainSync:
 
     async def prepare(self, update, label, dtype):
         named = Path(str(update.module.weights))  # they are a number, and need no file
-        return StagedWeights(WeightHandover(version=update.version, label=label, folder=named), np.zeros(0))
+        handover = WeightsInFolder(version=update.version, label=label, folder=named)
+        return StagedWeights(handover, update, None, np.zeros(0))
 
     async def push(self, replica, push_round=None):
         weights = self.newest.handover
-        await replica.dialect.load_weights(replica.client, replica.facts, weights)
+        await replica.dialect.load_folder(replica.client, replica.facts, weights)
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)

@@ -17,12 +17,19 @@ from proxima.config.resolution import resolve
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import adapters_can_be_served
 from proxima.data import FieldError, UserError
-from proxima.engine.http.dialect import ADAPTER, ServerFacts, TokenRequest, WeightHandover, WrittenTokens, is_incomplete
+from proxima.engine.http.dialect import (
+    ADAPTER,
+    ServerFacts,
+    TokenRequest,
+    WeightsInFolder,
+    WrittenTokens,
+    is_incomplete,
+)
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights.adapters import AdapterTransport
 from proxima.engine.http.weights.sync import WeightSync
-from proxima.engine.http.weights.transport import choose_transport
+from proxima.engine.http.weights.transport import Receivers, choose_transport
 from proxima.engine.protocol import EngineRequirements, EngineSetup, Sampling, ServerError, WeightUpdate
 from proxima.model.adapters.adapter_files import WEIGHTS, read_matrices
 from proxima.model.adapters.lora import adapter_names
@@ -45,7 +52,7 @@ class AdaptedServer(ModelServer):
         super().__init__(loaded, ignores, replace(FACTS, dtype=dtype))
         self.model.to(getattr(torch, dtype))
 
-    async def load_adapter(self, client: None, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+    async def load_adapter(self, client: None, facts: ServerFacts, weights: WeightsInFolder, link: Path) -> None:
         assert link.resolve() == weights.folder
         self.calls.append(f"load {weights.label}")
         kept = {name: self.model.get_parameter(name).detach().clone() for name in self.ignores}
@@ -124,9 +131,9 @@ async def test_a_base_that_another_run_has_replaced_is_refused(label: str, adapt
 # ---- what vLLM is told -----------------------------------------------------------------------------------------------
 
 
-def handover(folder: Path, version: int) -> WeightHandover:
+def handover(folder: Path, version: int) -> WeightsInFolder:
     (folder / f"v{version}").mkdir()
-    return WeightHandover(version=version, label=f"run.v{version}", folder=folder / f"v{version}")
+    return WeightsInFolder(version=version, label=f"run.v{version}", folder=folder / f"v{version}")
 
 
 class Told:
@@ -138,7 +145,7 @@ class Told:
         self.transport = AdapterTransport(Vllm(), setup)
         self.transport._folders.kept.append(folder / "v0")
 
-    async def push(self, weights: WeightHandover) -> None:
+    async def push(self, weights: WeightsInFolder) -> None:
         await self.transport.push(self, weights)  # type: ignore[arg-type]
 
     def spoken(self) -> list[tuple[str, Any]]:
@@ -232,13 +239,16 @@ async def test_a_server_of_several_adapters_takes_none(tmp_path: Path) -> None:
 def test_a_server_without_room_for_the_adapter_is_refused(facts: dict[str, Any], line: str) -> None:
     needs = EngineRequirements(model=unloaded(), publishes=True, adapter_rank=4)
     server, spec = replace(FACTS, **facts), Vllm(adapters_only=True)
-    for check in (lambda: check_facts(spec, server, needs, "http://x"), lambda: choose_transport(spec, [server], 4)):
+    for check in (
+        lambda: check_facts(spec, server, needs, "http://x"),
+        lambda: choose_transport(Receivers([server], spec, adapter_rank=4)),
+    ):
         with pytest.raises(FieldError, match=line):
             check()
 
 
 def test_whole_weights_are_sent_where_there_are_no_adapters() -> None:
-    kind, _ = choose_transport(Vllm(adapters_only=True), [replace(FACTS, transfers=("folder",))], 0)
+    kind, _ = choose_transport(Receivers([replace(FACTS, transfers=("folder",))], Vllm(adapters_only=True)))
     assert kind == "folder"
     with pytest.raises(FieldError, match=r"transfer='ipc' is not used with adapters_only"):
         Vllm(adapters_only=True, transfer="ipc")
@@ -249,7 +259,7 @@ def test_the_folder_is_one_that_peft_reads(adapted: LoadedModel, tmp_path: Path)
 
     transport = AdapterTransport(Vllm(weight_folder=str(tmp_path)), EngineSetup.of(adapted))
     move(adapted)
-    weights = transport.prepare(adapted.model, 1, "v1", "bfloat16", kept=False)
+    weights = transport.prepare(WeightUpdate(version=1, module=adapted.model), "v1", "bfloat16")
     config = LoraConfig.from_pretrained(str(weights.folder))
     assert (config.r, config.lora_alpha) == (4, 8) and weights.size < 200_000
     tensors = load_file(weights.folder / WEIGHTS)

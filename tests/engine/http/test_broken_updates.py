@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from proxima.engine.http.dialect import ServerFacts, WeightHandover, is_incomplete
+from proxima.engine.http.dialect import ServerFacts, WeightsInFolder, is_incomplete
 from proxima.engine.http.vllm import VllmDialect, find_vllm_facts
 from proxima.engine.http.weights import to_vllm
 from proxima.engine.protocol import ServerError
@@ -32,7 +32,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return worker_module(monkeypatch)
 
 
-def write(folder: Path, value: float) -> WeightHandover:
+def write(folder: Path, value: float) -> WeightsInFolder:
     """Weights that are all `value`, in 15 buckets that end in the middle of layers."""
     names = [f"layers.{i}.{name}" for i in range(LAYERS) for name in "qkv"]
     tensors = {name: torch.full((WIDTH,), value) for name in names}
@@ -41,11 +41,11 @@ def write(folder: Path, value: float) -> WeightHandover:
     for bucket in range(BUCKETS):
         part = [*tensors][bucket * len(tensors) // BUCKETS : (bucket + 1) * len(tensors) // BUCKETS]
         save_file({name: tensors[name] for name in part}, folder / f"model-{bucket:05}.safetensors")
-    return WeightHandover(version=int(value), label=f"run-{value:g}", folder=folder)
+    return WeightsInFolder(version=int(value), label=f"run-{value:g}", folder=folder)
 
 
-def load(fake: FakeVllm, weights: WeightHandover) -> None:
-    run(DIALECT.load_weights(fake.client(), FACTS, weights))
+def load(fake: FakeVllm, weights: WeightsInFolder) -> None:
+    run(DIALECT.load_folder(fake.client(), FACTS, weights))
 
 
 def everywhere(worker: FakeWorker) -> set[float]:

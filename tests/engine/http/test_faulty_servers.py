@@ -131,7 +131,7 @@ async def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(fleet):
 
 async def test_a_server_that_hangs_while_it_returns_holds_up_no_new_weights(fleet, monkeypatch):
     engine, servers = fleet(2, published=True)
-    load, hangs = PlainDialect.load_weights, threading.Event()
+    load, hangs = PlainDialect.load_folder, threading.Event()
 
     async def load_or_hang(dialect, client, facts, weights):
         if weights.version == 1:
@@ -139,7 +139,7 @@ async def test_a_server_that_hangs_while_it_returns_holds_up_no_new_weights(flee
             await asyncio.sleep(3600)
         await load(dialect, client, facts, weights)
 
-    monkeypatch.setattr(PlainDialect, "load_weights", load_or_hang)
+    monkeypatch.setattr(PlainDialect, "load_folder", load_or_hang)
     servers[0].restart()
     await until(hangs.is_set)
     await asyncio.wait_for(engine.publish(update(2)), 300)

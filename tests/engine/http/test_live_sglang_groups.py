@@ -89,7 +89,7 @@ async def one_of_two_fails(trainer: Trainer, fault: str, draws: random.Random) -
 
     await trainer.prepare()
     assert trainer.sync.newest is not None
-    at = draws.randrange(len(weight_buckets.Buckets(trainer.sync.newest.handover.folder).buckets))
+    at = draws.randrange(len(trainer.sync.newest.handover.plan))
     start = time.monotonic()
     bad.client.post = strike  # type: ignore[method-assign]
     outcomes = await trainer.push(good, bad)

@@ -29,6 +29,7 @@ from proxima.engine.http.replica import Replica
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights import buckets as weight_buckets
 from proxima.engine.http.weights.group import SenderGroup
+from proxima.engine.http.weights.stream import StreamedWeights
 from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
@@ -198,7 +199,7 @@ class Faults:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, draws: random.Random) -> None:
         self.bucket, self.strike, self.cut = -1, (lambda: None), ""
-        broadcast, load = SenderGroup._broadcast, VllmDialect.load_weights
+        broadcast, load = SenderGroup._broadcast, VllmDialect.load_updates
 
         def broadcasts(group: Any, content: Any, options: Any) -> Any:
             self.bucket -= 1
@@ -206,20 +207,20 @@ class Faults:
                 self.strike()
             return broadcast(group, content, options)
 
-        async def loads(dialect: Any, client: Any, facts: Any, weights: Any) -> None:
+        async def loads(dialect: Any, client: Any, facts: Any, weights: Any, given: Any) -> None:
             async def updates() -> Any:
-                async for update in weights.updates():
-                    tensors = [list(bucket) for bucket in update["tensors"]]
+                async for update in given:
+                    tensors = [list(bucket) for bucket in update["content"]["tensors"]]
                     bucket = draws.choice(tensors)
                     place = draws.randrange(len(bucket))
                     bucket[place] = ["no.such.weight", *bucket[place][1:]]
-                    yield update | {"tensors": tensors}
+                    yield update | {"content": update["content"] | {"tensors": tensors}}
 
             cut, self.cut = self.cut == client.url, "" if self.cut == client.url else self.cut
-            await load(dialect, client, facts, replace(weights, updates=updates) if cut else weights)
+            await load(dialect, client, facts, weights, updates() if cut else given)
 
         monkeypatch.setattr(SenderGroup, "_broadcast", broadcasts)
-        monkeypatch.setattr(VllmDialect, "load_weights", loads)
+        monkeypatch.setattr(VllmDialect, "load_updates", loads)
 
 
 @pytest.mark.timeout(0)  # it has limits of its own
@@ -278,4 +279,5 @@ def _striking(found: list[psutil.Process], fault: str) -> Callable[[], None]:
 
 def _buckets_of(sync: WeightSync) -> int:
     assert sync.newest is not None
-    return len(weight_buckets.Buckets(sync.newest.handover.folder).buckets)
+    assert isinstance(sync.newest.handover, StreamedWeights)
+    return len(sync.newest.handover.plan)

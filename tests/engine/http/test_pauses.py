@@ -132,10 +132,10 @@ class Loads(PlainDialect):
     def __init__(self, released):
         self.released = released
 
-    async def load_weights(self, client, facts, weights):
+    async def load_folder(self, client, facts, weights):
         while not self.released.is_set():  # it is set in another event loop
             await asyncio.sleep(0.001)
-        await super().load_weights(client, facts, weights)
+        await super().load_folder(client, facts, weights)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.detect import detect_server
-from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.server_checks import capabilities_of, check_facts, check_masks
 from proxima.engine.http.sglang import Sglang, SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling, ServerError
@@ -211,7 +211,7 @@ async def test_scores_are_those_of_the_given_tokens(tiny):
 
 
 def handover(folder, version=1):
-    return WeightHandover(version=version, label=f"run-{version}", folder=folder, seconds=LONG)
+    return WeightsInFolder(version=version, label=f"run-{version}", folder=folder, seconds=LONG)
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ async def test_new_weights_while_requests_run(tiny, other):
     async with fake(tiny, **HELD) as talk:
         task = await talk.begun(max_tokens=40)
         await talk.pause("keep")
-        await talk.load_weights(handover(other))
+        await talk.load_folder(handover(other))
         await talk.reset_prefix_cache(running=True)
         assert (await talk.health()).weight_version == "run-1"
         await talk.resume()
@@ -277,7 +277,7 @@ async def test_a_flush_that_fails_is_an_error(tiny):
 async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
     async with fake(tiny) as talk:
         with pytest.raises(ServerError, match="update_weights_from_disk: .*no model in"):
-            await talk.load_weights(handover(tmp_path))
+            await talk.load_folder(handover(tmp_path))
 
 
 async def test_a_prompt_that_the_server_cuts_is_refused(tiny):

@@ -6,9 +6,10 @@ import random
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,7 @@ class Trainer:
                 return await self.sync.push(replica, push_round)
             finally:
                 if push_round is not None:
+                    push_round.copies.leave(replica)
                     push_round.leave(replica)
 
         return await asyncio.gather(*map(push, replicas), return_exceptions=True)
@@ -157,7 +159,8 @@ async def test_torch_forms_the_same_group(number: int) -> None:
 
     sent = torch.arange(16, dtype=torch.uint8)
     joined = asyncio.create_task(asyncio.to_thread(join))
-    await asyncio.to_thread(sender.send, sent, plan, "127.0.0.1")
+    weights: Any = SimpleNamespace(lent=nullcontext, filled=lambda memory: [(plan[0], sent)])
+    await asyncio.to_thread(sender.send, weights, "127.0.0.1")
     assert torch.equal(await joined, sent)
     sender.abort()
 
@@ -176,7 +179,7 @@ async def test_a_group_and_a_folder_give_the_same_log_probs(tiny: LoadedModel) -
                 figures.append([{name: report.get(name) for name in kept} for report in reports])
             calls = [call.url.path for call in servers[0].calls]
             formed = calls.count("/init_weights_update_group")
-            assert formed == (2 if transfer == "group" else 0)  # for the perturbed copy, and for both versions
+            assert formed == (1 if transfer == "group" else 0)  # for the perturbed copy and both versions
             assert not servers[0].updates.session
     assert figures[:2] == figures[2:]
 
@@ -203,7 +206,7 @@ async def test_one_of_two_fails(fault: str, count: int, tiny: LoadedModel) -> No
         for _ in range(count):
             broken = draws.randrange(2)
             updates = servers[broken].updates
-            updates.at, updates.fault = draws.randrange(buckets), fault
+            updates.at, updates.fault, updates.again = draws.randrange(buckets), fault, 2 if fault == "cut" else 0
             await trainer.prepare()
             outcomes = await asyncio.wait_for(trainer.push(*trainer.replicas), 120)
             assert isinstance(outcomes[1 - broken], dict) and isinstance(outcomes[broken], ServerError), outcomes
@@ -220,25 +223,11 @@ async def test_one_of_two_fails(fault: str, count: int, tiny: LoadedModel) -> No
             assert servers[broken].version == trainer.label
 
 
-async def test_a_server_that_hangs_holds_up_no_other(tiny: LoadedModel) -> None:
-    async with fleet(tiny, 2) as (trainer, servers):
-        await trainer.prepare()
-        await trainer.push(*trainer.replicas)
-        servers[1].updates.at, servers[1].updates.fault = 2, "stopped"
-        await trainer.prepare()
-        pushes = asyncio.create_task(trainer.push(*trainer.replicas))
-        while servers[0].version != trainer.label:
-            assert not pushes.done()
-            await asyncio.sleep(0.01)
-        pushes.cancel()
-        await asyncio.wait([pushes])
-
-
 async def test_an_update_that_was_broken_off_is_ended_before_the_server_samples(tiny: LoadedModel) -> None:
     async with fleet(tiny, 1) as (trainer, servers):
         await trainer.prepare()
         await trainer.push(*trainer.replicas)
-        servers[0].updates.at, servers[0].updates.fault = 1, "cut"
+        servers[0].updates.at, servers[0].updates.fault, servers[0].updates.again = 1, "cut", 2  # it is sent again
         await trainer.prepare()
         assert isinstance((await trainer.push(*trainer.replicas))[0], ServerError)
         assert servers[0].updates.session and is_incomplete(servers[0].version)

@@ -12,7 +12,7 @@ import pytest
 from proxima.data import UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
-from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.vllm import GENERATE, Vllm, VllmDialect, find_vllm_facts
 from proxima.engine.protocol import Sampling, ServerError
 from proxima.engine.serve.launch import TRANSFER, WORKER
@@ -150,7 +150,7 @@ def test_weight_calls_share_no_connection(tmp_path: Path, monkeypatch: pytest.Mo
         return answer(request)
 
     monkeypatch.setattr(fake, "answer", noted)
-    run(DIALECT.load_weights(fake.client(), facts, WeightHandover(version=1, label="run-1", folder=tmp_path)))
+    run(DIALECT.load_folder(fake.client(), facts, WeightsInFolder(version=1, label="run-1", folder=tmp_path)))
     update = ["start_weight_update", "finish_weight_update", "start_weight_update", "update_weights"]
     for name in [*update, "finish_weight_update"]:
         assert (f"/{name}", "close") in seen
@@ -163,13 +163,13 @@ def test_weights_go_file_by_file_and_carry_their_label(tmp_path: Path) -> None:
         file.touch()
     fake, facts = probed()
     before = len(fake.calls)
-    weights = WeightHandover(version=3, label="run-3", folder=tmp_path)
-    run(DIALECT.load_weights(fake.client(), facts, weights))
+    weights = WeightsInFolder(version=3, label="run-3", folder=tmp_path)
+    run(DIALECT.load_folder(fake.client(), facts, weights))
     start, label, begin, *buckets, finish = fake.calls[before:]
     assert (start[0], begin[0]) == ("/init_weight_transfer_engine", "/start_weight_update")
     assert label == ("/update_weight_version", {"new_version": "incomplete run-3"})
     assert [body["update_info"] for _, body in buckets] == [
-        {"file": str(file), "last": file is files[-1]} for file in files
+        {"kind": "file", "content": {"file": str(file)}, "last": file is files[-1]} for file in files
     ]
     assert finish == ("/finish_weight_update", {"weight_version": "run-3"})
     assert run(DIALECT.health(fake.client(), facts)).weight_version == "run-3"
@@ -177,13 +177,13 @@ def test_weights_go_file_by_file_and_carry_their_label(tmp_path: Path) -> None:
 
 def test_a_load_that_was_broken_off_is_finished_without_a_label(tmp_path: Path) -> None:
     fake, facts = probed()
-    weights = WeightHandover(version=3, label="run-3", folder=tmp_path)
+    weights = WeightsInFolder(version=3, label="run-3", folder=tmp_path)
     with pytest.raises(ServerError, match="the weights are gone from"):
-        run(DIALECT.load_weights(fake.client(), facts, weights))
+        run(DIALECT.load_folder(fake.client(), facts, weights))
     assert fake.version == "default" and not fake.updating
     (tmp_path / "model.safetensors").touch()
     run(fake.client().post("/start_weight_update"))
-    run(DIALECT.load_weights(fake.client(), facts, weights))
+    run(DIALECT.load_folder(fake.client(), facts, weights))
     assert ("/finish_weight_update", {}) in fake.calls and fake.version == "run-3" and not fake.updating
 
 

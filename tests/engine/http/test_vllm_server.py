@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
-from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.vllm import VllmDialect
 from proxima.engine.http.weights.folder import WeightFolders
 from proxima.engine.http.weights.sync import WeightSync
@@ -77,8 +77,8 @@ async def nothing() -> None:
 
 async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, label: str) -> None:
     folder = folders.write(loaded.model, loaded.tokenizer, label)
-    weights = WeightHandover(version=1, label=label, folder=folder, seconds=300)
-    await DIALECT.load_weights(server.client, server.facts, weights)
+    weights = WeightsInFolder(version=1, label=label, folder=folder, seconds=300)
+    await DIALECT.load_folder(server.client, server.facts, weights)
 
 
 async def push(sync: WeightSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
@@ -298,8 +298,8 @@ async def test_every_bucket_of_an_update_cut_once(kind: str, tmp_path: Path) -> 
 
             async def handed_over(folder: Path, label: str) -> np.ndarray:
                 await DIALECT.pause(server.client, server.facts, "keep")
-                weights = WeightHandover(version=1, label=label, folder=folder, seconds=300)
-                await DIALECT.load_weights(server.client, server.facts, weights)
+                weights = WeightsInFolder(version=1, label=label, folder=folder, seconds=300)
+                await DIALECT.load_folder(server.client, server.facts, weights)
                 await DIALECT.resume(server.client, server.facts)
                 return await DIALECT.score(server.client, server.facts, given, 1)
 
@@ -334,4 +334,4 @@ async def begin(server: Any, files: list[Path]) -> None:
     await server.client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}begun"})
     await server.client.post("/start_weight_update", alone=True)
     for file in files:
-        await server.client.post("/update_weights", {"update_info": {"file": str(file)}})
+        await server.client.post("/update_weights", {"update_info": {"kind": "file", "content": {"file": str(file)}}})

@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
 from proxima.engine.http.weights import folder as staged_files
-from proxima.engine.http.weights.buckets import Buckets
 from proxima.engine.http.weights.folder import WeightFolders, folder_bytes
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
+from tests.engine.http.received import received
 
 TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
 
@@ -162,10 +162,9 @@ def test_experts_have_the_names_of_the_models_files(
     """Which SGLang reads; it ignores the stacks that transformers makes of them."""
     source = tiny_model("qwen3_moe")
     loaded, expected = load(str(source)), load_file(source / "model.safetensors")
-    folder = WeightFolders(tmp_path, file_names=True).write(loaded.model, loaded.tokenizer, "v1", dtype)
+    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1", dtype)
     weights = load_file(folder / "model-00001.safetensors")
     assert weights.keys() == expected.keys() and "model.layers.0.mlp.experts.7.down_proj.weight" in weights
     assert all(torch.equal(weights[name], expected[name].to(weights[name].dtype)) for name in expected)
-    buckets = Buckets(WeightFolders(tmp_path, buckets=True, file_names=True).write(loaded.model, None, "v2", dtype))
-    views = buckets.views(buckets.memory())
-    assert views.keys() == weights.keys() and all(torch.equal(views[name], weights[name]) for name in weights)
+    sent = received(loaded.model, None if dtype is None else getattr(torch, dtype), file_names=True)
+    assert sent.keys() == weights.keys() and all(torch.equal(sent[name], weights[name]) for name in weights)

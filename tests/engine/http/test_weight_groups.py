@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -18,22 +17,25 @@ from torch import nn
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http.client import Address, ServerClient
-from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, WeightHandover, is_incomplete
+from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, is_incomplete
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights import buckets as weight_buckets
 from proxima.engine.http.weights import group as group_transport
 from proxima.engine.http.weights import transport as weight_transport
-from proxima.engine.http.weights.buckets import Buckets, plan_buckets, write_buckets
+from proxima.engine.http.weights.buckets import plan_buckets, plan_of
 from proxima.engine.http.weights.folder import FolderTransport
 from proxima.engine.http.weights.group import GroupTransport, host_for, own_addresses
 from proxima.engine.http.weights.ipc import IpcTransport
+from proxima.engine.http.weights.stream import OutdatedError, StreamedWeights
 from proxima.engine.http.weights.sync import WeightSync
-from proxima.engine.http.weights.transport import PushRound, choose_transport
-from proxima.engine.protocol import ServerError
+from proxima.engine.http.weights.transport import PushRound, Receivers, choose_transport
+from proxima.engine.protocol import ServerError, WeightUpdate
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
+from tests.engine.http.received import received
 
 WIDTH, LAYERS, LENGTH = 8, 14, 60.0
+UPDATE = WeightUpdate(version=1, module=nn.Linear(1, 1))  # is not read
 FACTS = ServerFacts(server="fake", model="fake", transfers=("folder", "group", "ipc"), device="cpu")
 
 
@@ -53,6 +55,8 @@ class Trained(nn.Module):
         for layer in self.layers:
             for name in "qkv":
                 layer.register_parameter(name, nn.Parameter(torch.zeros(WIDTH)))
+        self.head = nn.Linear(WIDTH, 4, bias=False)
+        self.head.weight = self.embed.weight
         for weight in self.parameters():
             nn.init.constant_(weight, value)
 
@@ -146,14 +150,14 @@ class Pusher:
 
     def __init__(self, kind: type[Any], seconds: float = LENGTH) -> None:
         spec = Vllm(weight_seconds=seconds)
-        self.transport, self.version = kind(spec, SimpleNamespace(tokenizer=None)), 0
+        self.transport, self.version = kind(spec, SimpleNamespace(tokenizer=None, compute=None)), 0
 
-    def prepare(self) -> WeightHandover:
+    def prepare(self) -> StreamedWeights:
         self.version += 1
-        model = Trained(float(self.version))
-        return self.transport.prepare(model, self.version, f"run-{self.version}", None, kept=False)
+        update = WeightUpdate(version=self.version, module=Trained(float(self.version)))
+        return self.transport.prepare(update, f"run-{self.version}", None)
 
-    async def push(self, weights: WeightHandover, servers: list[Any]) -> dict[Any, Exception]:
+    async def push(self, weights: StreamedWeights, servers: list[Any]) -> dict[Any, Exception]:
         push_round = PushRound(servers)
 
         async def push(server: Any) -> None:
@@ -176,12 +180,11 @@ def test_a_plan_aligns_tensors_and_keeps_their_order() -> None:
     assert [bucket.start for bucket in plan] == [0, 48, 848] and plan[-1].size == 16
 
 
-def test_a_file_of_buckets_is_the_model(tmp_path: Path) -> None:
-    write_buckets(Trained(1.5), tmp_path, torch.bfloat16)
-    buckets = Buckets(tmp_path)
-    views = buckets.views(buckets.memory())
-    assert len(buckets.buckets) > 3 and len(views) == 3 * LAYERS + 1
-    assert all(view.dtype == torch.bfloat16 and (view == 1.5).all() for view in views.values())
+def test_buckets_are_the_model() -> None:
+    assert len(plan_of(Trained(1.5), torch.bfloat16, file_names=False)) > 3
+    got = received(Trained(1.5), torch.bfloat16)
+    assert len(got) == 3 * LAYERS + 1
+    assert all(weight.dtype == torch.bfloat16 and (weight == 1.5).all() for weight in got.values())
 
 
 @pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])
@@ -252,7 +255,7 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
 async def test_the_trainers_own_error_is_shown(servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """The members only see that the connection was closed."""
 
-    def send(group: Any, memory: Any, buckets: Any, host: str) -> None:
+    def send(group: Any, weights: Any, host: str) -> None:
         group._form(host)
         raise RuntimeError("the trainer has no memory left")
 
@@ -292,7 +295,7 @@ def test_groups_of_gpus_end_no_process(module: ModuleType, monkeypatch: pytest.M
         form_seconds=5,
         reused=False,
     )
-    FakeWorker(module).engine._join(asdict(member))
+    FakeWorker(module).engine.join(asdict(member))
     assert found == ["1", "1"] and name not in os.environ
 
 
@@ -336,7 +339,7 @@ def test_a_store_listens_where_servers_reach_it(monkeypatch: pytest.MonkeyPatch)
 async def test_a_group_is_tried_before_the_first_weights(servers: list[FakeServer]) -> None:
     """The servers' workers join it; each version then has a group as ever."""
     pusher = Pusher(GroupTransport)
-    await pusher.transport.check(servers)
+    await pusher.transport.check(servers, UPDATE)
     assert all(server.worker.engine.group is not None for server in servers)
     assert await pusher.push(pusher.prepare(), servers) == {} and servers[2].values() == {1.0}
     await pusher.transport.close()
@@ -356,15 +359,15 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
         "http://192.0.2.1:1"
     )
     monkeypatch.setattr("proxima.engine.http.weights.sync.is_this_machine", lambda url: here)
-    servers[0].worker.engine._join = join  # type: ignore[method-assign]
+    servers[0].worker.engine.join = join  # type: ignore[method-assign]
     sync = object.__new__(WeightSync)
-    sync.spec, sync.setup = Vllm(), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    sync.spec, sync.setup = Vllm(), SimpleNamespace(tokenizer=None, compute=None)  # type: ignore[assignment]
     sync.transport = GroupTransport(sync.spec, sync.setup)
     if not here:
         with pytest.raises(UserError, match=r"no process group .*no way to .*let the servers connect"):
-            await sync.check(servers[:2])
+            await sync.check(servers[:2], UPDATE)
     else:
-        line = await sync.check(servers[:2])
+        line = await sync.check(servers[:2], UPDATE)
         assert (
             line is not None and "are sent by folder: no process group can be formed with http://127.0.0.1:9001" in line
         )
@@ -382,45 +385,52 @@ async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(
         raise ConnectionRefusedError(f"no way to {member['host']}")
 
     sync = object.__new__(WeightSync)
-    sync.spec, sync.setup = Vllm(transfer="group"), SimpleNamespace(tokenizer=None)  # type: ignore[assignment]
+    sync.spec, sync.setup = Vllm(transfer="group"), SimpleNamespace(tokenizer=None, compute=None)  # type: ignore[assignment]
     sync.transport = GroupTransport(sync.spec, sync.setup)
     servers[0].life = "killed"
-    assert await sync.check(servers[:2]) is None
-    servers[1].worker.engine._join = join  # type: ignore[method-assign]
+    assert await sync.check(servers[:2], UPDATE) is None
+    servers[1].worker.engine.join = join  # type: ignore[method-assign]
     with pytest.raises(UserError, match=r"engine.transfer='group' is not possible: .*9002: .*no way to 127.0.0.1"):
-        await sync.check(servers[:2])
+        await sync.check(servers[:2], UPDATE)
     await sync.transport.close()
 
 
-async def test_gpu_memory_is_shared_on_one_gpu_only(servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
-    pusher, gpus = Pusher(IpcTransport), {0: "GPU-a", torch.device("cpu"): "GPU-a"}
-    await pusher.transport.check(servers)  # on CPUs there is nothing to compare
+async def test_a_server_must_be_on_gpus_of_the_ranks(
+    servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pusher, gpus = Pusher(IpcTransport), {torch.device("cpu"): "GPU-a", torch.device("cuda:1"): "GPU-a"}
+    await pusher.transport.check(servers, UPDATE)  # on CPUs there is nothing to compare
     for server in servers:
-        server.facts = replace(FACTS, device="cuda")
+        server.facts, server.worker.engine.device = replace(FACTS, device="cuda"), torch.device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(
-        UserError, match="9001 computes on a GPU, and the trainer sees none; use engine.transfer=folder"
-    ):
-        await pusher.transport.check(servers)
+    with pytest.raises(UserError, match="9001 computes on a GPU, and the trainer sees none; use engine.transfer=group"):
+        await pusher.transport.check(servers, UPDATE)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=gpus[device]))
-    await pusher.transport.check(servers)
-    gpus[torch.device("cpu")] = "GPU-b"
-    with pytest.raises(UserError, match="does not share the trainer's GPU, GPU-a: .*a worker is on GPU GPU-b"):
-        await pusher.transport.check(servers)
+    await pusher.transport.check(servers, UPDATE)
+    gpus[torch.device("cuda:1")] = "GPU-b"
+    with pytest.raises(UserError, match="does not share the trainer's GPUs, GPU-a: .*a worker is on GPU GPU-b"):
+        await pusher.transport.check(servers, UPDATE)
+    for server in servers:
+        server.worker.engine.device = torch.device("cpu")
     await pusher.transport.close()
 
 
 @pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])
-async def test_weights_that_are_gone_are_an_error_of_the_server(
-    kind: type[Any], servers: list[FakeServer], tmp_path: Path
-) -> None:
-    pusher = Pusher(kind)
+async def test_weights_that_are_being_trained_are_not_sent(kind: type[Any], servers: list[FakeServer]) -> None:
+    """Neither before a call to a server nor, if the update begins after that, in the middle of it."""
+    pusher, answers, before = Pusher(kind), [True, False], servers[0].values()
     weights = pusher.prepare()
+    for held in ([False], answers):
+        update = replace(weights.update, holds=lambda held=held: held.pop(0))
+        with pytest.raises(OutdatedError, match="it gets the next ones"):
+            await pusher.transport.push(servers[0], replace(weights, update=update))
+        await servers[0].dialect.resume(servers[0].client, FACTS)  # closes what was broken off
+        assert not held and servers[0].worker.model.computes
+    assert servers[0].values() == before
+    await pusher.transport.push(servers[0], weights)
+    assert servers[0].values() == {1.0}
     await pusher.transport.close()
-    with pytest.raises(ServerError, match="the weights are gone"):
-        await pusher.transport.push(servers[0], weights)
-    assert servers[0].worker.model.computes
 
 
 def test_a_server_without_a_way_to_it_is_an_error_of_the_server() -> None:
@@ -428,17 +438,26 @@ def test_a_server_without_a_way_to_it_is_an_error_of_the_server() -> None:
         group_transport.own_address("http://unknown.invalid:1")
 
 
-def test_the_way_is_chosen_by_what_servers_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_is_chosen_by_what_reaches_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("T", "key")
-    plain = ServerFacts(server="", model="")
+    plain, on_gpu = ServerFacts(server="", model=""), replace(FACTS, device="cuda")
     remote: dict[str, Any] = {"url": "http://192.0.2.1:1", "allow_remote": True, "token_env": "T"}
-    assert choose_transport(Vllm(), [FACTS, FACTS]) == ("folder", "the servers are on this machine")
-    assert choose_transport(Vllm(**remote), [FACTS, FACTS])[0] == "group"
-    assert choose_transport(Vllm(**remote), [FACTS, replace(FACTS, device="cuda")])[0] == "group"
-    assert choose_transport(Vllm(**remote), [FACTS, plain]) == ("folder", "not every server can join a group")
-    assert choose_transport(Vllm(weight_folder="/w", **remote), [FACTS])[0] == "folder"
-    assert choose_transport(Vllm(transfer="ipc"), [FACTS]) == ("ipc", "set by engine.transfer")
+
+    def chosen(facts: list[ServerFacts], shared: bool = False, **settings: Any) -> tuple[str, str]:
+        return choose_transport(Receivers(facts, Vllm(**settings), shared))
+
+    assert chosen([FACTS, FACTS]) == ("folder", "the servers are on this machine")
+    assert chosen([FACTS, FACTS], **remote)[0] == "group"
+    assert chosen([FACTS, on_gpu], **remote)[0] == "group"
+    assert chosen([FACTS, plain], **remote) == ("folder", "not every server can join a group")
+    assert chosen([FACTS], weight_folder="/w", **remote)[0] == "folder"
+    assert chosen([on_gpu])[0] == "group" and chosen([on_gpu], **remote)[0] == "group"
+    assert chosen([on_gpu], shared=True)[0] == "ipc" and chosen([on_gpu], shared=True, **remote)[0] == "ipc"
+    assert chosen([replace(on_gpu, transfers=("folder",))], shared=True)[0] == "folder"
+    assert chosen([FACTS], transfer="ipc") == ("ipc", "set by engine.transfer")
     with pytest.raises(FieldError, match="transfer='group' is not offered by every server; use folder or auto"):
-        choose_transport(Vllm(transfer="group"), [plain])
+        chosen([plain], transfer="group")
     with pytest.raises(FieldError, match="needs servers on this machine"):
-        choose_transport(Vllm(transfer="ipc", **remote), [FACTS])
+        chosen([FACTS], transfer="ipc", **remote)
+    with pytest.raises(FieldError, match="two members on one; use folder, ipc or auto"):
+        chosen([on_gpu], shared=True, transfer="group")

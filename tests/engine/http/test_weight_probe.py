@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from proxima.data import NotFiniteError, UserError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import ServerFacts, ServerHealth, WeightsInFolder, WrittenTokens
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weights import probe as weight_probe
 from proxima.engine.http.weights.probe import (
@@ -21,6 +21,7 @@ from proxima.engine.http.weights.probe import (
     Bound,
     bound_of,
     check_distance,
+    copy_bound,
     perturbed,
     probe_tokens,
     trainer_log_prob,
@@ -45,7 +46,7 @@ class ModelServer:
         self.unnamed = set[str]()  # parameters that are in no file
         self.calls = list[str]()
 
-    async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
+    async def load_folder(self, client: None, facts: ServerFacts, weights: WeightsInFolder) -> None:
         self.calls.append(f"load {weights.label}")
         values = {name: v for f in weights.folder.glob("*.safetensors") for name, v in load_file(f).items()}
         assert {name for name, _ in self.model.named_parameters()} - self.unnamed == set(values)
@@ -203,12 +204,12 @@ async def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: s
                 raise ServerError(self.url, "/score", "status 500")
             return scores + 1.0 if fails == "probe" else scores
 
-        async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
+        async def load_folder(self, client: None, facts: ServerFacts, weights: WeightsInFolder) -> None:
             before = sum(call.startswith("load ") for call in self.calls)
             if before and (fails == "loads" or (fails == "load" and before == 1)):
                 self.calls.append("load fails")
                 raise ServerError(self.url, "/load", "status 500")
-            await super().load_weights(client, facts, weights)
+            await super().load_folder(client, facts, weights)
 
     server = Fails(llama)
     async with syncing(llama) as sync:
@@ -288,17 +289,22 @@ def test_bounds_are_of_the_servers_dtype() -> None:
     assert exact.mean < coarse.mean / 10
     assert bound_of(replace(FACTS, quantization="fp8"), None) == weight_probe.QUANTISED
     assert bound_of(FACTS, 0.3) == Bound(0.3, 3.0)
+    assert bound_of(FACTS, None, torch.bfloat16) == coarse  # the trainer's own rounding is as large
     rounds = Bound(0.1, 0.5)
-    assert bound_of(FACTS, 0.3, copy_rounding=rounds).mean > 0.3
-    assert bound_of(FACTS, None, copy_rounding=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
-    bound = bound_of(replace(FACTS, dtype="bfloat16"), None, copy_rounding=rounds)
+    assert copy_bound(FACTS, 0.3, rounds=rounds).mean > 0.3
+    assert copy_bound(FACTS, None, rounds=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
+    served = replace(FACTS, dtype="bfloat16")
+    bound = copy_bound(served, None, rounds=rounds)
     assert 0.1 < bound.mean < 0.2 and 0.5 < bound.largest < 2
+    assert copy_bound(served, None, rounds=None) == Bound(2 * coarse.mean, 2 * coarse.largest)
 
 
 def test_what_rounding_does_is_measured(llama: LoadedModel) -> None:
     tokens = probe_tokens(llama.tokenizer, 64, 128)
     expected = trainer_log_prob(llama.model, tokens)
-    coarse = copy.deepcopy(llama.model).bfloat16()
+    coarse = copy.deepcopy(llama.model)
+    for weight in coarse.parameters():
+        weight.data = weight.data.bfloat16()
     away = np.abs(trainer_log_prob(coarse, tokens) - expected)
     log_probs = weight_probe.rounding(llama.model, tokens, expected)
     np.testing.assert_allclose([log_probs.mean, log_probs.largest], [away.mean(), away.max()], rtol=1e-5)

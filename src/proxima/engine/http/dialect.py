@@ -1,6 +1,6 @@
 """The differences between servers: their calls and their capabilities."""
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -19,8 +19,6 @@ LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the 
 LogProbMode = Literal["processed", "untruncated", "raw"]
 # begins a server's label of its weights while an update changes them, or has been broken off
 INCOMPLETE = "incomplete "
-# in the error of a server under which its process group broke: the server may be sound, and another member have failed
-GROUP_BROKE = "proxima-group-broke"
 ADAPTER = "proxima"  # the name of the run's adapter at a server
 BROKEN_UPDATE = "incomplete: their last update was interrupted; train with the server, or start it again"
 UPDATE_POLLS = 10  # one a second, before an update counts as broken off
@@ -201,7 +199,6 @@ class GroupMember:
         seconds: deadline of each collective.
         form_seconds: deadline to form the group.
         reused: the server is in the group already.
-        broke: what an error of a worker begins with if the group broke under it.
     """
 
     name: str
@@ -213,31 +210,34 @@ class GroupMember:
     seconds: float
     form_seconds: float
     reused: bool
-    broke: str = GROUP_BROKE
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightHandover:
+class NewWeights:
     """New weights for a server.
 
     Args:
         version: their version.
         label: the server's name for this version, which distinguishes it from the versions of other runs.
-        folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
         seconds: deadline of each call of the update.
         size: bytes of the weights.
-        updates: what each call of the server's weight API is given, as `receive_weights` of proxima's worker in a vLLM
-            server takes it; None: the files of the folder.
-        group: the process group over which the bytes come, if they do.
     """
 
     version: int
     label: str
-    folder: Path
     seconds: float = 600.0
     size: int = 0
-    updates: Callable[[], AsyncIterator[Mapping[str, Any]]] | None = None
-    group: "GroupMember | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsInFolder(NewWeights):
+    """New weights in files.
+
+    Args:
+        folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
+    """
+
+    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +279,8 @@ class Dialect(Protocol):
     checks_transfers: ClassVar[bool] = False  # see `check_transfer`
     file_names: ClassVar[bool] = False  # it takes weights under the names of the model's files
     gaps: ClassVar[bool] = True  # its workers take buckets with gaps between tensors
+    offers: ClassVar[tuple[str, ...]] = ("folder",)  # the `transfers` of a server that proxima starts
+    sleep_option: ClassVar[str | None] = None  # the server's option to release its devices; None: it has none
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
@@ -308,10 +310,21 @@ class Dialect(Protocol):
         """Resume sampling."""
         ...
 
-    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load new weights into a paused server and tell it their version. Not transactional: if this fails, a server
-        that keeps a part of them has a label that `is_incomplete`. See also `weights/probe.py`."""
+    async def load_folder(self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder) -> None:
+        """Load new weights from a folder into a paused server and tell it their version. Not transactional: if this
+        fails, a server that keeps a part of them has a label that `is_incomplete`. See also `weights/probe.py`."""
         ...
+
+    async def load_updates(
+        self, client: ServerClient, facts: ServerFacts, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]
+    ) -> None:
+        """Like `load_folder`, but the bytes come as a transport sends them.
+
+        Args:
+            updates: what each call of the server's weight API is given. The next one is asked for when the server has
+                loaded the one before it.
+        """
+        raise RuntimeError(f"{self.kind} loads folders only")
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
         """Let the workers check that weights can be sent in a certain way. Only called if `checks_transfers` is set.
@@ -325,7 +338,9 @@ class Dialect(Protocol):
         """
         raise RuntimeError(f"{self.kind} can't be asked")
 
-    async def load_adapter(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+    async def load_adapter(
+        self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path
+    ) -> None:
         """Load new adapters alone into a paused server and tell it their version. A server with `adapters` among its
         `ServerFacts.transfers` is asked to, and answers requests that name `ADAPTER`.
 

@@ -11,6 +11,7 @@ from proxima.data.errors import within
 from proxima.data.flow import Completion
 from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
 from proxima.engine.http.client import Address
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
@@ -24,6 +25,7 @@ from proxima.engine.http.server_checks import (
 )
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.transport import Receivers, choose_transport
 from proxima.engine.protocol import (
     Capabilities,
     EngineRequirements,
@@ -261,8 +263,15 @@ class ServerSpec(ServerSettings):
             check_writable("weight_folder", self.weight_folder, remedy)
         if self.serve is None:
             return check_servers_of(self, needs)
+        dialect = self.dialect()
         with within("serve"):
-            check_serve(self.dialect().kind, self.serve, model=needs.model.path)
+            check_serve(dialect.kind, self.serve, model=needs.model.path)
+        if needs.publishes:
+            device, rank = "cuda" if needs.sleeps else None, needs.adapter_rank
+            facts = ServerFacts(
+                server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=rank
+            )
+            choose_transport(Receivers([facts], self, needs.sleeps, rank))
         return []
 
     def longest_sequence(self) -> int | None:

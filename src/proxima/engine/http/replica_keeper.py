@@ -16,6 +16,7 @@ from proxima.engine.http.replica_state import State
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.server_file import ServerFile
 from proxima.engine.http.version_proof import mark_confirmed
+from proxima.engine.http.weights.stream import OutdatedError
 from proxima.engine.http.weights.sync import Report, StagedWeights, WeightSync, sync_figures
 from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import ServerError, WeightUpdate
@@ -50,6 +51,7 @@ class ReplicaKeeper:
         self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._goes_first = False  # newer weights wait for `_syncing`
+        self._awaiting = set[Replica]()  # those that return with the next weights: the trainer no longer has the newest
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
@@ -90,7 +92,7 @@ class ReplicaKeeper:
         label = self.sync.label_of(self.tag, next(self._numbers), update.version)
         if self._newest is None:  # a server that came late must not end the run
             initial = [replica for replica in self.pool.serving if replica not in self._late]
-            self.pool.events += [line] if (line := await self.sync.check(initial)) is not None else []
+            self.pool.events += [line] if (line := await self.sync.check(initial, update)) is not None else []
         staged = await self.sync.prepare(update, label, self.facts.dtype)
         self._prepare_seconds = monotonic() - started_at
         return staged
@@ -139,6 +141,8 @@ class ReplicaKeeper:
                 self.sync.newest = staged
                 self.version, self.reports = update.version, []
                 await self._push_to_all(pool.serving, first=first)
+                for replica in list(self._awaiting):
+                    await self._try_return(replica, holds_lock=True)
             except BaseException:
                 pool.loading = False
                 raise
@@ -165,6 +169,7 @@ class ReplicaKeeper:
                     raise
                 replica.status.check_soon.set()
             finally:
+                push_round.copies.leave(replica)
                 push_round.leave(replica)
 
         errors = dict(zip(replicas, await asyncio.gather(*map(push, replicas), return_exceptions=True), strict=True))
@@ -215,6 +220,7 @@ class ReplicaKeeper:
             if url not in listed:
                 self._keeping.pop(replica).cancel()
                 self._interrupted.discard(replica)
+                self._awaiting.discard(replica)
                 self.sync.forget(replica)
                 pool.remove(replica, f"{place} does not list it any more")
                 if replica.pause in ("held", "stopped"):
@@ -271,11 +277,27 @@ class ReplicaKeeper:
             replica.adapt(health.waiting, queued=len(pool.router) > 0)
             pool.trust(replica)
 
-    async def _try_return(self, replica: Replica) -> None:
+    async def _try_return(self, replica: Replica, *, holds_lock: bool = False) -> None:
+        """Put it back into service, if it is healthy.
+
+        Args:
+            holds_lock: `_syncing` is held.
+        """
+        self._awaiting.discard(replica)
         try:
-            await self._return(replica)
+            await self._check_return(replica)
+            if holds_lock:
+                await self._take_in(replica)
+                return
+            async with self._syncing:
+                if self._goes_first:
+                    replica.status.check_soon.set()
+                    return
+                await self._take_in(replica)
         except (ServerError, UserError) as error:
             reason = error.reason
+            if isinstance(error, OutdatedError) and replica in self._keeping:
+                self._awaiting.add(replica)
             status = replica.status
             if replica not in self._keeping:
                 return
@@ -286,13 +308,12 @@ class ReplicaKeeper:
                 self.pool.events.append(f"engine: {replica.url} stays out of service: {reason}")
             status.failed_to_return(reason, refused=isinstance(error, RefusedError))
 
-    async def _return(self, replica: Replica) -> None:
-        """Put it back into service.
+    async def _check_return(self, replica: Replica) -> None:
+        """Check that it is healthy, and as the others.
 
         Raises:
-            ServerError, UserError: it is not healthy yet.
+            ServerError, UserError: it is not.
         """
-        proof = replica.proof
         await replica.health()
         await replica.resume()  # a paused server answers no completion
         facts = await replica.dialect.probe(replica.client)
@@ -302,36 +323,44 @@ class ReplicaKeeper:
         if problem is not None:
             raise ServerError(replica.url, "", problem)
         replica.facts = facts
-        async with self._syncing:
-            if self._goes_first:
+
+    async def _take_in(self, replica: Replica) -> None:
+        """Give it the newest weights, and put it into service. `_syncing` is held.
+
+        Raises:
+            ServerError, UserError: it has not got them.
+        """
+        proof = replica.proof
+        if replica.in_service:  # it has returned meanwhile
+            return
+        if self._newest is not None:
+            await replica.stop("interrupted")
+            try:
+                async with asyncio.timeout(None) as self._loading[replica]:
+                    await self._push(replica)
+            except TimeoutError:  # newer weights are on their way
                 replica.status.check_soon.set()
                 return
-            if self._newest is not None:
-                await replica.stop("interrupted")
-                try:
-                    async with asyncio.timeout(None) as self._loading[replica]:
-                        await self._push(replica)
-                except TimeoutError:  # newer weights are on their way
-                    replica.status.check_soon.set()
-                    return
-                except (ServerError, UserError):
-                    replica.status.failed_to_load()
-                    raise
-                finally:
-                    del self._loading[replica]
-            if problem := proof.problem(await replica.health(), proof.label):
-                raise ServerError(replica.url, "", problem)
-            stopped = None  # a pause may begin or end before the server has been told
-            while stopped != (stops := self.pool.paused and not self.pool.draining):
-                stopped = stops  # not during `drain`, which waits for what the server is to continue
-                await (replica.stop("interrupted") if stops else replica.resume())
-            if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
-                await replica.sleep()
-                raise ServerError(replica.url, "", "the trainer is using its devices")
-            if replica not in self._keeping:  # it has left meanwhile
-                return
-            self.pool.welcome(replica)
-            self._interrupted.discard(replica)
+            except OutdatedError:
+                raise
+            except (ServerError, UserError):
+                replica.status.failed_to_load()
+                raise
+            finally:
+                del self._loading[replica]
+        if problem := proof.problem(await replica.health(), proof.label):
+            raise ServerError(replica.url, "", problem)
+        stopped = None  # a pause may begin or end before the server has been told
+        while stopped != (stops := self.pool.paused and not self.pool.draining):
+            stopped = stops  # not during `drain`, which waits for what the server is to continue
+            await (replica.stop("interrupted") if stops else replica.resume())
+        if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
+            await replica.sleep()
+            raise ServerError(replica.url, "", "the trainer is using its devices")
+        if replica not in self._keeping:  # it has left meanwhile
+            return
+        self.pool.welcome(replica)
+        self._interrupted.discard(replica)
 
     def _fail_if_none_works(self) -> None:
         """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`

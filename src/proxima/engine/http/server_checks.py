@@ -11,7 +11,7 @@ from proxima.engine.http.client import busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weights.transport import check_adapters, choose_transport
+from proxima.engine.http.weights.transport import Receivers, check_adapters, choose_transport
 from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling, ServerError
 from proxima.engine.serve.launch import LAUNCHES
 
@@ -200,14 +200,15 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
     if needs.sleeps and not facts.sleeps:
-        remedy = "start it with --enable-sleep-mode, or set placement.colocate=false"
+        option = spec.dialect().sleep_option
+        remedy = f"{'' if option is None else f'start it with {option}, or '}set placement.colocate=false"
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes and not facts.takes_weights:
         raise UserError(f"{name} can't load new weights", remedy=CONTROL)
     if needs.publishes and spec.adapters_only and needs.adapter_rank:
         check_adapters(facts, needs.adapter_rank, name)
     if needs.publishes:
-        choose_transport(spec, [facts], needs.adapter_rank)
+        choose_transport(Receivers([facts], spec, needs.sleeps, needs.adapter_rank))
     keeps = facts.version_spans and facts.keeps_kv
     if needs.publishes and needs.overlaps and spec.interrupt == "keep" and not keeps:
         reason = f"needs a server that keeps requests during updates and reports each token's weights; {name} does not"

@@ -13,6 +13,7 @@ from proxima.engine.http.dialect import Dialect
 from proxima.engine.http.server_file import file_of, read_addresses
 from proxima.engine.protocol import EngineSpec, Interrupt
 from proxima.engine.serve.launch import Serve
+from proxima.system.linux import has_nvidia_gpu
 from proxima.system.web_requests import is_loopback
 
 
@@ -47,9 +48,10 @@ class ServerSettings(EngineSpec):
         routed_experts: for an MoE model, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
         transfer: how new weights get to the servers. `group`: broadcast over gloo or NCCL, unencrypted, for a trusted
-            network. `ipc`: through memory of this machine that trainer and server share. `folder`: files that each
-            server reads. `auto`: `group` if servers without GPUs are on other machines and all can join one, else
-            `folder`.
+            network. `ipc`: through memory of a GPU or of this machine, which trainer and server share. `folder`: files
+            that each server reads. `auto`: `ipc` where servers take turns with the ranks on their GPUs, `group` for
+            other GPUs, and on CPUs for other machines, if all servers can join one; else `folder`. Or a transport of
+            your own, `package.module:Class`; see `proxima.engine.http.weights.transport`.
         adapters_only: with `model.lora`, send only the adapters; the servers keep the base that they were started with,
             and compute with both. For vLLM.
         weight_folder: folder to which new weights are written for the servers to read; null: one in memory.
@@ -76,7 +78,7 @@ class ServerSettings(EngineSpec):
     untruncated: Literal["score", "absent"] = "score"
     sampling_mask: bool = False
     routed_experts: bool = False
-    transfer: Literal["auto", "folder", "group", "ipc"] = "auto"
+    transfer: str = "auto"
     adapters_only: bool = False
     weight_folder: str | None = None
     probe_tokens: int = 256
@@ -152,7 +154,9 @@ class ServerSettings(EngineSpec):
             return None
         if self.weight_folder is not None:
             return "folder", "engine.weight_folder is set"
-        return ("folder", "the servers are on this machine") if self.on_this_machine else None
+        if self.on_this_machine and not has_nvidia_gpu():
+            return "folder", "the servers are on this machine, which has no GPU"
+        return None
 
     @property
     def on_this_machine(self) -> bool:

@@ -41,10 +41,11 @@ from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
     Dialect,
+    NewWeights,
     ServerFacts,
     ServerHealth,
     TokenRequest,
-    WeightHandover,
+    WeightsInFolder,
     WrittenTokens,
     check_scorable,
 )
@@ -53,12 +54,12 @@ from proxima.engine.http.server_checks import check_masks
 from proxima.engine.http.weights.to_sglang import (
     TRANSFERS,
     end_broken_update,
-    give_weights,
     group_facts,
+    load_folder,
+    receive_updates,
     store_prefixes,
     wake,
 )
-from proxima.engine.http.weights.transport import choose_transport
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
 
@@ -79,6 +80,7 @@ class SglangDialect(Dialect):
     spare_tokens: ClassVar[int] = SPARE
     file_names: ClassVar[bool] = True
     gaps: ClassVar[bool] = False
+    offers: ClassVar[tuple[str, ...]] = TRANSFERS
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -131,10 +133,16 @@ class SglangDialect(Dialect):
         await end_broken_update(client)
         await client.post("/continue_generation", {})
 
-    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights from a folder that the server can read, or over a process group, and set their label. Until
-        then the label is `INCOMPLETE`, which it stays if the update is broken off."""
-        await give_weights(client, weights)
+    async def load_folder(self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder) -> None:
+        """Load the weights from a folder that the server can read, and set their label. Until then the label is
+        `INCOMPLETE`, which it stays if the update is broken off."""
+        await load_folder(client, weights)
+
+    async def load_updates(
+        self, client: ServerClient, facts: ServerFacts, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]
+    ) -> None:
+        """Receive the weights over a process group; labels as for `load_folder`."""
+        await receive_updates(client, weights, updates)
 
     def store_prefixes(self, name: str, backend: str) -> tuple[str, ...]:
         return store_prefixes(backend)
@@ -177,8 +185,6 @@ class Sglang(ServerSpec):
         if self.serve is not None and not any(word.startswith(MASK_OPTION) for word in self.serve.arguments):
             facts = ServerFacts(server="sglang", model="", largest_mask=LARGEST_MASK, mask_option=MASK_OPTION)
             check_masks(self, facts, needs, "SGLang")  # the facts of a server that starts with these arguments
-        if self.serve is not None and needs.publishes:
-            choose_transport(self, [ServerFacts(server="sglang", model="", transfers=TRANSFERS)])
         return super().check(needs)
 
     def dialect(self) -> SglangDialect:

@@ -39,10 +39,11 @@ from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
     Dialect,
+    NewWeights,
     ServerFacts,
     ServerHealth,
     TokenRequest,
-    WeightHandover,
+    WeightsInFolder,
     WrittenTokens,
     check_scorable,
 )
@@ -50,6 +51,7 @@ from proxima.engine.http.engine import ServerSpec
 from proxima.engine.http.weights.to_vllm import (
     MOVE_SECONDS,
     close_broken_update,
+    files_of,
     transfer_adapter,
     transfer_weights,
     wake_server,
@@ -70,6 +72,8 @@ class VllmDialect(Dialect):
     kind: ClassVar[str] = "vllm"
     length_option: ClassVar[str] = "--max-model-len"
     checks_transfers: ClassVar[bool] = True
+    offers: ClassVar[tuple[str, ...]] = ("folder", "group", "ipc", "adapters")
+    sleep_option: ClassVar[str | None] = "--enable-sleep-mode"
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -134,21 +138,33 @@ class VllmDialect(Dialect):
         await close_broken_update(client)
         await client.post("/resume")
 
-    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights by the server's weight-transfer API, and set their label. From the start to
-        the end the label is `INCOMPLETE`, which it stays if the update is broken off.
+    async def load_folder(self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder) -> None:
+        """Load the files by the server's weight-transfer API; see `load_updates`.
 
         Raises:
             ServerError: a call failed, or the weights are gone; the server has no new weights, or incomplete ones.
         """
-        await transfer_weights(client, weights)
+        await self.load_updates(client, facts, weights, files_of(client.url, weights))
+
+    async def load_updates(
+        self, client: ServerClient, facts: ServerFacts, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]
+    ) -> None:
+        """Load the weights by the server's weight-transfer API, and set their label. From the start to
+        the end the label is `INCOMPLETE`, which it stays if the update is broken off.
+
+        Raises:
+            ServerError: a call failed; the server has no new weights, or incomplete ones.
+        """
+        await transfer_weights(client, weights, updates)
 
     async def check_transfer(self, client: ServerClient, question: Mapping[str, Any], seconds: float) -> None:
         """See `Dialect.check_transfer`."""
         path = "/init_weight_transfer_engine"
         await client.post(path, {"init_info": dict(question)}, seconds=seconds, alone=True)
 
-    async def load_adapter(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+    async def load_adapter(
+        self, client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path
+    ) -> None:
         """Load the adapter; see `Dialect`. The first one is registered under `ADAPTER`, with the link as its path. The
         worker gives it the later ones, for requests that the server holds too; see `ProximaWorker.replace_adapter`.
         Meanwhile the label is `INCOMPLETE`: one worker of several may fail.

@@ -19,11 +19,17 @@ from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
 
 
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """The whole tensor, on every rank; collective for a sharded one."""
+def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The whole tensor, on every rank; collective for a sharded one.
+
+    Args:
+        dtype: to which a floating-point tensor is rounded before it is gathered; None: its own.
+    """
     sharded: Any = tensor.detach()
+    if dtype is not None and tensor.is_floating_point():
+        sharded = sharded.to(dtype)
     if not isinstance(tensor, DTensor):
-        return tensor.detach()
+        return sharded  # type: ignore[no-any-return]
     mesh, local = tensor.device_mesh, sharded.to_local()
     if local.device.type != mesh.device_type:  # offloaded
         sharded = DTensor.from_local(

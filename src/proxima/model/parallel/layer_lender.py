@@ -1,133 +1,74 @@
 """A sharded model's weights for a reader on rank 0, one decoder layer at a time: nothing holds a whole copy of them.
 
-`LayerLender.module` is a plain model on rank 0 without weights. Before a layer of it computes, or its weights are read,
-they are gathered, and those of the layer before it are dropped. So it computes what a whole plain copy computes, to the
-bit, also with gradients: the backward pass gathers each layer again and recomputes it. Only rank 0 knows what is
-gathered next, and tells the other ranks, so an error of the reader leaves none of them waiting.
+`LayerLender.module` is a plain model on the rank's own device, without weights. Before its weights are read, those of
+their layer are gathered there, and those of the layer before it are dropped. Only rank 0 knows what happens next, and
+tells the other ranks, so an error of the reader leaves none of them waiting.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from proxima.model.architecture import decoder_layers
 from proxima.model.parallel.gather import empty_like, whole_tensor
 from proxima.model.parallel.lending import LENDER
-from proxima.model.parallel.shard import decoder_layers
 from proxima.model.perturbation import perturbed_weights
 
 OUTER = 0  # the unit of the weights outside of decoder layers; the first layer is unit 1
 
 
-@dataclass(frozen=True)
-class GatherUnit:
-    """Gather the weights of a unit."""
+class Ranks(Protocol):
+    """The ranks that hold the model."""
 
-    unit: int
+    size: int
 
+    @property
+    def shares(self) -> int:
+        """The groups of ranks that each compute a batch of their own."""
+        ...
 
-@dataclass(frozen=True)
-class Perturb:
-    """Perturb the weights until `Restore` or the end, see `perturbed_weights`."""
+    def share_value(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; collective."""
+        ...
 
-    amounts: list[float]
-
-
-@dataclass(frozen=True)
-class Restore:
-    """Restore the weights."""
-
-
-Order = GatherUnit | Perturb | Restore | None  # None: the end
-
-
-class LayerGathering:
-    """What every rank does with its part of the weights while they are lent.
-
-    Args:
-        sharded: the model; every rank has its part of the same.
-        share: returns rank 0's argument on every rank; collective.
-    """
-
-    def __init__(self, sharded: nn.Module, share: Callable[[Order], Order]) -> None:
-        self.sharded, self.unit_of = sharded, unit_of_parameter(sharded)
-        self._share = share
-        self.broken = False  # an order failed half-way: the ranks are no longer at the same point
-
-    def follow(self) -> None:
-        """On the other ranks: obey rank 0 until its end."""
-        with ExitStack() as perturbed:
-            while (order := self._share(None)) is not None:
-                if isinstance(order, GatherUnit):
-                    self._gathered(order.unit)
-                elif isinstance(order, Perturb):
-                    perturbed.enter_context(perturbed_weights(self.sharded, order.amounts))
-                else:
-                    perturbed.close()
-
-    def gather(self, unit: int) -> dict[str, Tensor]:
-        """On rank 0: the whole weights of a unit, by name."""
-        self.broken = True
-        self._share(GatherUnit(unit))
-        weights = self._gathered(unit, keep=True)
-        self.broken = False
-        return weights
-
-    @contextmanager
-    def perturbed(self, amounts: list[float]) -> Iterator[None]:
-        """On rank 0: perturb the weights of every rank within the block."""
-        self.tell(Perturb(amounts))
-        with perturbed_weights(self.sharded, amounts):
-            yield
-            self.tell(Restore())  # after an error the end restores them
-
-    def tell(self, order: Order) -> None:
-        """On rank 0: send an order to the other ranks."""
-        self.broken = True
-        self._share(order)
-        self.broken = False
-
-    @torch.no_grad()
-    def _gathered(self, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
-        weights = dict[str, Tensor]()
-        for name, parameter in self.sharded.named_parameters():
-            if self.unit_of[name] == unit:
-                whole = whole_tensor(parameter)
-                if keep:
-                    weights[name] = whole.to("cpu")
-        return weights
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, on rank 0; collective."""
+        ...
 
 
 class LayerLender:
-    """Lends the weights of a sharded model on rank 0; see the top of this file.
+    """Every rank has one, of the same model; on rank 0 it lends the weights. See the top of this file.
 
     Args:
-        gathering: of the sharded model.
-        announced: returns a block during which each other rank is in `LayerGathering.follow`.
-        dtype: of the lent weights; None: their own.
+        policy: the `PackedModel` that computes with the sharded model.
+        ranks: that hold it.
+        announced: on rank 0: returns a block during which each other rank is in `follow`.
+
+    dtype: of the weights from now on, which are rounded to it before they are gathered; None: their own. Adapters are
+        merged in their own dtype, so a model that has some ignores it.
     """
 
-    def __init__(
-        self,
-        gathering: LayerGathering,
-        announced: Callable[[], AbstractContextManager[None]],
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._gathering, self._announced, self._dtype = gathering, announced, dtype
+    def __init__(self, policy: Any, ranks: Ranks, announced: Callable[[], AbstractContextManager[None]]) -> None:
+        self.policy, self.sharded, self.ranks = policy, policy.model, ranks
+        self.unit_of = unit_of_parameter(self.sharded)
+        self.dtype: torch.dtype | None = None
+        self._announced = announced
         self._loaded = set[int]()  # units; one layer at most
-        self.module: Any = empty_like(gathering.sharded, torch.device("cpu"), weights=False)
-        self.module.eval()
-        for buffer in self.module.buffers():
-            buffer.data = self._converted(buffer)
-        self._empty(self.module.named_parameters())
-        setattr(self.module, LENDER, self)
-        for unit, layer in enumerate(decoder_layers(self.module), OUTER + 1):
-            layer.forward = partial(self._compute, unit, layer.forward)
+        self._together = False  # every rank is in the same function
+        self._broken = False  # a function failed half-way: the ranks are no longer at the same point
+        self._perturbed = ExitStack()
+
+    @cached_property
+    def module(self) -> Any:
+        """The plain model that holds what has been gathered."""
+        module: Any = empty_like(self.sharded, self.policy.device, weights=False).eval()
+        self._empty(module.named_parameters())
+        setattr(module, LENDER, self)
+        return module
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -138,13 +79,38 @@ class LayerLender:
             try:
                 yield
             except BaseException as error:
-                if self._gathering.broken:
+                if self._broken:
                     raise
                 problem = error
+            finally:
+                self._perturbed.close()
             self.drop()
-            self._gathering.tell(None)
+            self._tell(None)
         if problem is not None:
             raise problem
+
+    def follow(self) -> None:
+        """On the other ranks: do what rank 0 says until its end."""
+        self._together = True
+        with self._perturbed:
+            while (work := self.ranks.share_value(None)) is not None:
+                work(self)
+        self.drop()
+
+    def everywhere(self, work: Callable[..., Any], *own: Any) -> Any:
+        """On rank 0: every rank calls `work(lender)`, and this one `work(lender, *own)`. Returns its result.
+
+        Args:
+            work: a function that pickle can name, or a `partial` of one.
+        """
+        self._tell(work)
+        self._broken = self._together = True
+        try:
+            result = work(self, *own)
+        finally:
+            self._together = False
+        self._broken = False
+        return result
 
     def load(self, unit: int = OUTER) -> None:
         """Gather the weights of a unit; those of another layer are dropped."""
@@ -152,14 +118,16 @@ class LayerLender:
             return
         if unit != OUTER:
             self._drop(self._loaded - {OUTER})
+        gather = partial(_gather_unit, unit=unit, dtype=self.dtype)
+        weights = gather(self, True) if self._together else self.everywhere(gather, True)
         targets = dict(self.module.named_parameters())
-        for name, whole in self._gathering.gather(unit).items():
-            targets[name].data = self._converted(whole)
+        for name, whole in weights.items():
+            targets[name].data = whole
         self._loaded.add(unit)
 
     def load_parameter(self, name: str) -> None:
         """Gather the weights of the unit with this parameter."""
-        self.load(self._gathering.unit_of[name])
+        self.load(self.unit_of[name])
 
     def drop(self) -> None:
         """Drop all weights."""
@@ -167,39 +135,47 @@ class LayerLender:
 
     @contextmanager
     def perturbing(self, amounts: list[float]) -> Iterator[None]:
-        """Within the block the lent weights, and those of every rank, are perturbed; see `perturbed_weights`."""
+        """On rank 0: within the block the weights of every rank are perturbed; see `perturbed_weights`."""
         self.drop()
-        with self._gathering.perturbed(amounts):
-            yield
-            self.drop()
-
-    def in_dtype(self, dtype: torch.dtype) -> nn.Module:
-        """The module in another dtype, which can be read within the same `lending`."""
+        self.everywhere(partial(_perturb, amounts=amounts))
+        yield
         self.drop()
-        module: nn.Module = LayerLender(self._gathering, self._announced, dtype).module
-        return module
+        self.everywhere(_restore)  # after an error the end restores them
 
-    def _compute(self, unit: int, forward: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        def compute(*arguments: Any, **options: Any) -> Any:
-            self.load(unit)
-            return forward(*arguments, **options)
+    def _tell(self, work: Callable[..., Any] | None) -> None:
+        self._broken = True
+        self.ranks.share_value(work)
+        self._broken = False
 
-        if not torch.is_grad_enabled():
-            return compute(*arguments, **options)
-        return checkpoint(compute, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
-
-    def _converted(self, tensor: Tensor) -> Tensor:
-        return tensor if self._dtype is None or not tensor.is_floating_point() else tensor.to(self._dtype)
-
-    def _drop(self, units: set[int]) -> None:
-        unit_of = self._gathering.unit_of
-        self._empty((name, p) for name, p in self.module.named_parameters() if unit_of[name] in units)
-        self._loaded -= units
+    def _drop(self, units: Collection[int]) -> None:
+        if units:
+            named = self.module.named_parameters()
+            self._empty((name, parameter) for name, parameter in named if self.unit_of[name] in units)
+            self._loaded -= set(units)
 
     def _empty(self, parameters: Iterator[tuple[str, nn.Parameter]]) -> None:
         for _, parameter in parameters:
-            one = self._converted(torch.zeros((), dtype=parameter.dtype))
+            one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
             parameter.data = one.expand(parameter.shape)  # has a shape and takes no memory
+
+
+@torch.no_grad()
+def _gather_unit(lender: LayerLender, keep: bool = False, *, unit: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    weights = dict[str, Tensor]()
+    for name, parameter in lender.sharded.named_parameters():
+        if lender.unit_of[name] == unit:
+            whole = whole_tensor(parameter, dtype)
+            if keep:
+                weights[name] = whole
+    return weights
+
+
+def _perturb(lender: LayerLender, *, amounts: list[float]) -> None:
+    lender._perturbed.enter_context(perturbed_weights(lender.sharded, amounts))
+
+
+def _restore(lender: LayerLender) -> None:
+    lender._perturbed.close()
 
 
 def unit_of_parameter(model: nn.Module) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Reading a module's weights without knowing whether it is sharded. Light: imports no torch.distributed."""
 
-import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from proxima.model.architecture import optional_attribute
 from proxima.model.perturbation import perturbed_weights
 
 LENDER = "proxima_lender"  # the attribute of a module of `LayerLender`
@@ -37,8 +37,18 @@ def perturbing(module: nn.Module, amounts: list[float]) -> AbstractContextManage
     return change
 
 
-def in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy of the module with weights and buffers of another dtype; a lender's is lent with it."""
+@contextmanager
+def rounded(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Within the block, a lender's weights are rounded to this dtype before they are gathered, so that fewer bytes are;
+    None: they are not. No effect on a module that has its weights, or has adapters, which are merged in their own."""
     lender = lender_of(module)
-    converted: nn.Module = copy.deepcopy(module).to(dtype) if lender is None else lender.in_dtype(dtype)
-    return converted
+    if lender is None or dtype is None or optional_attribute(module, "peft_config") is not None:
+        yield
+        return
+    lender.drop()
+    lender.dtype = dtype
+    try:
+        yield
+    finally:
+        lender.drop()
+        lender.dtype = None

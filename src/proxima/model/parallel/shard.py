@@ -2,7 +2,7 @@
 before weights are loaded, by config and shape.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import MethodType
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 
 from proxima.data import UserError
-from proxima.model.architecture import SCALAR_HEAD, SHOWN_IMAGES, TextConfig, exact_product, optional_attribute
+from proxima.model.architecture import SCALAR_HEAD, TextConfig, decoder_layers, exact_product, optional_attribute
 from proxima.model.parallel.context import check_context
 from proxima.model.parallel.experts import check_experts, shard_experts
 from proxima.model.parallel.mesh import Meshes, meshes_of
@@ -117,19 +117,6 @@ def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> Non
     head.forward = MethodType(lambda self, hidden: _own(exact_product(hidden, self.weight)), head)  # type: ignore[method-assign]
     fully_shard(head, **settings, reshard_after_forward=True)
     _sum_gradients(head)
-
-
-def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost module lists: the layers of the decoder, and of any other tower but a vision tower,
-    which ranks whose batches show no image do not run."""
-    config: Any = optional_attribute(model, "config")
-    if config is not None and config.model_type in SHOWN_IMAGES:
-        model = model.get_decoder()  # type: ignore[operator]
-    for child in model.children():
-        if isinstance(child, nn.ModuleList):
-            yield from child
-        else:
-            yield from decoder_layers(child)
 
 
 def _outer_units(model: nn.Module) -> list[Any]:

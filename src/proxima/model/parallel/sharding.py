@@ -117,3 +117,11 @@ def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     sharded: Any = weight
     _, offset = compute_local_shape_and_global_offset(weight.shape, sharded.device_mesh, sharded.placements)
     return sharded.to_local(), tuple(offset)
+
+
+def copies(tensor: Any, ranks: int) -> int:
+    """How many of the ranks have the same slice of a tensor."""
+    if not hasattr(tensor, "to_local"):
+        return ranks
+    sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return ranks // math.prod(size for size, placement in sizes if not placement.is_replicate())

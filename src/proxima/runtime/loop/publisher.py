@@ -93,8 +93,9 @@ class Publisher:
         stages = engine.capabilities.stages and not self.turns.shared
         if not stages:
             await engine.pause()
-        weights = await self.learner.compute.run(self._weights)
-        update = WeightUpdate(version=version, module=weights.model)
+        weights, stack = await self.learner.compute.run(self._weights), self.learner.stack
+        changes = stack.changes
+        update = WeightUpdate(version=version, module=weights.model, holds=lambda: stack.changes == changes)
         if stages:
             await cast(StagingEngine, engine).stage(update)
             await engine.pause()
@@ -103,10 +104,9 @@ class Publisher:
         await engine.resume()
 
     def _weights(self) -> LoadedModel:
-        """The weights in the form that the engine reads. On shared devices they are gathered before the engine
-        wakes."""
+        """The weights in the form that the engine reads."""
         assert self.generator is not None
-        lends = self.generator.engine.capabilities.reads_lent and not self.turns.shared
+        lends = self.generator.engine.capabilities.reads_lent
         return self.learner.stack.lent_model() if lends else self.learner.stack.gathered()
 
     def _fail(self, reason: str, cause: Exception) -> None:

@@ -9,11 +9,12 @@ nothing else, is on the server's PYTHONPATH, and the server is started with
 """
 
 import base64
+import importlib
 import math
 import os
 import socket
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -90,29 +91,26 @@ def _pack_tied_heads(model: Any) -> None:
 class InitInfo:
     """Asks whether a way to send weights is open; an error is the answer no. Empty, it begins an update.
 
-    group: can this worker join it? gpu: is this worker on that GPU, by its UUID?
+    group: can this worker join it? devices: is this worker on one of these GPUs, by their UUIDs? sound: did the last
+    update fail for a reason other than this worker's own?
     """
 
     group: dict[str, Any] | None = None
-    gpu: str = ""
+    devices: Sequence[str] = ()
+    sound: bool = False
 
 
 @dataclass
 class UpdateInfo:
-    """Buckets of weights; with `last` the update is complete.
+    """Some of the weights; with `last` the update is complete.
 
-    file: of safetensors; of raw bytes if there are `tensors`. tensors: of each bucket, [[name, dtype, shape, first
-    byte], …]. starts: the first byte of each bucket in the file. group: the process group over which they come, by the
-    fields of `GroupMember`. handle: of the memory of a GPU that holds the bucket, as arguments of
-    `rebuild_cuda_tensor`.
+    kind: how they come, of `SOURCES`, or `package.module:Class` of your own that this server can import; see `Source`.
+    content: what this kind needs.
     """
 
+    kind: str
+    content: dict[str, Any]
     last: bool = False
-    file: str = ""
-    tensors: Sequence[Sequence[Any]] = ()
-    starts: Sequence[int] = ()
-    group: dict[str, Any] | None = None
-    handle: dict[str, Any] | None = None
 
 
 class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
@@ -124,6 +122,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     # of an update that is open: the kernels of experts that it has to create anew; None: no update is open
     kernels: list[tuple[Any, Any]] | None = None
     whole = False  # the update that is open has received its last bucket
+    own_fault = False  # of the last update that failed: the cause is here, not in another member of the group
     group: Any = None  # that of the last update, with its name
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -136,9 +135,11 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         if self.wanted is None:  # later the model may be in the middle of a failed update
             self.wanted = {name for name, _ in self.model.named_parameters()}
         if init_info.group is not None:
-            self._join(init_info.group)
-        if init_info.gpu and (gpu := str(torch.cuda.get_device_properties(self.device).uuid)) != init_info.gpu:
-            raise RuntimeError(f"a worker is on GPU {gpu}")
+            self.join(init_info.group)
+        if init_info.devices and (device := device_name(self.device)) not in init_info.devices:
+            raise RuntimeError(f"a worker is on GPU {device}")
+        if init_info.sound and self.own_fault:
+            raise RuntimeError("its last update failed here")
 
     def start_weight_update(self) -> None:
         """Start an update. One that was broken off and could not be closed is closed first: vLLM forgets it, and would
@@ -147,7 +148,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
 
         if self.kernels is not None:
             self._close()
-        self.loaded, self.whole = set[str](), False
+        self.loaded, self.whole, self.own_fault = set[str](), False, False
         self.kernels = _forget_packed_experts(self.model)
         with self._closed_on_error():
             initialize_layerwise_reload(self.model)
@@ -167,7 +168,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """
         with self._closed_on_error():
             taken: set[str] | None = set()
-            with closing(self._buckets(update_info)) as buckets:
+            with closing(_source_of(update_info.kind)(self, update_info.content)) as buckets:
                 for bucket in buckets:
                     taken = self.model.load_weights(bucket)
                     self.loaded |= set(taken or ())
@@ -186,7 +187,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     def _closed_on_error(self) -> Iterator[None]:
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            self.own_fault = not isinstance(error, GroupBrokeError)
             try:
                 self._leave()  # ends the wait of the other members
             finally:
@@ -215,44 +217,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """Leave the process group."""
         self._leave()
 
-    def _buckets(self, update: UpdateInfo) -> Generator[Iterator[tuple[str, Any]], None, None]:
-        if update.group is not None:
-            yield from self._received(update.group, update.tensors)
-        elif update.handle is not None:
-            yield _views(_shared(update.handle, self.device), update.tensors[0])
-        elif update.tensors:
-            end = update.starts[-1] + _size(update.tensors[-1])
-            memory = torch.from_file(update.file, shared=True, size=end, dtype=torch.uint8)
-            for start, tensors in zip(update.starts, update.tensors, strict=True):
-                yield _views(memory[start : start + _size(tensors)], tensors)
-        else:
-            yield _read(update.file)
-
-    def _received(self, member: dict[str, Any], buckets: Sequence[Any]) -> Iterator[Iterator[tuple[str, Any]]]:
-        """Yield the buckets that the trainer broadcasts. One is on its way while the one before it is loaded. A layer
-        keeps its tensors until all have come, so each bucket has memory of its own."""
-        deadline, coming = timedelta(seconds=member["seconds"]), deque[tuple[Any, Any, Any]]()
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank, options.timeout = 0, deadline
-        try:
-            self._join(member)
-            for tensors in (*buckets, None):
-                if tensors is not None:
-                    buffer = torch.empty(_size(tensors), dtype=torch.uint8, device=self.device)
-                    coming.append((self.group[1].broadcast([buffer], options), buffer, tensors))
-                if tensors is None or len(coming) > 1:
-                    work, buffer, received = coming.popleft()
-                    try:
-                        work.wait(deadline)
-                    finally:
-                        del work  # see `_leave`
-                    yield _views(buffer, received)
-        except RuntimeError as error:
-            raise RuntimeError(f"{member['broke']}: {error}") from error  # this worker may be sound
-        finally:
-            coming.clear()
-
-    def _join(self, member: dict[str, Any]) -> None:
+    def join(self, member: dict[str, Any]) -> None:
         """Join the group of an update. It is a group of its own over the trainer's store; the default group is not
         touched."""
         name = member["name"]
@@ -285,6 +250,71 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         group, self.group = self.group, None
         if group is not None:
             group[1].abort()
+
+
+class GroupBrokeError(RuntimeError):
+    """The group broke while a bucket was received: another member may have failed."""
+
+
+Bucket = Iterator[tuple[str, Any]]  # names and tensors
+Source = Callable[[ProximaEngine, dict[str, Any]], Generator[Bucket, None, None]]
+
+
+def from_file(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Bucket, None, None]:
+    """file: of safetensors."""
+    yield _read(content["file"])
+
+
+def from_group(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Bucket, None, None]:
+    """Yield the buckets that the trainer broadcasts. One is on its way while the one before it is loaded. A layer keeps
+    its tensors until all have come, so each bucket has memory of its own.
+
+    group: by the fields of `GroupMember`. tensors: of each bucket, [[name, dtype, shape, first byte], …].
+    """
+    member = content["group"]
+    deadline, coming = timedelta(seconds=member["seconds"]), deque[tuple[Any, Any, Any]]()
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank, options.timeout = 0, deadline
+    try:
+        engine.join(member)
+        for tensors in (*content["tensors"], None):
+            if tensors is not None:
+                buffer = torch.empty(_size(tensors), dtype=torch.uint8, device=engine.device)
+                coming.append((engine.group[1].broadcast([buffer], options), buffer, tensors))
+            if tensors is None or len(coming) > 1:
+                work, buffer, received = coming.popleft()
+                try:
+                    work.wait(deadline)
+                finally:
+                    del work  # see `_leave`
+                yield _views(buffer, received)
+    except RuntimeError as error:
+        raise GroupBrokeError(str(error)) from error
+    finally:
+        coming.clear()
+
+
+def from_handles(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Bucket, None, None]:
+    """handles: of the memory that holds the bucket, by the device on which it is. tensors: as for `from_group`, of this
+    bucket. The memory is filled anew when this update is loaded, so its bytes are copied."""
+    handle = content["handles"][device_name(engine.device)]
+    yield _views(_shared(handle, engine.device).clone(), content["tensors"])
+
+
+SOURCES: dict[str, Source] = {"file": from_file, "group": from_group, "ipc": from_handles}
+
+
+def _source_of(kind: str) -> Source:
+    if kind in SOURCES:
+        return SOURCES[kind]
+    module, _, name = kind.partition(":")
+    source: Source = getattr(importlib.import_module(module), name)
+    return source
+
+
+def device_name(device: Any) -> str:
+    """The name of a device that is the same in every process: of a GPU its UUID."""
+    return "cpu" if device.type == "cpu" else str(torch.cuda.get_device_properties(device).uuid)
 
 
 @contextmanager
@@ -320,13 +350,14 @@ def _views(memory: Any, tensors: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _shared(handle: dict[str, Any], device: Any) -> Any:
-    """A copy of the bytes in memory of this GPU that another process has given a handle of. It reuses the memory."""
+    """Memory of another process, by its handle: of this GPU, or a file."""
+    if "file" in handle:
+        return torch.from_file(handle["file"], shared=True, size=handle["size"], dtype=torch.uint8)
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     handle = {name: base64.b64decode(value[1:]) if _is_bytes(value) else value for name, value in handle.items()}
     classes = {"tensor_cls": torch.Tensor, "storage_cls": torch.UntypedStorage, "dtype": torch.uint8}
-    memory = rebuild_cuda_tensor(**classes, **handle | {"storage_device": device.index or 0})
-    return memory.clone()
+    return rebuild_cuda_tensor(**classes, **handle, storage_device=device.index or 0)
 
 
 def _is_bytes(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sends adapters alone, as a folder of a few MB that peft could read. Servers keep the base they were started with.
+"""Sends adapters alone, as a folder of a few MB that peft could read. Receivers keep the base they were started with.
 
 The proof compares log-probs of base and adapter together. The perturbed copy moves every matrix of the adapter, so it
 shows that the server has each of them. The base is not sent, and so not perturbed: one that moves the log-probs by less
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.engine.http.dialect import ADAPTER, WeightHandover
+from proxima.engine.http.dialect import ADAPTER, WeightsInFolder
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weights.folder import StagedTransport, WeightFolders
-from proxima.engine.http.weights.transport import PushRound
+from proxima.engine.http.weights.transport import PushRound, Receivers
 from proxima.model.adapters.adapter_files import WEIGHTS, write_matrices
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.parallel.lending import lender_of
@@ -40,23 +40,30 @@ class AdapterFolders(WeightFolders):
 
 
 class AdapterTransport(StagedTransport):
-    """See `WeightTransport`. For servers with `ServerFacts.adapter_rank`, and a model with adapters."""
+    """See `WeightTransport`. For servers with `ServerFacts.adapter_rank`, and a model with adapters, whose matrices are
+    not merged."""
 
-    buckets = False
+    sends = "adapters"
     folders = AdapterFolders
 
-    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
-        """See `WeightTransport`. The matrices are not merged, and only they are copied.
+    @classmethod
+    def unreached(cls, servers: Receivers) -> str | None:
+        """See `WeightTransport`. `check_adapters` says it with the remedy."""
+        return None if servers.offer("adapters") else "is not offered by every server"
 
-        Raises:
-            UserError: the folder can't be written, see `WeightFolders.write`.
-        """
-        folders = self._kept_folders if kept else self._folders
-        folder, seconds = folders.write(model, self.setup.tokenizer, label, dtype), self.spec.weight_seconds
-        size = (folder / WEIGHTS).stat().st_size
-        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
+    @classmethod
+    def cost(cls, servers: Receivers) -> float:
+        """See `WeightTransport`; `auto` does not choose it."""
+        return 1.0
 
-    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
+    @classmethod
+    def reason(cls, servers: Receivers) -> str:
+        return "set by engine.adapters_only"
+
+    def _written(self, folder: Path) -> int:
+        return (folder / WEIGHTS).stat().st_size
+
+    async def push(self, replica: Replica, weights: WeightsInFolder, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`. The server knows the adapter by a link to its folder: if it reads the adapter again,
         it finds the one that it was given last."""
         name = f"adapter-{hashlib.sha256(replica.url.encode()).hexdigest()[:16]}"

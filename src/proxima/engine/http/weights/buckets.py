@@ -1,31 +1,28 @@
-"""A copy of a model's weights as one file of buckets, for transports that send bytes.
+"""A model's weights as buckets of bytes, for transports that send them.
 
-`plan_buckets` decides which tensor lies where, from names, dtypes and shapes alone; `write_buckets` fills a file by the
-plan. The weights of a sharded model are gathered straight into it, a layer at a time: see `LayerLender`.
+`plan_buckets` decides which tensor lies where, from names, dtypes and shapes alone. `filled_buckets` fills one after
+the other by the plan, in memory of the device on which the model is trained. The weights of a sharded model are
+gathered straight into them, a layer at a time: see `LayerLender`.
 """
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxima.data.json_reader import load_json
 from proxima.engine.process.shared_weights import TensorPlace, unique_weights
 from proxima.model.architecture import optional_attribute
-from proxima.system.linux import allocate
 
 BUCKET = 1 << 28  # bytes; a larger tensor has a bucket of its own
 ALIGNED = 16  # bytes
-BYTES, PLAN = "weights.bin", "buckets.json"
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are sent together. `start` and `size` are bytes of the file; the places count from `start`."""
+    """Tensors that are sent together. `start` and `size` are bytes of all buckets, laid end to end; the places count
+    from `start`."""
 
     start: int
     size: int
@@ -75,58 +72,43 @@ def without_gaps(buckets: Iterable[Bucket]) -> list[Bucket]:
     return split
 
 
-class Buckets:
-    """A file of buckets in a folder. Read by any number of threads; written once."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / BYTES
-        rows = load_json((folder / PLAN).read_text(encoding="utf-8"))
-        tensors = [(name, getattr(torch, dtype), shape) for row in rows for name, dtype, shape, _ in row]
-        self.buckets = tuple(plan_buckets(tensors))
-        self.size = sum(bucket.size for bucket in self.buckets)
-
-    @classmethod
-    def create(cls, folder: Path, buckets: Sequence[Bucket]) -> "Buckets":
-        """Allocate a file for a plan. OSError: there is no room."""
-        (folder / PLAN).write_text(json.dumps([bucket.as_json for bucket in buckets]), encoding="utf-8")
-        created = cls(folder)
-        with created.file.open("xb") as file:
-            allocate(file, created.size)
-        return created
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights, without the gaps between them."""
-        return sum(place.end - place.start for bucket in self.buckets for place in bucket.places)
-
-    def memory(self) -> Tensor:
-        """The file, mapped: [size] uint8."""
-        return torch.from_file(str(self.file), shared=True, size=self.size, dtype=torch.uint8)
-
-    def views(self, memory: Tensor) -> dict[str, Tensor]:
-        """Each tensor in `memory`, by its name."""
-        views = dict[str, Tensor]()
-        for bucket in self.buckets:
-            for place in bucket.places:
-                flat = memory[bucket.start + place.start : bucket.start + place.end]
-                views[place.name] = flat.view(getattr(torch, place.dtype)).view(*place.shape)
-        return views
+def weight_bytes(buckets: Iterable[Bucket]) -> int:
+    """Bytes of the weights, without the gaps between them."""
+    return sum(place.end - place.start for bucket in buckets for place in bucket.places)
 
 
-@torch.no_grad()
-def write_buckets(model: nn.Module, folder: Path, dtype: torch.dtype | None, *, file_names: bool = False) -> None:
-    """Copy the weights of a model, with adapters merged and tied ones once.
+def plan_of(model: nn.Module, dtype: torch.dtype | None, *, file_names: bool) -> list[Bucket]:
+    """The buckets for the weights of a model, with adapters merged and tied ones once. Reads no weights.
 
     Args:
-        dtype: of the written floating-point weights; None: unchanged.
+        dtype: of the floating-point weights in them; None: unchanged.
         file_names: see `named_weights`.
     """
     shapes = named_weights(model, file_names=file_names, shapes=True)
-    tensors = [(name, written_dtype(weight, dtype), weight.shape) for name, weight in shapes]
-    buckets = Buckets.create(folder, plan_buckets(tensors))
-    views = buckets.views(buckets.memory())
-    for name, weight in named_weights(model, file_names=file_names):
-        views[name].copy_(weight)
+    return plan_buckets((name, written_dtype(weight, dtype), weight.shape) for name, weight in shapes)
+
+
+@torch.no_grad()
+def filled_buckets(
+    model: nn.Module, buckets: Sequence[Bucket], memory: Callable[[int], Tensor], *, file_names: bool
+) -> Iterator[tuple[Bucket, Tensor]]:
+    """Yield each bucket with its bytes, [size] uint8. Two are in memory at a time: what is done with the one before
+    must have ended when the next one is asked for.
+
+    Args:
+        memory: allocates so many bytes, where the reader wants them.
+    """
+    most = max(bucket.size for bucket in buckets)
+    both = [memory(most) for _ in range(min(2, len(buckets)))]
+    named = iter(named_weights(model, file_names=file_names))
+    for number, bucket in enumerate(buckets):
+        content = both[number % 2][: bucket.size]
+        for place in bucket.places:
+            name, weight = next(named)
+            assert name == place.name
+            flat = content[place.start : place.end]
+            flat.view(getattr(torch, place.dtype)).view(*place.shape).copy_(weight)
+        yield bucket, content
 
 
 def named_weights(model: nn.Module, *, file_names: bool, shapes: bool = False) -> Iterable[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
-"""Copies of the weights in files, from which transports push: `StagedTransport`.
+"""Sends weights through Hugging Face folders that servers read by themselves: where they have no network in common with
+the trainer, and on CPUs, where it is fastest.
 
-A copy is a Hugging Face folder, which servers read by themselves, or a file of `buckets.py`, whose bytes are sent.
-The next process removes the copies that a killed process has left.
+`StagedTransport` is what this shares with the transport of adapters: copies that outlive an optimizer step. The next
+process removes the copies that a killed process has left.
 """
 
 import json
@@ -21,12 +22,12 @@ from torch import Tensor, nn
 
 from proxima.data import UserError
 from proxima.data.json_reader import load_json
-from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.dialect import WeightsInFolder
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weights.buckets import Buckets, named_weights, write_buckets, written_dtype
-from proxima.engine.http.weights.transport import PushRound
-from proxima.engine.protocol import EngineSetup, ServerError
+from proxima.engine.http.weights.buckets import named_weights, written_dtype
+from proxima.engine.http.weights.transport import PushRound, Receivers, WeightTransport
+from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.input_files import copy_tensors, input_files_of, stored_tensors
 from proxima.model.written_settings import save_settings
 from proxima.system.atomic_files import ordinary_modes
@@ -50,13 +51,9 @@ class WeightFolders:
         root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
             else among the temporary files. `close` removes everything written; leftovers of killed processes are
             removed before the first write.
-        buckets: write the weights as buckets instead, without config and tokenizer.
-        file_names: write buckets under the names of the model's own files, see `file_weights`, not those of its
-            modules; a folder always has those of the files.
     """
 
-    def __init__(self, root: Path | None = None, *, buckets: bool = False, file_names: bool = False) -> None:
-        self._buckets, self._file_names = buckets, file_names
+    def __init__(self, root: Path | None = None) -> None:
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self.kept = list[Path]()  # the existing folders, newest last
@@ -103,13 +100,10 @@ class WeightFolders:
     def _size(self, model: nn.Module, dtype: torch.dtype | None) -> int:
         """Bytes of the weights that `_fill` writes."""
         own = sum(weight.numel() * written_dtype(weight, dtype).itemsize for weight in model.parameters())
-        files = None if self._buckets else input_files_of(model)
+        files = input_files_of(model)
         return own + (0 if files is None else sum(tensor.size for tensor in files.unused.values()))
 
     def _fill(self, model: nn.Module, tokenizer: Any, folder: Path, dtype: torch.dtype | None) -> None:
-        if self._buckets:
-            write_buckets(model, folder, dtype, file_names=self._file_names)
-            return
         save_settings(model, tokenizer, folder)
         _write_weights(model, folder, dtype, _unused_weights(model, folder.parent))
 
@@ -134,60 +128,65 @@ class WeightFolders:
         return self._locked.path
 
 
-class StagedTransport:
-    """The part that transports share, see `WeightTransport`: `prepare` writes a copy of the weights, and `close`
-    removes all copies. The newest two are kept, and those that are to be kept until the end are apart from them. A
-    subclass adds `push`."""
+class StagedTransport(WeightTransport):
+    """The part that transports with copies share: `prepare` writes a folder, and `close` removes all of them. The two
+    newest are kept, and the perturbed copy apart from them. A subclass adds `push` and what `auto` asks."""
 
-    buckets = True  # write a file of buckets; False: a Hugging Face folder
     folders: type[WeightFolders] = WeightFolders
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         root = None if spec.weight_folder is None else Path(spec.weight_folder).expanduser()
-        names = spec.dialect().file_names
-        self._folders, self._kept_folders = (
-            self.folders(root, buckets=self.buckets, file_names=names) for _ in range(2)
-        )
+        self._folders, self._perturbed = (self.folders(root) for _ in range(2))
 
-    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
-        """See `WeightTransport`.
+    def prepare(
+        self, update: WeightUpdate, label: str, dtype: str | None, amounts: Sequence[float] | None = None
+    ) -> WeightsInFolder:
+        """See `WeightTransport`. The copy outlives the next optimizer step: a server that returns is sent the newest
+        weights while the trainer is in the middle of an update.
 
         Raises:
             UserError: the copy can't be written, see `WeightFolders.write`.
         """
-        folders = self._kept_folders if kept else self._folders
-        folder = folders.write(model, self.setup.tokenizer, label, dtype)
-        size = Buckets(folder).weight_bytes if self.buckets else folder_bytes(folder)
-        seconds = self.spec.weight_seconds
-        return WeightHandover(version=version, label=label, folder=folder, seconds=seconds, size=size)
+        folders = self._folders if amounts is None else self._perturbed
+        folder = folders.write(update.module, self.setup.tokenizer, label, dtype)
+        seconds, size = self.spec.weight_seconds, self._written(folder)
+        return WeightsInFolder(version=update.version, label=label, folder=folder, seconds=seconds, size=size)
 
-    async def check(self, replicas: Sequence[Replica]) -> None:
+    def _written(self, folder: Path) -> int:
+        return folder_bytes(folder)
+
+    async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
         """See `WeightTransport`. It always succeeds."""
 
     async def close(self) -> None:
         """Remove the copies."""
         self._folders.close()
-        self._kept_folders.close()
+        self._perturbed.close()
 
 
 class FolderTransport(StagedTransport):
-    """See `WeightTransport`. The weights are written once as a Hugging Face folder, and each server reads it by
-    itself."""
+    """See `WeightTransport`. The weights are written once, and each server reads them by itself."""
 
-    buckets = False
+    @classmethod
+    def unreached(cls, servers: Receivers) -> str | None:
+        """See `WeightTransport`. That they see the folder is found out when they load it."""
+        return None if servers.offer("folder") else "is not offered by every server"
 
-    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
+    @classmethod
+    def cost(cls, servers: Receivers) -> float:
+        """See `WeightTransport`: written and read, on a CPU from memory."""
+        return 1.0 if servers.spec.on_this_machine else 4.0
+
+    @classmethod
+    def reason(cls, servers: Receivers) -> str:
+        if servers.spec.on_this_machine:
+            return "the servers are on this machine"
+        return "not every server can join a group"
+
+    async def push(self, replica: Replica, weights: WeightsInFolder, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`."""
-        await replica.dialect.load_weights(replica.client, replica.facts, weights)
-
-
-def staged_buckets(url: str, folder: Path) -> Buckets:
-    """The buckets in a folder, for that server. ServerError: they are gone."""
-    try:
-        return Buckets(folder)
-    except OSError as error:
-        raise ServerError(url, "", f"the weights are gone from {folder}") from error
+        await replica.dialect.load_folder(replica.client, replica.facts, weights)
 
 
 def _unused_weights(model: nn.Module, place: Path) -> Path | None:

@@ -1,4 +1,5 @@
-"""Broadcasts weights to the workers of all servers over a process group: gloo, or NCCL where all are on GPUs.
+"""Broadcasts weights to the workers of all servers over a process group: gloo, or NCCL where all are on GPUs. A bucket
+is filled in the memory of the trainer's device while the one before it is sent.
 
 A group is made of the trainer, as rank 0, and the workers of the replicas that are pushed together, or of one replica
 whose server has no deadlines (`ServerFacts.joint_groups`). It is formed over a TCPStore of the trainer's and is not
@@ -13,11 +14,9 @@ over a group of its own.
 import asyncio
 import os
 import socket
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
 from typing import Any
@@ -29,13 +28,20 @@ from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, T
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import one_line
-from proxima.engine.http.dialect import GROUP_BROKE, GroupMember, WeightHandover
+from proxima.engine.http.dialect import GroupMember
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weights.buckets import Bucket, without_gaps
-from proxima.engine.http.weights.folder import StagedTransport, staged_buckets
-from proxima.engine.http.weights.transport import PushRound
-from proxima.engine.protocol import EngineSetup, ServerError
+from proxima.engine.http.weights.buckets import without_gaps
+from proxima.engine.http.weights.stream import (
+    NAME,
+    Errors,
+    OutdatedError,
+    StreamedWeights,
+    StreamTransport,
+    in_own_thread,
+)
+from proxima.engine.http.weights.transport import Receivers
+from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.system.web_requests import is_loopback
 
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
@@ -45,13 +51,11 @@ REMEDY = (
     "let the servers connect to this machine, and to one another, at any port, or set engine.transfer=folder "
     "engine.weight_folder=FOLDER, a folder that all of them see"
 )
-Errors = dict[Replica, Exception]
 Addresses = Mapping[str, str | ServerError]  # this machine's as each server sees it, by the server's URL
 
 
-class GroupTransport(StagedTransport):
-    """See `WeightTransport`. The copy of the weights is in a file, which is in memory where there is room: it is sent
-    from there, and sent again after a break or to a server that returns."""
+class GroupTransport(StreamTransport):
+    """See `WeightTransport`. Not for servers on the trainer's own GPUs: NCCL refuses two members on one."""
 
     _numbers = count(1)
 
@@ -59,7 +63,28 @@ class GroupTransport(StagedTransport):
         super().__init__(spec, setup)
         self._groups = dict[tuple[str, ...], SenderGroup]()  # those that will be used again, by the URLs of the members
 
-    async def check(self, replicas: Sequence[Replica]) -> None:
+    @classmethod
+    def unreached(cls, servers: Receivers) -> str | None:
+        """See `WeightTransport`."""
+        if not servers.offer("group"):
+            return "is not offered by every server"
+        if servers.shared and servers.on_gpus:
+            return "is not possible where they share the trainer's GPUs: a group would have two members on one"
+        return None
+
+    @classmethod
+    def cost(cls, servers: Receivers) -> float:
+        """See `WeightTransport`: over NVLink or a network for GPUs; gloo sends some 1 GB a second."""
+        return 0.1 if servers.on_gpus else 2.0
+
+    @classmethod
+    def reason(cls, servers: Receivers) -> str:
+        if servers.on_gpus:
+            return "the servers compute on GPUs, and all of them can join a group"
+        where = "may be" if servers.spec.url_file is not None else "are"
+        return f"the servers {where} on other machines, and all of them can join a group"
+
+    async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
         """See `WeightTransport`. Forms a group with these servers, as each push does, and closes it. A server that does
         not answer is left out: a push ejects it. Over NCCL this only shows that they reach the trainer's store."""
         if not replicas or not all(replica.dialect.checks_transfers for replica in replicas):
@@ -73,62 +98,51 @@ class GroupTransport(StagedTransport):
             await replica.dialect.check_transfer(replica.client, question, 3 * FORM_SECONDS)
 
         async def form() -> None:
-            await _in_own_thread(group.form, host_for(replicas[0].url, addresses))
+            await in_own_thread(group.form, host_for(replicas[0].url, addresses))
 
         outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
-        await _in_own_thread(group.abort)
+        await in_own_thread(group.abort)
         errors = [error for error in outcomes if error is not None]
         if not errors:
             return
         answer = await asyncio.gather(*map(_answers, replicas))
         if not all(answer):
-            return await self.check([replica for replica, answers in zip(replicas, answer, strict=True) if answers])
+            sound = [replica for replica, answers in zip(replicas, answer, strict=True) if answers]
+            return await self.check(sound, update)
         if not isinstance(errors[0], ServerError | UserError | RuntimeError | OSError):
             raise errors[0]
         reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
         raise UserError(f"{reason}: {one_line(str(errors[0]))}", remedy=REMEDY) from errors[0]
 
-    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
-        """See `WeightTransport`."""
-        if push_round is None:
-            errors = await self._send(weights, [replica])
-        elif not replica.facts.joint_groups:
-            errors = await self._send_to_all(weights, [replica])
-        else:
-            await push_round.arrive(replica)
-            if push_round.outcome is None:
-                push_round.outcome = asyncio.create_task(self._send_to_all(weights, push_round.members))
-            try:
-                errors = await asyncio.shield(push_round.outcome)
-            except asyncio.CancelledError:  # the whole round is: nothing may load weights after it
-                push_round.outcome.cancel()
-                raise
-        if replica in errors:
-            raise errors[replica]
-
     async def close(self) -> None:
-        """End the groups, and remove the copies."""
+        """End the groups."""
         self._drop_groups(*self._groups)
         await super().close()
 
-    async def _send_to_all(self, weights: WeightHandover, replicas: Sequence[Replica]) -> Errors:
-        """Send, and after a break again to those that are sound. Returns the error of each that has not got them."""
+    async def send(self, weights: StreamedWeights, replicas: Sequence[Replica], *, alone: bool) -> Errors:
+        """See `StreamTransport`. After a break it is sent again, to those that are sound."""
+        await self.compute(weights.check)
+        if alone:
+            return (await self._sent(weights, replicas))[0]
         failed, remaining = Errors(), list(replicas)
         for _ in range(2):
-            errors = await self._send(weights, remaining, reuse=True)
+            errors, broke = await self._sent(weights, remaining, reuse=True)
             if not errors:
                 return failed
-            sound = await asyncio.gather(*(_is_sound(replica, error) for replica, error in errors.items()))
-            failed |= {r: error for (r, error), is_sound in zip(errors.items(), sound, strict=True) if not is_sound}
+            sound = await asyncio.gather(*(_is_sound(replica, weights.seconds) for replica in errors))
+            failed |= {r: e for (r, e), is_sound in zip(errors.items(), sound, strict=True) if not (broke and is_sound)}
             remaining = [replica for replica in errors if replica not in failed]
             if not remaining:
                 return failed
-        for errors in await asyncio.gather(*(self._send(weights, [replica]) for replica in remaining)):
-            failed |= errors
+        for replica in remaining:
+            failed |= (await self._sent(weights, [replica]))[0]
         return failed
 
-    async def _send(self, weights: WeightHandover, replicas: Sequence[Replica], *, reuse: bool = False) -> Errors:
-        """Send to all of these at once. Returns the error of each that has not got the weights.
+    async def _sent(
+        self, weights: StreamedWeights, replicas: Sequence[Replica], *, reuse: bool = False
+    ) -> tuple[Errors, bool]:
+        """Send to all of these at once. Returns the error of each that has not got the weights, and whether the group
+        broke.
 
         Args:
             reuse: use the group of the last sync if it has the same members, and keep it for the next one.
@@ -144,7 +158,7 @@ class GroupTransport(StagedTransport):
             if reuse:
                 self._groups[urls] = group
         try:
-            return await _Sending(weights, group, replicas, addresses).run()
+            return await _Sending(self, weights, group, replicas, addresses).run(), group.broken
         finally:
             if group is not self._groups.get(urls) or group.broken:
                 group.abort()
@@ -178,30 +192,34 @@ class SenderGroup:
         nccl = all(replica.facts.device == "cuda" for replica in replicas) and torch.cuda.is_available()
         self.backend = "nccl" if nccl else "gloo"
         self.formed = self.broken = False
+        self.gaps = replicas[0].dialect.gaps
         self._prefixes = replicas[0].dialect.store_prefixes(self.name, self.backend)
         self._group: Any = None
         self._store: TCPStore | None = store
 
-    def send(self, memory: Tensor, buckets: Sequence[Bucket], host: str) -> None:
-        """Form the group if this is its first use, and broadcast all buckets; two are on their way at a time.
+    def send(self, weights: StreamedWeights, host: str) -> None:
+        """Form the group if this is its first use, and broadcast all buckets: the next one is filled while one is sent.
 
         Raises:
             RuntimeError: the group broke.
+            OutdatedError: the trainer no longer has these weights.
         """
         self.form(host)
-        options, sent = BroadcastOptions(), deque[tuple[Any, Any]]()
+        options, sending = BroadcastOptions(), list[Any]()
         options.timeout = timedelta(seconds=self.seconds)
         try:
-            for bucket in buckets:
-                content = memory[bucket.start : bucket.start + bucket.size]
-                content = content.to("cuda") if self.backend == "nccl" else content
-                sent.append((self._broadcast(content, options), content))
-                if len(sent) > 1:
-                    sent.popleft()[0].wait(options.timeout)
-            while sent:
-                sent.popleft()[0].wait(options.timeout)
+            with weights.lent():
+                device = next(weights.module.parameters()).device if self.backend == "nccl" else torch.device("cpu")
+                for bucket, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
+                    while sending:
+                        sending.pop().wait(options.timeout)
+                    for piece in [bucket] if self.gaps else without_gaps([bucket]):
+                        start = piece.start - bucket.start
+                        sending.append(self._broadcast(content[start : start + piece.size], options))
+                while sending:
+                    sending.pop().wait(options.timeout)
         finally:
-            sent.clear()  # see `abort`
+            sending.clear()  # see `abort`
 
     def _broadcast(self, content: Tensor, options: BroadcastOptions) -> Any:
         if self._group is None:
@@ -274,16 +292,19 @@ def _without_watchdog() -> Iterator[None]:
 
 
 class _Sending:
-    """One send to several replicas: a call to each, and the trainer's broadcasts in a thread."""
+    """One send to several replicas: a call to each, and the trainer's broadcasts in the thread for tensor work."""
 
     def __init__(
-        self, weights: WeightHandover, group: SenderGroup, replicas: Sequence[Replica], addresses: Addresses
+        self,
+        transport: GroupTransport,
+        weights: StreamedWeights,
+        group: "SenderGroup",
+        replicas: Sequence[Replica],
+        addresses: Addresses,
     ) -> None:
-        self.weights, self.group, self.replicas, self.addresses = weights, group, replicas, addresses
-        self.staged = staged_buckets(replicas[0].url, weights.folder)
-        self.buckets: Sequence[Bucket] = self.staged.buckets
-        if not replicas[0].dialect.gaps:
-            self.buckets = without_gaps(self.buckets)
+        self.transport, self.weights, self.group = transport, weights, group
+        self.replicas, self.addresses = replicas, addresses
+        self.buckets = list(weights.plan) if group.gaps else without_gaps(weights.plan)
         self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
         self._failed = False
 
@@ -299,7 +320,7 @@ class _Sending:
             if pending or any(task.exception() for task in tasks):
                 self._failed = True
                 self._begin.set()
-                await _in_own_thread(self.group.abort)
+                await in_own_thread(self.group.abort)
                 await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         finally:
             if not all(task.done() for task in tasks):
@@ -314,22 +335,24 @@ class _Sending:
         errors = Errors()
         for call, replica in calls.items():
             if not call.done() or call.cancelled():
-                errors[replica] = ServerError(replica.url, "/update_weights", "it did not answer")
+                errors[replica] = ServerError(replica.url, NAME, "it did not answer")
             elif isinstance(error := call.exception(), ServerError | UserError):
                 errors[replica] = error
             elif error is not None:
                 raise error
-        if own is not None and all(GROUP_BROKE in str(error) for error in errors.values()):  # nobody else says why
+        if isinstance(own, OutdatedError) or not isinstance(own, RuntimeError | OSError | UserError | None):
+            raise own
+        if own is not None:  # a member may know only that the connection was closed
             for replica, error in errors.items():
-                reason = f"{error.reason}; at the trainer: {one_line(str(own))}"  # type: ignore[attr-defined]
-                errors[replica] = ServerError(replica.url, "/update_weights", reason)
+                reason = f"{getattr(error, 'reason', error)}; at the trainer: {one_line(str(own))}"
+                errors[replica] = ServerError(replica.url, NAME, reason)
         return errors
 
     async def _broadcast(self) -> None:
         await self._begin.wait()
         if not self._failed:
             host = host_for(self.replicas[0].url, self.addresses)
-            await _in_own_thread(self.group.send, self.staged.memory(), self.buckets, host)
+            await self.transport.compute(self.group.send, self.weights, host)
 
     async def _load(self, replica: Replica) -> None:
         member = self.group.member(replica.url, host_for(replica.url, self.addresses))
@@ -340,22 +363,11 @@ class _Sending:
                 self._begin.set()
             await self._begin.wait()
             if self._failed:
-                raise ServerError(replica.url, "/update_weights", f"{GROUP_BROKE}: another member failed")
+                raise ServerError(replica.url, NAME, "another member failed")
             tensors = [bucket.as_json for bucket in self.buckets]
-            yield {"group": asdict(member), "tensors": tensors, "last": True}
+            yield {"kind": "group", "content": {"group": asdict(member), "tensors": tensors}, "last": True}
 
-        weights = replace(self.weights, updates=update, group=member)
-        await replica.dialect.load_weights(replica.client, replica.facts, weights)
-
-
-async def _in_own_thread(call: Callable[..., None], *arguments: Any) -> None:
-    """Like `asyncio.to_thread`, but not in one of the loop's threads, which are few: if sends to many servers took them
-    all, the calls that these sends wait for could not look up the servers' names."""
-    thread = ThreadPoolExecutor(1)
-    try:
-        await asyncio.get_running_loop().run_in_executor(thread, call, *arguments)
-    finally:
-        thread.shutdown(wait=False)
+        await replica.dialect.load_updates(replica.client, replica.facts, self.weights, update())
 
 
 def host_for(url: str, addresses: Addresses) -> str:
@@ -405,9 +417,16 @@ def own_address(url: str) -> str:
         raise ServerError(url, "", f"it can't be reached: {error.strerror or error}") from error
 
 
-async def _is_sound(replica: Replica, error: Exception) -> bool:
-    """True if the failure may be another member's: the group broke under it, and it answers."""
-    return GROUP_BROKE in str(error) and await _answers(replica)
+async def _is_sound(replica: Replica, seconds: float) -> bool:
+    """True if the failure may be another member's: it answers, and its workers know of no fault of their own."""
+    if not await _answers(replica):
+        return False
+    if replica.dialect.checks_transfers:
+        try:
+            await replica.dialect.check_transfer(replica.client, {"sound": True}, seconds)
+        except (ServerError, UserError):
+            return False
+    return True
 
 
 async def _answers(replica: Replica) -> bool:

@@ -1,89 +1,327 @@
-"""Gives servers of this machine the memory in which the weights are; nothing is sent.
+"""Gives servers that share the trainer's devices a handle of the memory in which a bucket is; nothing is sent.
 
-On a GPU that trainer and server share, a bucket is in GPU memory, and the server gets a handle of it. On a CPU it is in
-a file, which is in memory where there is room.
+Each rank fills the bucket on its own GPU, and the worker on that GPU gets this rank's handle; so servers may be
+tensor-parallel, and on any node. Without GPUs the memory is that of a file on this machine, and all get rank 0's.
 """
 
 import asyncio
 import base64
+import math
+import tempfile
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proxima.data import UserError
-from proxima.engine.http.dialect import WeightHandover
+from proxima.engine.http.dialect import NewWeights
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.weights.buckets import Buckets
-from proxima.engine.http.weights.folder import StagedTransport, staged_buckets
-from proxima.engine.http.weights.transport import PushRound
-from proxima.engine.protocol import ServerError
+from proxima.engine.http.weights.buckets import Bucket, filled_buckets
+from proxima.engine.http.weights.folder import LockedFolder, remove_leftovers
+from proxima.engine.http.weights.stream import NAME, Errors, StreamedWeights, StreamTransport
+from proxima.engine.http.weights.transport import Receivers
+from proxima.engine.protocol import ServerError, WeightUpdate
+from proxima.model.parallel.lending import lender_of, lent, rounded
+from proxima.system.linux import SHARED_MEMORY, allocate
 
-REMEDY = "use engine.transfer=folder, or start both on one GPU"
+REMEDY = "use engine.transfer=group, or start each server on GPUs of the trainer's ranks"
+Handles = dict[str, dict[str, Any]]  # of the memory of a bucket, by the device on which it is
 
 
-class IpcTransport(StagedTransport):
-    """See `WeightTransport`. Servers must be on this machine, and load weights with proxima's worker."""
+class IpcTransport(StreamTransport):
+    """See `WeightTransport`. Receivers load weights with proxima's worker."""
 
-    async def check(self, replicas: Sequence[Replica]) -> None:
-        """See `WeightTransport`. A handle of GPU memory is valid on that GPU only."""
+    @classmethod
+    def unreached(cls, servers: Receivers) -> str | None:
+        """See `WeightTransport`. Whether the GPUs are the same ones is found out by `check`."""
+        if not servers.offer("ipc"):
+            return "is not offered by every server"
+        if not (servers.spec.on_this_machine or (servers.shared and servers.on_gpus)):
+            return "needs servers on this machine, or on the GPUs of the trainer's ranks"
+        return None
+
+    @classmethod
+    def cost(cls, servers: Receivers) -> float:
+        """See `WeightTransport`: a copy within a GPU; on a CPU one more than for a folder."""
+        if servers.on_gpus:
+            return 0.02 if servers.shared else math.inf
+        return 1.5
+
+    @classmethod
+    def reason(cls, servers: Receivers) -> str:
+        return "the servers and the trainer share their GPUs"
+
+    async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
+        """See `WeightTransport`. A handle of GPU memory is valid on that GPU only: each worker must be on one of those
+        of the ranks."""
         on_gpus = [replica for replica in replicas if replica.facts.device == "cuda"]
-        if on_gpus and not torch.cuda.is_available():
+        if not on_gpus:
+            return
+        if not torch.cuda.is_available():
             raise UserError(f"{on_gpus[0].url} computes on a GPU, and the trainer sees none", remedy=REMEDY)
+        devices = await self.compute(_devices, update.module)
         for replica in on_gpus:
-            gpu = str(torch.cuda.get_device_properties(0).uuid)
             try:
-                await replica.dialect.check_transfer(replica.client, {"gpu": gpu}, self.spec.call_seconds)
+                await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
             except ServerError as error:
-                reason = f"{replica.url} does not share the trainer's GPU, {gpu}: {error.reason}"
+                reason = f"{replica.url} does not share the trainer's GPUs, {', '.join(devices)}: {error.reason}"
                 raise UserError(reason, remedy=REMEDY) from error
 
-    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
-        """See `WeightTransport`. Each server is pushed by itself."""
-        updates = _on_gpu if replica.facts.device == "cuda" else _in_file
-        buckets = staged_buckets(replica.url, weights.folder)
-        handover = replace(weights, updates=lambda: updates(buckets))
-        await replica.dialect.load_weights(replica.client, replica.facts, handover)
+    async def send(self, weights: StreamedWeights, replicas: Sequence[Replica], *, alone: bool) -> Errors:
+        """See `StreamTransport`. A server that fails does not keep the others from theirs."""
+        await self.compute(weights.check)
+        delivery = _Delivery(replicas)
+        calls = {asyncio.create_task(_load(replica, weights, delivery)): replica for replica in replicas}
+        streaming = asyncio.create_task(self.compute(_stream, weights, delivery))
+        try:
+            await asyncio.wait({*calls, streaming})  # each call has a deadline, and the stream ends with the last one
+        finally:
+            delivery.stop()
+            for call in calls:
+                call.cancel()
+        own = streaming.exception()
+        errors = {replica: error for call, replica in calls.items() if (error := _error_of(call)) is not None}
+        if own is not None and not isinstance(own, _NobodyLeft):
+            raise own
+        return errors
 
 
-async def _in_file(weights: Buckets) -> AsyncIterator[Mapping[str, Any]]:
-    """One update: the file and the places in it."""
-    buckets = weights.buckets
-    yield {
-        "file": str(weights.file),
-        "tensors": [bucket.as_json for bucket in buckets],
-        "starts": [bucket.start for bucket in buckets],
-        "last": True,
-    }
+class _NobodyLeft(Exception):
+    """No server is loading any longer."""
 
 
-async def _on_gpu(weights: Buckets) -> AsyncIterator[Mapping[str, Any]]:
-    """An update for each bucket. The next one is copied to the GPU while the server loads the one before it."""
+@dataclass(frozen=True)
+class _Ended:
+    """There are no more updates; `whole`: the servers have got all of them."""
 
-    def copied(number: int) -> Tensor:
-        bucket = weights.buckets[number]
-        copy = memory[bucket.start : bucket.start + bucket.size].to("cuda")
-        torch.cuda.synchronize()
-        return copy
-
-    memory, last = weights.memory(), len(weights.buckets) - 1
-    coming = asyncio.create_task(asyncio.to_thread(copied, 0))
-    for number, bucket in enumerate(weights.buckets):
-        copy = await coming
-        if number < last:
-            coming = asyncio.create_task(asyncio.to_thread(copied, number + 1))
-        yield {"tensors": [bucket.as_json], "handle": _handle(copy), "last": number == last}
+    whole: bool
 
 
-def _handle(memory: Tensor) -> dict[str, Any]:
+class _Delivery:
+    """Updates that the thread for tensor work makes, and that the calls to the servers take."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queues = {replica: asyncio.Queue[Mapping[str, Any] | _Ended]() for replica in replicas}
+        self._loading = set[Replica]()  # those that have not loaded the last update
+        self._changed, self._stopped = threading.Condition(), False
+
+    def give(self, update: Mapping[str, Any]) -> None:
+        """Wait until every server has loaded the update before, and give all of them this one. Called in the thread for
+        tensor work.
+
+        Raises:
+            _NobodyLeft: no server takes it.
+        """
+        with self._changed:
+            self.wait()
+            queues = dict(self._queues)
+            if self._stopped or not queues:
+                raise _NobodyLeft
+            self._loading |= set(queues)
+        for each in queues.values():
+            self._loop.call_soon_threadsafe(each.put_nowait, update)
+
+    def wait(self) -> None:
+        """Wait until every server has loaded what it was given, or has failed: each call has a deadline."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._loading or self._stopped)
+
+    def end(self, ended: "_Ended") -> None:
+        """Tell those that wait for an update that there are no more."""
+        with self._changed:
+            queues = dict(self._queues)
+        for each in queues.values():
+            self._loop.call_soon_threadsafe(each.put_nowait, ended)
+
+    async def updates(self, replica: Replica) -> AsyncIterator[Mapping[str, Any]]:
+        """Those of one server."""
+        waiting = self._queues[replica]
+        while not isinstance(update := await waiting.get(), _Ended):
+            yield update
+            self._loaded(replica)
+        if not update.whole:
+            raise ServerError(replica.url, NAME, "the trainer could not send them all")
+
+    def leave(self, replica: Replica) -> None:
+        """This server takes no more updates."""
+        with self._changed:
+            self._queues.pop(replica, None)
+        self._loaded(replica)
+
+    def stop(self) -> None:
+        """No server does."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _loaded(self, replica: Replica) -> None:
+        with self._changed:
+            self._loading.discard(replica)
+            self._changed.notify_all()
+
+
+async def _load(replica: Replica, weights: NewWeights, delivery: _Delivery) -> None:
+    try:
+        await replica.dialect.load_updates(replica.client, replica.facts, weights, delivery.updates(replica))
+    finally:
+        delivery.leave(replica)
+
+
+def _error_of(call: "asyncio.Task[None]") -> Exception | None:
+    error = asyncio.CancelledError() if call.cancelled() else call.exception()
+    if error is None or isinstance(error, ServerError | UserError):
+        return error
+    raise error
+
+
+def _stream(weights: StreamedWeights, delivery: _Delivery) -> None:
+    """Fill the buckets and deliver them; in the thread for tensor work."""
+    whole = False
+    try:
+        with weights.lent():
+            lender = lender_of(weights.module)
+            fill = partial(_fill, plan=weights.plan, dtype=weights.dtype, file_names=weights.file_names)
+            problem = fill(_Alone(weights.module), delivery) if lender is None else lender.everywhere(fill, delivery)
+        if problem is not None:
+            raise problem
+        whole = True
+    finally:
+        delivery.end(_Ended(whole))
+
+
+class _Alone:
+    """A single process in place of a `LayerLender`, and of its ranks."""
+
+    rank = 0
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.ranks = module, self
+
+    def share_value(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+def _fill(
+    lender: Any,
+    delivery: _Delivery | None = None,
+    *,
+    plan: Sequence[Bucket],
+    dtype: torch.dtype | None,
+    file_names: bool,
+) -> BaseException | None:
+    """Every rank fills the same buckets, each in its own memory; rank 0 delivers the handles of all. Returns its
+    problem, after which the ranks are still together."""
+    module, ranks = lender.module, lender.ranks
+    memory = _BucketMemory(_device_of(module), named=delivery is not None)
+    problem: BaseException | None = None
+    try:
+        with rounded(module, dtype):
+            for bucket, content in filled_buckets(module, plan, memory.allocate, file_names=file_names):
+                handles = ranks.gather(memory.handle(content))
+                if delivery is not None:
+                    by_device = {device: own for each in handles for device, own in each.items()}
+                    given = {"handles": by_device, "tensors": bucket.as_json}
+                    problem = _attempt(delivery, {"kind": "ipc", "content": given, "last": bucket is plan[-1]})
+                if not ranks.share_value(problem is None):
+                    return problem
+        if delivery is not None:  # until all have loaded the last one, no rank frees its memory
+            delivery.wait()
+        ranks.share_value(None)
+        return None
+    finally:
+        memory.free()
+
+
+def _attempt(delivery: _Delivery, update: Mapping[str, Any]) -> BaseException | None:
+    try:
+        delivery.give(update)
+    except BaseException as error:
+        return error
+    return None
+
+
+class _BucketMemory:
+    """Memory of a device that other processes can read.
+
+    Args:
+        named: without GPUs: the memory is that of files, of which there are handles; otherwise there are none.
+    """
+
+    def __init__(self, device: torch.device, *, named: bool) -> None:
+        self.device, self.named = device, named
+        self._folder: LockedFolder | None = None
+        self._files = dict[int, Path]()  # by the address of their first byte
+
+    def allocate(self, size: int) -> Tensor:
+        """[size] uint8."""
+        if self.device.type == "cuda" or not self.named:
+            return torch.empty(size, dtype=torch.uint8, device=self.device)
+        if self._folder is None:
+            parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+            remove_leftovers(parent)
+            self._folder = LockedFolder(parent)
+        file = self._folder.path / f"bucket-{len(self._files)}"
+        with file.open("xb") as opened:
+            allocate(opened, size)
+        memory = torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8)
+        self._files[memory.data_ptr()] = file
+        return memory
+
+    def handle(self, content: Tensor) -> Handles:
+        """The handle of filled memory, by its device; the bytes are there when it returns."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+            return {_name_of(self.device): _cuda_handle(content)}
+        if (file := self._files.get(content.data_ptr())) is None:
+            return {}
+        return {"cpu": {"file": str(file), "size": content.numel()}}
+
+    def free(self) -> None:
+        """Remove the files."""
+        if self._folder is not None:
+            self._folder.remove()
+
+
+def _device_of(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _name_of(device: torch.device) -> str:
+    """The name of a GPU that is the same in every process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def _devices(module: nn.Module) -> list[str]:
+    """The names of all ranks' GPUs; in the thread for tensor work."""
+    lender = lender_of(module)
+    if lender is None:
+        return [_name_of(_device_of(module))]
+    with lent(module):
+        names: list[str] = lender.everywhere(_rank_devices)
+    return names
+
+
+def _rank_devices(lender: Any) -> list[str]:
+    names: list[str] = lender.ranks.gather(_name_of(_device_of(lender.module)))
+    return names
+
+
+def _cuda_handle(memory: Tensor) -> dict[str, Any]:
     """The arguments of `rebuild_cuda_tensor`, as JSON: bytes are in base64, after an equals sign."""
     from torch.multiprocessing.reductions import reduce_tensor
 
-    _, (_, size, stride, offset, _, _, device, handle, *sizes, grad, counter, at, event, waits) = reduce_tensor(memory)
+    _, (_, size, stride, offset, _, _, _, handle, *sizes, grad, counter, at, event, waits) = reduce_tensor(memory)
     values = {"tensor_size": list(size), "tensor_stride": list(stride), "tensor_offset": offset}
-    values |= {"storage_device": device, "storage_handle": handle, "storage_size_bytes": sizes[0]}
+    values |= {"storage_handle": handle, "storage_size_bytes": sizes[0]}
     values |= {"storage_offset_bytes": sizes[1], "requires_grad": grad, "ref_counter_handle": counter}
     values |= {"ref_counter_offset": at, "event_handle": event, "event_sync_required": waits}
     return {

@@ -13,9 +13,10 @@ server: 67 of 74 single tensors do (median 0.22, least 0.10). Each token's row o
 (`ROW_GAIN`): a stale head moves them by 3 to 4, a stale embedding by about 0.9.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,13 @@ from proxima.data.image_tokens import PROBE
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.engine.http.dialect import ServerFacts
-from proxima.model.architecture import parts, vision_parameters, weight_of
+from proxima.model.architecture import decoder_layers, parts, vision_parameters, weight_of
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.images.image_store import image_store
 from proxima.model.log_prob import token_log_prob
-from proxima.model.parallel.lending import in_dtype, lender_of, perturbing
+from proxima.model.parallel.lending import lender_of, perturbing
+from proxima.model.parallel.sharding import copies, own_slice
 
 # Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
 # and all kinds of contexts are involved.
@@ -85,27 +87,56 @@ def first_compared(tokens: Ints) -> int:
     return CONTEXT + (int(places[-1]) + 1 if len(places) else 0)
 
 
-def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None) -> Floats:
-    """[T - first_compared] float32, nats: log-probs of the compared tokens under the module, in the precision of its
-    weights, without autocast.
+def trainer_log_prob(module: nn.Module, tokens: Ints, images: Any = None, *, other: bool = False) -> Floats:
+    """[T - first_compared] float32, nats: log-probs of the compared tokens under the module.
+
+    A module of this process computes in the precision of its weights, without autocast. Of a sharded one they are a
+    packed pass of the ranks, on their devices, in the precision in which they train.
 
     Args:
         images: the `ImageStore` of the prompts, if they show any.
+        other: compute in bfloat16 what is otherwise in float32, and the other way round; see `rounding`.
 
     Raises:
         NotFiniteError: the module computes NaN or infinity.
     """
+    lender = lender_of(module)
     with torch.no_grad():
-        values: Floats = _log_prob(module, tokens, images).float().cpu().numpy()
+        if lender is not None:
+            log_prob = lender.everywhere(partial(_pass_of_ranks, tokens=tokens, other=other))
+        else:
+            with _in_other_dtype(module) if other else nullcontext():
+                log_prob = _log_prob(module, tokens, images)
+        values: Floats = log_prob.float().cpu().numpy()
     if not np.isfinite(values).all():
         raise NotFiniteError("the trainer's model gives log-probs that are not finite")
     return values
 
 
+def precision_of(module: nn.Module) -> torch.dtype:
+    """That of `trainer_log_prob`."""
+    lender, dtype = lender_of(module), next(module.parameters()).dtype
+    if lender is not None:
+        dtype = lender.policy.compute_dtype if _has_float32(lender) else torch.bfloat16
+    return dtype
+
+
+def _pass_of_ranks(lender: Any, *, tokens: Ints, other: bool = False) -> Tensor:
+    """[T - first_compared] a packed pass of the tokens on every rank, with gradient where grad is enabled."""
+    policy, first = lender.policy, first_compared(tokens)
+    item = Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])
+    trained_in = policy.compute_dtype
+    try:
+        if other:
+            policy.compute_dtype = _other(trained_in)
+        log_prob: Tensor = policy(policy.pack([item], replay=False)).need("log_prob")
+    finally:
+        policy.compute_dtype = trained_in
+    return log_prob
+
+
 def _log_prob(module: nn.Module, tokens: Ints, images: Any) -> Tensor:
     (backbone, head), first = parts(module), first_compared(tokens)
-    if (lender := lender_of(module)) is not None:
-        lender.load()  # what is read outside of the layers
     weight = weight_of(head)
     ids = torch.as_tensor(tokens, dtype=torch.long, device=weight.device)
     attention = "sdpa" if images is None else hugging_face_name("packed")
@@ -151,21 +182,26 @@ def perturbed(
 
 
 def strengths(module: nn.Module, tokens: Ints, images: Any = None, names: Sequence[str] | None = None) -> list[float]:
-    """For each parameter, the standard deviation of a normal draw that moves the log-probs by the same root mean
+    """For each parameter, the standard deviation of a random draw that moves the log-probs by the same root mean
     square.
 
     With f = sum_t e_t log_prob_t, e_t = +-1 at random, a draw of deviation a moves f by a |grad f|, and the log-probs
     by a |grad f| / sqrt(T) in the root mean square, to first order. 0 for the vision tower of a model that is shown no
     images, and for parameters that `names` leaves out.
     """
-    count, steepness, sizes = _gradients(module, tokens, images)
+    lender = lender_of(module)
+    if lender is None:
+        count, squares = _squares(module, partial(_log_prob, module, tokens, images))
+    else:
+        count, squares = lender.everywhere(partial(_squares_of_ranks, tokens=tokens))
     parameters = dict(module.named_parameters())
     unread = {id(parameter) for parameter in vision_parameters(module).values()} if images is None else set[int]()
     if names is not None:
         unread |= {id(parameter) for name, parameter in parameters.items() if name not in set(names)}
-    movement = MOVED * (count / (len(sizes) if names is None else len(names))) ** 0.5
+    movement = MOVED * (count / (len(parameters) if names is None else len(names))) ** 0.5
     amounts = list[float]()
-    for parameter, steep, size in zip(parameters.values(), steepness, sizes, strict=True):
+    for parameter, (slope, square) in zip(parameters.values(), squares, strict=True):
+        steep, size = float(slope**0.5), float((square / max(1, parameter.numel())) ** 0.5) or 1.0
         if id(parameter) in unread:
             amounts.append(0.0)
         else:
@@ -173,48 +209,110 @@ def strengths(module: nn.Module, tokens: Ints, images: Any = None, names: Sequen
     return amounts
 
 
-def _gradients(module: nn.Module, tokens: Ints, images: Any) -> tuple[int, list[float], list[float]]:
-    """The number of compared tokens, and for each parameter |grad f| (see `strengths`) and the root mean square of its
-    values. No more than one gradient is kept at a time."""
-    lender, parameters = lender_of(module), dict(module.named_parameters())
-    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters.values()]
-    steepness, sizes = dict[int, float](), dict[int, float]()
+def _squares(
+    module: nn.Module, log_prob: Callable[[], Tensor], shares: int = 1
+) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """The number of compared tokens, and [P, 2] for each parameter the sums of the squares of grad f (see `strengths`)
+    and of its values, over this rank's slice. No more than one gradient is kept at a time.
+
+    Args:
+        shares: groups of ranks that each compute this pass, whose gradients are added.
+    """
+    parameters = list(module.parameters())
+    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in parameters]
+    slopes = dict[int, Tensor]()
 
     def measure(parameter: Tensor) -> None:
         gradient, parameter.grad = parameter.grad, None
-        steepness[id(parameter)] = 0.0 if gradient is None else float(gradient.float().norm())
-        sizes[id(parameter)] = float(parameter.detach().float().square().mean().sqrt()) or 1.0
+        if gradient is not None:
+            slopes[id(parameter)] = _square(gradient)
 
-    for parameter in parameters.values():
+    for parameter in parameters:
         parameter.grad = None
         parameter.requires_grad_(True)
-    hooks = [parameter.register_post_accumulate_grad_hook(measure) for parameter in parameters.values()]
+    hooks = [parameter.register_post_accumulate_grad_hook(measure) for parameter in parameters]
     try:
-        values = _log_prob(module, tokens, images)
-        signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        (values * signs.to(values)).sum().backward()
+        with torch.enable_grad():
+            values = log_prob()
+            signs = torch.randint(0, 2, values.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+            ((values * signs.to(values)).sum() / shares).backward()
     finally:
         for hook in hooks:
             hook.remove()
         for parameter, needed, gradient in before:
             parameter.requires_grad_(needed)
             parameter.grad = gradient
-    for name, parameter in parameters.items():
-        if id(parameter) not in sizes:
-            if lender is not None:
-                lender.load_parameter(name)
-            measure(parameter)
-    return len(values), [steepness[id(p)] for p in parameters.values()], [sizes[id(p)] for p in parameters.values()]
+    nothing = torch.zeros((), dtype=torch.float64, device=values.device)
+    rows = [[slopes.get(id(p), nothing), _square(p)] for p in parameters]
+    flat = torch.stack([each.to(values.device) for row in rows for each in row])
+    return len(values), flat.cpu().numpy().reshape(-1, 2)
 
 
-def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = None) -> Bound:
+def _square(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(own_slice(tensor), dtype=torch.float32).double().square()
+
+
+def _squares_of_ranks(lender: Any, *, tokens: Ints) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:
+    """`_squares` over all ranks' slices, on rank 0."""
+    ranks, sharded = lender.ranks, lender.sharded
+    lender.policy.sync_gradients(True)
+    count, own = _squares(sharded, partial(_pass_of_ranks, lender, tokens=tokens), ranks.shares)
+    own /= np.asarray([[copies(parameter, ranks.size)] for parameter in sharded.parameters()])
+    return count, sum(ranks.gather(own))
+
+
+def rounding(module: nn.Module, tokens: Ints, expected: Floats, images: Any = None) -> Bound | None:
     """The distance, in nats, by which bfloat16 moves the log-probs of a module: that expected of a server which
-    computes in bfloat16."""
-    exact = next(module.parameters()).dtype != torch.bfloat16
-    other = in_dtype(module, torch.bfloat16 if exact else torch.float32)
-    away = np.abs(trainer_log_prob(other, tokens, images=images).astype(np.float64) - expected)
-    both = 1.0 if exact else 2**0.5  # the trainer rounds too, but differently
+    computes in bfloat16. None for a sharded model whose weights the ranks have in bfloat16 alone."""
+    lender = lender_of(module)
+    if lender is not None and not _has_float32(lender):
+        return None
+    away = np.abs(trainer_log_prob(module, tokens, images, other=True).astype(np.float64) - expected)
+    both = 1.0 if precision_of(module) != torch.bfloat16 else 2**0.5  # the trainer rounds too, but differently
     return Bound(both * float(away.mean()), both * float(away.max()))
+
+
+def _has_float32(lender: Any) -> bool:
+    sharding = lender.policy.loaded.sharding
+    gathered = sharding.gathered_dtype or next(lender.sharded.parameters()).dtype
+    return bool(gathered == torch.float32)
+
+
+def _other(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+
+
+@contextmanager
+def _in_other_dtype(module: nn.Module) -> Iterator[None]:
+    """Within the block the module computes in bfloat16 what is otherwise in float32, and the other way round; each
+    layer is converted while it runs."""
+    dtype, layers = _other(next(module.parameters()).dtype), list(decoder_layers(module))
+    inner = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    kept = dict[nn.Parameter, Tensor]()
+
+    def convert(parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.is_floating_point() and parameter not in kept:
+                kept[parameter] = parameter.data
+                parameter.data = parameter.data.to(dtype)
+
+    def restore(parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter in kept:
+                parameter.data = kept.pop(parameter)
+
+    hooks = list[Any]()
+    for layer in layers:
+        own = list(layer.parameters())
+        hooks.append(layer.register_forward_pre_hook(lambda *_, own=own: convert(own)))
+        hooks.append(layer.register_forward_hook(lambda *_, own=own: restore(own)))
+    try:
+        convert(parameter for parameter in module.parameters() if id(parameter) not in inner)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        restore(list(kept))
 
 
 def check_distance(url: str, weights: str, expected: Floats, reported: Floats, bound: Bound) -> dict[str, float]:
@@ -241,20 +339,31 @@ def check_distance(url: str, weights: str, expected: Floats, reported: Floats, b
     return {"probe_mean": mean, "probe_max": largest, "bound_mean": bound.mean, "bound_max": bound.largest}
 
 
-def bound_of(facts: ServerFacts, mean: float | None, *, copy_rounding: Bound | None = None) -> Bound:
+def bound_of(facts: ServerFacts, mean: float | None, trainer: torch.dtype = torch.float32) -> Bound:
     """The bound for a server with the right weights.
 
     Args:
         mean: the user's bound of the mean; ten times as much is allowed for the largest distance.
-        copy_rounding: the `rounding` of the perturbed copy, which is more sensitive to rounding; None: for the real
-            weights.
+        trainer: the precision of the trainer's log-probs; the bound is that of the coarser side.
     """
-    if mean is None and facts.quantization is None and facts.dtype != "float32" and copy_rounding is not None:
-        return Bound(ROUNDING * copy_rounding.mean, LARGEST_ROUNDING * copy_rounding.largest)
     if mean is not None:
-        bound = Bound(mean, 10 * mean)
-    elif facts.quantization is not None:
-        bound = QUANTISED
-    else:
-        bound = BOUNDS.get(facts.dtype or "", BOUNDS["bfloat16"])
-    return bound if copy_rounding is None else Bound(PERTURBED * bound.mean, PERTURBED * bound.largest)
+        return Bound(mean, 10 * mean)
+    if facts.quantization is not None:
+        return QUANTISED
+    server = BOUNDS.get(facts.dtype or "", BOUNDS["bfloat16"])
+    return max(server, BOUNDS[str(trainer).removeprefix("torch.")], key=lambda bound: bound.mean)
+
+
+def copy_bound(
+    facts: ServerFacts, mean: float | None, trainer: torch.dtype = torch.float32, *, rounds: Bound | None
+) -> Bound:
+    """The bound for a server with the perturbed copy, which is more sensitive to rounding.
+
+    Args:
+        mean, trainer: as for `bound_of`.
+        rounds: the `rounding` of the copy; None: not known.
+    """
+    if mean is None and facts.quantization is None and facts.dtype != "float32" and rounds is not None:
+        return Bound(ROUNDING * rounds.mean, LARGEST_ROUNDING * rounds.largest)
+    bound = bound_of(facts, mean, trainer)
+    return Bound(PERTURBED * bound.mean, PERTURBED * bound.largest)

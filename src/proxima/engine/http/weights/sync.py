@@ -10,36 +10,40 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.dialect import ServerFacts, WeightHandover, WrittenTokens
+from proxima.engine.http.dialect import NewWeights, ServerFacts, WrittenTokens
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.probe import (
     Bound,
     bound_of,
     check_distance,
+    copy_bound,
     first_compared,
-    perturbed,
+    precision_of,
     probe_tokens,
     rounding,
+    strengths,
     trainer_log_prob,
 )
+from proxima.engine.http.weights.stream import OutdatedError
 from proxima.engine.http.weights.transport import (
     ADAPTED,
-    TRANSPORTS,
     PushRound,
+    Receivers,
     WeightTransport,
     check_served_base,
     choose_transport,
     is_this_machine,
+    kind_of,
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.images.image_store import image_store
-from proxima.model.parallel.lending import lent
+from proxima.model.parallel.lending import lent, perturbing
 
 T = TypeVar("T")
 Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
@@ -47,16 +51,22 @@ Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `prob
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """Weights that servers can read, and the trainer's log-probs under them.
+    """Weights that are ready for servers, and the trainer's log-probs under them.
 
     Args:
         handover: what the transport pushes, with the servers' name for them.
+        update: of the trainer, with its model.
+        dtype: of what is pushed, by the servers' name; None: the trainer's.
         expected: [T] log-probs of the probe's tokens.
-        rounding: how far bfloat16 moves these log-probs; None: not computed.
+        precision: in which they were computed.
+        rounding: how far bfloat16 moves those of the perturbed copy; None: not known.
     """
 
-    handover: WeightHandover
+    handover: NewWeights
+    update: WeightUpdate
+    dtype: str | None
     expected: Floats
+    precision: torch.dtype = torch.float32
     rounding: Bound | None = None
 
 
@@ -65,19 +75,22 @@ class WeightSync:
 
     Before its first weights, and before the first ones after a restart, a server gets a perturbed copy. It already has
     the initial weights, so a part of the model that it fails to load would go unnoticed for a long time: the first real
-    weights hardly differ. The copy is made once, from the first weights, and kept until `close`: servers may return at
-    any moment, when the trainer's model may be in the middle of an update.
+    weights hardly differ. A transport that keeps copies keeps that of the first weights until `close`, because servers
+    may return at any moment, when the trainer's model may be in the middle of an update; of others it is made from the
+    newest weights, between updates.
     """
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         self.kind = "folder"  # until `choose`
-        self.transport: WeightTransport = TRANSPORTS[self.kind](spec, setup)
+        self.transport: WeightTransport = kind_of(self.kind)(spec, setup)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
         self.newest: StagedWeights | None = None  # what `push` sends
         self._perturbed: StagedWeights | None = None
+        self._amounts: list[float] | None = None  # by which copies are perturbed
+        self._perturbing = asyncio.Lock()
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
         self._labels = set[str]()
 
@@ -85,20 +98,21 @@ class WeightSync:
         """Choose the transport for these servers. Returns a line for the user.
 
         Raises:
-            FieldError: not all servers have the one that the recipe names.
+            FieldError: the one that the recipe names does not reach all of them.
         """
-        self.kind, reason = choose_transport(self.spec, facts, self.setup.adapter_rank)
-        if self.kind != "folder":
-            self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
-        ignored = self.spec.adapters_only and self.kind != "adapters"  # the model here is not the one that is trained
+        shared, adapter_rank = self.setup.shares_devices, self.setup.adapter_rank
+        self.kind, reason = choose_transport(Receivers(facts, self.spec, shared, adapter_rank))
+        self.transport = kind_of(self.kind)(self.spec, self.setup)
+        # outside training the model here is not the one that is trained
+        ignored = self.spec.adapters_only and self.transport.sends != "adapters"
         also = "; engine.adapters_only has no effect outside training" if ignored else ""
         return f"engine: new weights are sent by {self.kind}: {reason}{also}"
 
     def label_of(self, tag: str, number: int, version: int) -> str:
         """The servers' name for the weights of an engine's publication `number`."""
-        return f"{tag}.{number}.v{version}{ADAPTED if self.kind == 'adapters' else ''}"
+        return f"{tag}.{number}.v{version}{ADAPTED if self.transport.sends == 'adapters' else ''}"
 
-    async def check(self, replicas: Sequence[Replica]) -> str | None:
+    async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> str | None:
         """Before the first weights, check that they can be sent as chosen to these servers. If `auto` chose another way
         than files, and servers can read those, choose files. Returns a line for the user if that has changed.
 
@@ -106,7 +120,7 @@ class WeightSync:
             UserError: there is no way.
         """
         try:
-            await self.transport.check(replicas)
+            await self.transport.check(replicas, update)
         except UserError as error:
             if self.spec.transfer != "auto":
                 message = f"engine.transfer={self.spec.transfer!r} is not possible: {error.reason}"
@@ -117,7 +131,7 @@ class WeightSync:
                 raise UserError(message, remedy=error.remedy) from error
             await self.transport.close()
             self.kind = "folder"
-            self.transport = TRANSPORTS[self.kind](self.spec, self.setup)
+            self.transport = kind_of(self.kind)(self.spec, self.setup)
             return f"engine: new weights are sent by folder: {error.reason}"
         return None
 
@@ -128,10 +142,9 @@ class WeightSync:
         Args:
             dtype: of the servers; None: not reported.
         """
-        module, version = update.module, update.version
-        staged = await self._compute(self._stage, module, version, label, dtype)
+        staged = await self._compute(self._stage, update, label, dtype)
         if self._perturbed is None:
-            self._perturbed = await self._compute(self._stage_perturbed, module, version, f"{label}-perturbed")
+            self._perturbed = await self._compute(self._stage_perturbed, update, f"{label}-perturbed", dtype)
         return staged
 
     async def push(self, replica: Replica, push_round: PushRound | None = None) -> Report:
@@ -147,25 +160,32 @@ class WeightSync:
         """
         staged, start = self.newest, monotonic()
         assert staged is not None
-        if self.kind not in replica.facts.transfers:  # it was not there when this was chosen
-            reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are"
+        joined = Receivers([replica.facts], self.spec, self.setup.shares_devices, self.setup.adapter_rank)
+        if (problem := self.transport.unreached(joined)) is not None:  # it was not there when this was chosen
+            reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are: it {problem}"
             raise UserError(reason, remedy="start it with the same options as the others")
         metrics = Report()
-        copy = self._perturbed if await self._is_new(replica) else None
-        if copy is not None and self.kind == "adapters":
+        copy = await self._copy(staged) if await self._is_new(replica) else None
+        if copy is not None and self.transport.sends == "adapters":
             await check_served_base(replica)
         try:
             if copy is not None:
-                metrics |= await self._prove(replica, copy)
+                metrics |= await self._prove(replica, copy, push_round)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
+            elif push_round is not None:
+                push_round.copies.leave(replica)
+            sending = monotonic()
             await self._load_weights(replica, staged, push_round)
+            metrics["send_seconds"] = monotonic() - sending
         except BaseException:
             if copy is not None:
                 await self._undo(replica, staged)
             raise
+        scoring = monotonic()
         scores = await self._score(replica)
+        metrics["probe_seconds"] = monotonic() - scoring
         try:
-            bound = bound_of(replica.facts, self.spec.probe_bound)
+            bound = bound_of(replica.facts, self.spec.probe_bound, staged.precision)
             version = f"version {staged.handover.version}"
             metrics |= check_distance(replica.url, version, staged.expected, scores, bound)
         except UserError:
@@ -191,11 +211,26 @@ class WeightSync:
             self._proven.discard(replica.url)
         return not is_ours
 
-    async def _prove(self, replica: Replica, copy: StagedWeights) -> Report:
+    async def _copy(self, staged: StagedWeights) -> StagedWeights:
+        """The perturbed copy; where the transport keeps none, of the weights that come after it.
+
+        Raises:
+            OutdatedError: the trainer no longer has these.
+        """
+        async with self._perturbing:
+            copy = self._perturbed
+            assert copy is not None
+            if not self.transport.keeps_copies and copy.update is not staged.update:
+                label = f"{staged.handover.label}-perturbed"
+                copy = await self._compute(self._stage_perturbed, staged.update, label, staged.dtype)
+                self._perturbed = copy
+        return copy
+
+    async def _prove(self, replica: Replica, copy: StagedWeights, push_round: PushRound | None) -> Report:
         """Load the perturbed copy, and verify that the server computes with all of it."""
-        await self._load_weights(replica, copy)
+        await self._load_weights(replica, copy, None if push_round is None else push_round.copies)
         scores = await self._score(replica)
-        bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
+        bound = copy_bound(replica.facts, self.spec.probe_bound, copy.precision, rounds=copy.rounding)
         metrics = check_distance(replica.url, "the perturbed copy", copy.expected, scores, bound)
         self._proven.add(replica.url)
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
@@ -235,18 +270,26 @@ class WeightSync:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.to_thread(work, *arguments)
 
-    def _stage(self, module: nn.Module, version: int, label: str, dtype: str | None) -> StagedWeights:
+    def _stage(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:
+        module = update.module
         with lent(module):
-            handover = self.transport.prepare(module, version, label, dtype, kept=False)
-            return StagedWeights(handover, trainer_log_prob(module, self._tokens, images=self._images))
+            handover = self.transport.prepare(update, label, dtype)
+            expected = trainer_log_prob(module, self._tokens, self._images)
+        return StagedWeights(handover, update, dtype, expected, precision_of(module))
 
-    def _stage_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
-        names = adapter_names(module) if self.kind == "adapters" else None
-        with lent(module), perturbed(module, self._tokens, self._images, names):
-            handover = self.transport.prepare(module, version, label, None, kept=True)
-            expected = trainer_log_prob(module, self._tokens, images=self._images)
-            bound = rounding(module, self._tokens, expected, self._images)
-        return StagedWeights(handover, expected, rounding=bound)
+    def _stage_perturbed(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:
+        module = update.module
+        if not update.holds():
+            raise OutdatedError("", "", "the weights are being trained; it gets the next ones")
+        with lent(module):
+            if self._amounts is None:
+                names = adapter_names(module) if self.transport.sends == "adapters" else None
+                self._amounts = strengths(module, self._tokens, self._images, names)
+            with perturbing(module, self._amounts):
+                handover = self.transport.prepare(update, label, dtype, self._amounts)
+                expected = trainer_log_prob(module, self._tokens, self._images)
+                bound = rounding(module, self._tokens, expected, self._images)
+        return StagedWeights(handover, update, dtype, expected, precision_of(module), rounding=bound)
 
 
 def sync_figures(reports: Sequence[Report]) -> dict[str, float]:

@@ -2,18 +2,19 @@
 
 The server forms its end of a group by torch's rendezvous, at the trainer's store. It has no deadline for that, nor for
 a bucket that does not come, and waits half an hour by torch's default; but it fails at once when the trainer breaks its
-own end. So each server has a group of its own with the trainer: none ever waits for another one.
+own end. So each server has a group of its own with the trainer, and one is sent its weights after the other: one that
+hangs costs the others at most half of `engine.weight_seconds`.
 
 It has no completeness check either: a tensor that it was not sent, or does not know, is found by the probe.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from proxima.engine.http.client import ServerClient
-from proxima.engine.http.dialect import GROUP_BROKE, INCOMPLETE, UPDATE_POLLS, WeightHandover, is_incomplete
+from proxima.engine.http.dialect import INCOMPLETE, UPDATE_POLLS, NewWeights, WeightsInFolder, is_incomplete
 from proxima.engine.protocol import ServerError
 
 LOAD = "/update_weights_from_disk"
@@ -23,23 +24,11 @@ JOIN, LEAVE = "/init_weights_update_group", "/destroy_weights_update_group"
 GROUP = "proxima"  # the server's name for its group; it is in one at a time
 NO_CALL = (404, 405, 501)
 TRANSFERS = ("folder", "group")  # the ways to send it weights, of the table of transports
-LOADED_A_PART = "Failed to update parameter"  # begins the error of a server that could not load what it received
 
 
-async def give_weights(client: ServerClient, weights: WeightHandover) -> None:
-    """See `SglangDialect.load_weights`."""
+async def load_folder(client: ServerClient, weights: WeightsInFolder) -> None:
+    """See `SglangDialect.load_folder`."""
     await _set_label(client, f"{INCOMPLETE}{weights.label}")
-    if weights.updates is None:
-        await _load_folder(client, weights)
-    else:
-        await _begin_update(client, weights.seconds)
-        async for update in weights.updates():
-            await _receive(client, update, weights.seconds)
-        await _end_update(client, weights.seconds)
-        await _set_label(client, weights.label)
-
-
-async def _load_folder(client: ServerClient, weights: WeightHandover) -> None:
     body = {
         "model_path": str(weights.folder),
         "load_format": None,
@@ -53,6 +42,16 @@ async def _load_folder(client: ServerClient, weights: WeightHandover) -> None:
         "flush_cache": False,
     }
     await client.post(LOAD, body, seconds=weights.seconds)
+
+
+async def receive_updates(client: ServerClient, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]) -> None:
+    """See `SglangDialect.load_updates`."""
+    await _set_label(client, f"{INCOMPLETE}{weights.label}")
+    await _begin_update(client, weights.seconds)
+    async for update in updates:
+        await _receive(client, update["content"], weights.seconds)
+    await _end_update(client, weights.seconds)
+    await _set_label(client, weights.label)
 
 
 def store_prefixes(backend: str) -> tuple[str, ...]:
@@ -111,8 +110,7 @@ async def _receive(client: ServerClient, update: Mapping[str, Any], seconds: flo
     """Have the server join the group of an update, and receive its buckets, which have no gaps.
 
     Raises:
-        ServerError: a call failed; with `GROUP_BROKE` if the group did, and the server may be sound. It has left the
-            group, if it could, which ends the trainer's wait.
+        ServerError: a call failed. The server has left the group, if it could, which ends the trainer's wait.
     """
     try:
         await _receive_all(client, update, seconds)
@@ -129,26 +127,17 @@ async def _receive_all(client: ServerClient, update: Mapping[str, Any], seconds:
         await _leave(client, seconds)
         address = {"master_address": group["host"], "master_port": group["port"], "group_name": GROUP}
         ranks = {"rank_offset": group["rank"], "world_size": group["size"], "backend": group["backend"]}
-        await _in_group(client, JOIN, address | ranks, seconds)
+        await client.post(JOIN, address | ranks, seconds=seconds)
     for tensors in update["tensors"]:
         names, dtypes, shapes, _ = zip(*tensors, strict=True)
         body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": GROUP}
         body |= {"load_format": "flattened_bucket", "flush_cache": False, "abort_all_requests": False}
-        await _in_group(client, RECEIVE, body, seconds)
+        await client.post(RECEIVE, body, seconds=seconds)
 
 
 async def _leave(client: ServerClient, seconds: float) -> None:
     with _suppressed(400):  # it is in none
         await client.post(LEAVE, {"group_name": GROUP}, seconds=seconds)
-
-
-async def _in_group(client: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> None:
-    try:
-        await client.post(path, body, seconds=seconds)
-    except ServerError as error:
-        if error.status != 400 or LOADED_A_PART in error.reason:
-            raise
-        raise ServerError(client.url, path, f"{GROUP_BROKE}: {error.reason}", error.status) from error
 
 
 async def wake(client: ServerClient) -> bool:

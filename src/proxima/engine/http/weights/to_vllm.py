@@ -7,15 +7,24 @@ from typing import Any
 
 from proxima.engine.http.answer_values import value_at
 from proxima.engine.http.client import ServerClient, answer_or_none, as_expected
-from proxima.engine.http.dialect import ADAPTER, INCOMPLETE, UPDATE_POLLS, ServerFacts, WeightHandover, is_incomplete
+from proxima.engine.http.dialect import (
+    ADAPTER,
+    INCOMPLETE,
+    UPDATE_POLLS,
+    NewWeights,
+    ServerFacts,
+    WeightsInFolder,
+    is_incomplete,
+)
 from proxima.engine.protocol import ServerError
 
 MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 
 
-async def transfer_weights(client: ServerClient, weights: WeightHandover) -> None:
-    """See `VllmDialect.load_weights`."""
-    updates = _files_of(client.url, weights) if weights.updates is None else weights.updates()
+async def transfer_weights(
+    client: ServerClient, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]
+) -> None:
+    """See `VllmDialect.load_updates`."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
     await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
     await start_update(client, weights.seconds)
@@ -25,7 +34,7 @@ async def transfer_weights(client: ServerClient, weights: WeightHandover) -> Non
     await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
 
 
-async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: WeightHandover, link: Path) -> None:
+async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path) -> None:
     """See `VllmDialect.load_adapter`."""
     await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
     served = await client.get("/v1/models")
@@ -44,16 +53,16 @@ async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: We
     await client.post("/update_weight_version", {"new_version": weights.label})
 
 
+def files_of(url: str, weights: WeightsInFolder) -> AsyncIterator[Mapping[str, Any]]:
+    """The updates that a folder consists of, one for each file. ServerError: they are gone."""
+    if not (files := sorted(weights.folder.glob("*.safetensors"))):
+        raise ServerError(url, "", f"the weights are gone from {weights.folder}")
+    return _each([{"kind": "file", "content": {"file": str(file)}, "last": file == files[-1]} for file in files])
+
+
 async def _each(updates: Sequence[Mapping[str, Any]]) -> AsyncIterator[Mapping[str, Any]]:
     for update in updates:
         yield update
-
-
-def _files_of(url: str, weights: WeightHandover) -> AsyncIterator[Mapping[str, Any]]:
-    """The updates that a folder consists of, one for each file."""
-    if not (files := sorted(weights.folder.glob("*.safetensors"))):
-        raise ServerError(url, "", f"the weights are gone from {weights.folder}")
-    return _each([{"file": str(file), "last": file == files[-1]} for file in files])
 
 
 async def wake_server(client: ServerClient) -> bool:

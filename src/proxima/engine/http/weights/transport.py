@@ -1,22 +1,22 @@
-"""Ways to send weights to servers: `WeightTransport`, and the table of its kinds.
+"""Ways to send weights to servers: `WeightTransport`, the table of its kinds, and the choice among them.
 
-To write another one: (1) a file with a class that has `prepare`, `push` and `close`, of which `StagedTransport` of
-`folder.py` has the first and the last; (2) a line in `TRANSPORTS`; (3) if the server has other calls for it, they
-go into its dialect (`vllm.py`, `sglang.py`), (4) and what runs inside a vLLM server into
-`in_server/proxima_vllm_worker.py`. `folder.py` has an example.
+To write another one: (1) a class that has the members of `WeightTransport`, in a file here or in a package of yours;
+`StagedTransport` of `folder.py` has most of those of a transport whose copies outlive an optimizer step,
+`StreamTransport` of `stream.py` those of one that reads the trainer's own memory; (2) its name in `engine.transfer`: a
+line in `TRANSPORTS`, or `my_pkg.my_module:MyTransport`; (3) if the server has other calls for it, they go into its
+dialect (`to_vllm.py`, `to_sglang.py`), (4) and what runs inside a vLLM server into `in_server/proxima_vllm_worker.py`,
+or into a class of your own that it imports, see `UpdateInfo` there.
 
-A transport moves bytes and proves nothing. `sync.py` does the rest around it: it pauses and resumes the server,
-empties its caches, and compares its log-probs with the trainer's. It relies on this:
+A transport moves bytes and proves nothing. `sync.py` does the rest around it: it pauses and resumes the server, empties
+its caches, and compares its log-probs with the trainer's. It relies on this:
 
-- `prepare` reads the model's parameters, and is called in the thread for tensor work. It takes a copy that outlives the
-  next optimizer step: a server that returns is sent the newest weights while the trainer is in the middle of an update.
-  No GPU memory is needed for it; the copy may be in host memory or on a disk.
+- `prepare` reads the model's parameters, and is called in the thread for tensor work.
 - `push` is called in the engine's event loop and must not block it; the server is paused. Either the server has all of
   the weights and reports their label, or `push` raises. A server that keeps a part of them must say so by a label that
   `is_incomplete`; nothing then resumes it before it has whole weights again.
-- Each wait ends by itself, after `WeightHandover.seconds` or earlier. A `push` may be cancelled at any await.
-- The first weights are followed by a perturbed copy of them with `kept=True`. It is pushed to every server that is new,
-  at any time until `close`.
+- Each wait ends by itself, after `NewWeights.seconds` or earlier. A `push` may be cancelled at any await.
+- The first weights are followed by a perturbed copy of them. It is pushed to every server that is new, at any time
+  until `close`. A transport that `keeps_copies` still has it then; another one is given a newer copy.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
-from torch import nn
-
 from proxima.data import FieldError, UserError
-from proxima.data.kinds import Kinds
-from proxima.engine.http.dialect import INCOMPLETE, ServerFacts, WeightHandover
+from proxima.data.kinds import Kinds, class_of
+from proxima.engine.http.dialect import INCOMPLETE, NewWeights, ServerFacts
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.protocol import EngineSetup, WeightUpdate
 
 TRANSPORTS = Kinds(
     {
@@ -48,37 +48,63 @@ ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone
 WHOLE = re.compile(rf"({INCOMPLETE})?[0-9a-f]{{8}}\.\d+\.v\d+(-perturbed)?")  # a label of a run that sends all weights
 
 
-def choose_transport(spec: ServerSettings, facts: Sequence[ServerFacts], adapter_rank: int = 0) -> tuple[str, str]:
-    """The kind of transport for these servers, and the reason.
+@dataclass(frozen=True)
+class Receivers:
+    """The servers that are to receive weights, as a transport is asked about them.
 
     Args:
+        facts: of each.
+        spec: their settings.
+        shared: they and the trainer take turns on the same devices.
         adapter_rank: of the run's adapters; 0: none.
+    """
+
+    facts: Sequence[ServerFacts]
+    spec: ServerSettings
+    shared: bool = False
+    adapter_rank: int = 0
+
+    @property
+    def on_gpus(self) -> bool:
+        """True if all of them compute on GPUs."""
+        return bool(self.facts) and all(server.device == "cuda" for server in self.facts)
+
+    def offer(self, kind: str) -> bool:
+        """True if every server can take weights in this way."""
+        return all(kind in server.transfers for server in self.facts)
+
+
+def choose_transport(servers: Receivers) -> tuple[str, str]:
+    """The kind of transport for these servers, and the reason: the recipe's, or the cheapest of those that reach them.
 
     Raises:
-        FieldError: not all servers have the one that the recipe names.
+        FieldError: the one that the recipe names does not reach them.
     """
-    if spec.adapters_only and adapter_rank:
-        for server in facts:
-            check_adapters(server, adapter_rank, server.server)
+    spec = servers.spec
+    if spec.adapters_only and servers.adapter_rank:
+        for server in servers.facts:
+            check_adapters(server, servers.adapter_rank, server.server)
         return "adapters", "set by engine.adapters_only"
-    offered = set(TRANSPORTS).intersection(*(server.transfers for server in facts))
-    local = spec.on_this_machine
     if spec.transfer != "auto":
-        if spec.transfer not in offered:
-            reason, others = "is not offered by every server", ", ".join(sorted(offered - {"adapters"}))
-            raise FieldError("transfer", spec.transfer, reason, remedy=f"use {others} or auto")
-        if spec.transfer == "ipc" and not local:
-            reason = "needs servers on this machine"
-            raise FieldError("transfer", spec.transfer, reason, remedy="use group, folder or auto")
+        if (problem := kind_of(spec.transfer).unreached(servers)) is not None:
+            able = [kind for kind in _chosen_from() if kind_of(kind).unreached(servers) is None]
+            raise FieldError("transfer", spec.transfer, problem, remedy=f"use {', '.join(able)} or auto")
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
         return "folder", "engine.weight_folder is set"
-    if local:  # faster than a group on CPUs
-        return "folder", "the servers are on this machine"
-    if "group" in offered:
-        where = "may be" if spec.url_file is not None else "are"
-        return "group", f"the servers {where} on other machines, and all of them can join a group"
-    return "folder", "not every server can join a group"
+    able = [kind for kind in _chosen_from() if kind_of(kind).unreached(servers) is None]
+    kind = min(able, key=lambda kind: kind_of(kind).cost(servers))
+    return kind, kind_of(kind).reason(servers)
+
+
+def kind_of(name: str) -> "type[WeightTransport]":
+    """The class of a kind: of the table, or `package.module:Class`."""
+    return TRANSPORTS[name] if name in TRANSPORTS else class_of(name)
+
+
+def _chosen_from() -> list[str]:
+    """The kinds among which `auto` chooses; adapters alone are asked for by a field of their own."""
+    return [kind for kind in TRANSPORTS if kind != "adapters"]
 
 
 def is_this_machine(url: str) -> bool:
@@ -111,9 +137,13 @@ async def check_served_base(replica: Replica) -> None:
 
 
 class PushRound:
-    """Replicas that are pushed the same weights at the same time, for a transport that sends to all of them at once."""
+    """Replicas that are pushed the same weights at the same time, for a transport that sends to all of them at once.
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    copies: the round of those among them that are pushed the perturbed copy before.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], *, of_copies: bool = False) -> None:
+        self.copies = self if of_copies else PushRound(replicas, of_copies=True)
         self.members = list[Replica]()  # those that have arrived
         self.outcome: asyncio.Task[Any] | None = None  # for the transport: what they all wait for
         self._missing = set(replicas)
@@ -134,34 +164,62 @@ class PushRound:
 
 
 class WeightTransport(Protocol):
-    """A way to send weights to servers; see the top of this file for what is expected of it. It is built with the
-    `ServerSettings` of the recipe and the `EngineSetup`."""
+    """A way to send weights to servers; see the top of this file for what is expected of it.
 
-    def prepare(self, model: nn.Module, version: int, label: str, dtype: str | None, *, kept: bool) -> WeightHandover:
-        """Copy the model's weights, with adapters merged and tied ones once, so that they can be pushed.
+    sends: `weights`, or `adapters` alone.
+    keeps_copies: what `prepare` returns outlives an optimizer step, and the perturbed copy is kept until `close`.
+    """
+
+    sends: ClassVar[str] = "weights"
+    keeps_copies: ClassVar[bool] = True
+
+    def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None: ...
+
+    @classmethod
+    def unreached(cls, servers: Receivers) -> str | None:
+        """Why it can't send weights to these servers, as the end of a sentence about `engine.transfer`; None: it can,
+        as far as their facts tell."""
+        ...
+
+    @classmethod
+    def cost(cls, servers: Receivers) -> float:
+        """Seconds for each GB of weights, roughly: `auto` takes the cheapest way."""
+        ...
+
+    @classmethod
+    def reason(cls, servers: Receivers) -> str:
+        """Why it is the cheapest of those that reach them, for the user."""
+        ...
+
+    def prepare(
+        self, update: WeightUpdate, label: str, dtype: str | None, amounts: Sequence[float] | None = None
+    ) -> NewWeights:
+        """Get the model's weights ready to be pushed, with adapters merged and tied ones once.
 
         Args:
             label: the servers' name for them, which no other version has had.
-            dtype: of the copy, by the servers' name: `bfloat16` and the like; None: unchanged.
-            kept: keep the copy until `close`. Others are kept at least until the next one has been pushed.
+            dtype: of what is sent, by the servers' name: `bfloat16` and the like; None: unchanged.
+            amounts: by which the weights are perturbed at this moment, see `perturbed_weights`; None: they are not.
 
         Raises:
             UserError: there is no room for the copy, or the dtype is not supported.
         """
         ...
 
-    async def push(self, replica: Replica, weights: WeightHandover, push_round: PushRound | None = None) -> None:
+    async def push(self, replica: Replica, weights: Any, push_round: PushRound | None = None) -> None:
         """Load weights into a paused server, and tell it their label.
 
         Args:
+            weights: what `prepare` returned.
             push_round: the replicas that are pushed these weights now, this one among them; None: this one alone.
 
         Raises:
             ServerError: a call failed, or the deadline has passed.
+            OutdatedError: the trainer no longer has these weights.
         """
         ...
 
-    async def check(self, replicas: Sequence[Replica]) -> None:
+    async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
         """Called before the first `prepare`, with the servers that will get these weights.
 
         Raises:
