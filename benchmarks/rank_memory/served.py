@@ -76,7 +76,7 @@ def main() -> None:
     from proxima.config.resolution import resolve
     from proxima.engine.http.vllm import Vllm
     from proxima.engine.http.weights.sync import WeightSync
-    from proxima.engine.http.weights.transport import TRANSPORTS
+    from proxima.engine.http.weights import TRANSPORTS
     from proxima.engine.protocol import EngineSetup, WeightUpdate
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.parallel.sharding import own_slice

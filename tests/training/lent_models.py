@@ -19,11 +19,10 @@ from safetensors.torch import load_file
 from proxima.data import UserError
 from proxima.engine.http.dialect import WeightsInFolder
 from proxima.engine.http.vllm import Vllm
+from proxima.engine.http.weights import TRANSPORTS, ipc
 from proxima.engine.http.weights import buckets as weight_buckets
-from proxima.engine.http.weights import ipc
 from proxima.engine.http.weights.stream import StreamedWeights
 from proxima.engine.http.weights.sync import StagedWeights, WeightSync
-from proxima.engine.http.weights.transport import TRANSPORTS
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.parallel import layer_lender

@@ -16,7 +16,14 @@ from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, WrittenTokens
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weights.probe import Bound, bound_of, first_compared, perturbed, probe_tokens, trainer_log_prob
+from proxima.engine.http.weights.probe import (
+    Bound,
+    copy_bound,
+    first_compared,
+    perturbed,
+    probe_tokens,
+    trainer_log_prob,
+)
 from proxima.engine.protocol import Request, Sampling
 from proxima.model.architecture import vision_parameters
 from proxima.model.chat.encode import prompt_tokens
@@ -173,7 +180,7 @@ def test_a_probe_leaves_the_policy_and_its_vision_tower_as_they_were(tokenizer):
 def test_a_stale_part_of_the_vision_tower_is_found_by_the_probe(tokenizer):
     store = tokenizer.images
     model = load(store.model).model
-    tokens, bound = probe_tokens(tokenizer, 40, 200), bound_of(FACTS, None, copy_rounding=Bound(0, 0))
+    tokens, bound = probe_tokens(tokenizer, 40, 200), copy_bound(FACTS, None, rounds=Bound(0, 0))
     own = {name: weight.detach().clone() for name, weight in vision_parameters(model).items()}
     with perturbed(model, tokens, store):
         expected, missed = trainer_log_prob(model, tokens, images=store), []

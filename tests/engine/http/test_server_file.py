@@ -16,7 +16,7 @@ from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.engine import HttpEngine
 from proxima.engine.http.server_checks import check_servers_of
 from proxima.engine.http.server_file import read_addresses
-from proxima.engine.http.weights.transport import choose_transport
+from proxima.engine.http.weights.transport import Receivers, choose_transport
 from proxima.engine.local.local_engine import collect
 from tests.engine.http.plain_servers import (
     RULES,
@@ -129,9 +129,9 @@ def test_an_address_without_its_scheme_is_not_taken_for_a_file() -> None:
 def test_servers_from_anywhere_get_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("T", "key")
     facts = [ServerFacts(server="", model="", transfers=("folder", "group"), device="cpu")]
-    assert choose_transport(Plain(url="servers.txt"), facts) == ("folder", "the servers are on this machine")
+    assert choose_transport(Receivers(facts, Plain(url="servers.txt"))) == ("folder", "the servers are on this machine")
     remote = Plain(url="servers.txt", allow_remote=True, token_env="T")
-    assert choose_transport(remote, facts) == (
+    assert choose_transport(Receivers(facts, remote)) == (
         "group",
         "the servers may be on other machines, and all of them can join a group",
     )
@@ -240,7 +240,7 @@ async def test_one_that_joins_before_the_first_weights_does_not_end_the_run(
     good, bad = fakes(2)
     bad.ignores_weights, checked = True, list[str]()
 
-    async def check_way(self: Any, given: Any) -> None:
+    async def check_way(self: Any, given: Any, update: Any) -> None:
         checked.extend(replica.url for replica in given)
 
     monkeypatch.setattr(PlainSync, "check", check_way)

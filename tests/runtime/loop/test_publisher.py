@@ -57,7 +57,7 @@ def publisher(engine=None, turns=None):
     async def run(call):
         return call()
 
-    stack = SimpleNamespace(gathered=lambda: SimpleNamespace(model=object()))
+    stack = SimpleNamespace(gathered=lambda: SimpleNamespace(model=object()), changes=0)
     learner = SimpleNamespace(compute=SimpleNamespace(run=run), stack=stack)
     folder = SimpleNamespace(engine_log=SimpleNamespace(name="engine.log"))
     activity = SimpleNamespace(published=lambda version: None)

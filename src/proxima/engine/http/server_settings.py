@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from proxima.data import require
+from proxima.data import FieldError, require
 from proxima.data.field_checks import check_choices
+from proxima.data.kinds import class_of
 from proxima.engine.http.client import Address
 from proxima.engine.http.dialect import Dialect
 from proxima.engine.http.server_file import file_of, read_addresses
+from proxima.engine.http.weights import TRANSPORTS
 from proxima.engine.protocol import EngineSpec, Interrupt
 from proxima.engine.serve.launch import Serve
 from proxima.system.linux import has_nvidia_gpu
@@ -88,6 +90,7 @@ class ServerSettings(EngineSpec):
 
     def __post_init__(self) -> None:
         check_choices(self)
+        _check_transfer(self.transfer)
         if self.url_file is None:
             named = bool(self.urls) and all(self.urls)
             require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")
@@ -168,3 +171,18 @@ class ServerSettings(EngineSpec):
     def dialect(self) -> Dialect:
         """The dialect of the servers."""
         raise NotImplementedError
+
+
+def _check_transfer(kind: str) -> None:
+    """Raise FieldError for what names no `WeightTransport`."""
+    known = ["auto", *(name for name in TRANSPORTS if name != "adapters")]  # these have a field of their own
+    if kind in known:
+        return
+    bound = f"must be {', '.join(known)} or package.module:Class"
+    require(":" in kind, "transfer", kind, bound)
+    try:
+        class_of(kind)
+    except (ImportError, AttributeError) as error:
+        raise FieldError(
+            "transfer", kind, f"can't be imported: {error}", remedy="name a class that Python finds"
+        ) from error

@@ -124,4 +124,4 @@ def copies(tensor: Any, ranks: int) -> int:
     if not hasattr(tensor, "to_local"):
         return ranks
     sizes = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
-    return ranks // math.prod(size for size, placement in sizes if not placement.is_replicate())
+    return ranks // math.prod(int(size) for size, placement in sizes if not placement.is_replicate())

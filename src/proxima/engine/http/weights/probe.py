@@ -48,7 +48,7 @@ curious fox who lived at the edge of a dark forest. Every evening she watched th
 herself what people did with so much light. One night she went to see. Therefore, if x^2 = 9, then x = 3 or x = -3."""
 CONTEXT = 8  # tokens of it at the start that only condition the others
 MOVED = 2.0  # nats, root mean square: between the log-probs of the perturbed copy and the original
-SMALLEST, LARGEST = 1e-3, 1.0  # perturbation of a tensor, in units of its root mean square
+SMALLEST, LARGEST = 1e-3, 3.0  # perturbation of a tensor, in units of its root mean square
 PERTURBED = 2.0  # factor of the bounds for the perturbed copy
 ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # factors of `rounding`: the allowed distance of a server that rounds
 
@@ -249,7 +249,8 @@ def _squares(
 
 
 def _square(tensor: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(own_slice(tensor), dtype=torch.float32).double().square()
+    norm: Tensor = torch.linalg.vector_norm(own_slice(tensor), dtype=torch.float32)
+    return norm.double().square()
 
 
 def _squares_of_ranks(lender: Any, *, tokens: Ints) -> tuple[int, np.ndarray[Any, np.dtype[np.float64]]]:

@@ -1,4 +1,4 @@
-"""Ways to send weights to servers: `WeightTransport`, the table of its kinds, and the choice among them.
+"""Ways to send weights to servers: `WeightTransport`, and the choice among its kinds.
 
 To write another one: (1) a class that has the members of `WeightTransport`, in a file here or in a package of yours;
 `StagedTransport` of `folder.py` has most of those of a transport whose copies outlive an optimizer step,
@@ -29,20 +29,12 @@ from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 from proxima.data import FieldError, UserError
-from proxima.data.kinds import Kinds, class_of
+from proxima.data.kinds import class_of
 from proxima.engine.http.dialect import INCOMPLETE, NewWeights, ServerFacts
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.http.weights import TRANSPORTS
 from proxima.engine.protocol import EngineSetup, WeightUpdate
-
-TRANSPORTS = Kinds(
-    {
-        "adapters": "proxima.engine.http.weights.adapters:AdapterTransport",
-        "folder": "proxima.engine.http.weights.folder:FolderTransport",
-        "group": "proxima.engine.http.weights.group:GroupTransport",
-        "ipc": "proxima.engine.http.weights.ipc:IpcTransport",
-    }
-)
 
 ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone: the server still has its own base
 WHOLE = re.compile(rf"({INCOMPLETE})?[0-9a-f]{{8}}\.\d+\.v\d+(-perturbed)?")  # a label of a run that sends all weights
