@@ -13,6 +13,7 @@ some.
 import argparse
 import json
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -39,6 +40,7 @@ def main() -> int:
     if not o.rehearse and not torch.cuda.is_available():
         print("error: torch finds no GPU here; --rehearse runs the parts on a CPU in tiny shapes", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the part that runs ends too
     with tempfile.TemporaryDirectory() as place:
         out = o.json_out or _default_file(Path(place), rehearse=o.rehearse)
         out.parent.mkdir(parents=True, exist_ok=True)

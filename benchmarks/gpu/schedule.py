@@ -201,9 +201,15 @@ def failure(lines: Sequence[str], code: int) -> str:
 
 def told_by(result: Mapping[str, Any]) -> dict[str, float]:
     """The figures of a benchmark's result: its ratios, the share of the product rate, and a run's accuracies."""
-    figures = {name: value for name, value in result.items() if name.startswith(("ratio", "mfu"))}
-    figures |= {f"accuracy {name}": evaluation["accuracy"] for name, evaluation in result.get("eval", {}).items()}
-    return {name: value for name, value in figures.items() if isinstance(value, int | float)}
+    figures: dict[str, float] = {}
+    for name, value in result.items():
+        if not name.startswith(("ratio", "mfu")):
+            continue
+        if isinstance(value, Mapping):
+            figures |= {f"{name} {case}": own for case, own in value.items()}
+        else:
+            figures[name] = value
+    return figures | {f"accuracy {name}": evaluation["accuracy"] for name, evaluation in result.get("eval", {}).items()}
 
 
 def installed(name: str) -> bool:

@@ -104,6 +104,7 @@ def visit(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "PARTS", parts)
     monkeypatch.setattr(schedule, "LEAST", 0.0)
     monkeypatch.setattr(run, "commit", lambda: "none")
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
     out = tmp_path / "gpu.jsonl"
 
     def visited(*names, minutes):
@@ -189,7 +190,8 @@ def test_without_a_gpu_it_is_one_line(monkeypatch, capsys):
 
 def test_the_demo_is_told_by_its_accuracy():
     result = {"eval": {"before": {"accuracy": 0.1}, "after": {"accuracy": 0.9}}, "mfu": 0.5, "name": "x"}
-    assert schedule.told_by(result) == {"mfu": 0.5, "accuracy before": 0.1, "accuracy after": 0.9}
+    result["ratio"] = {"P=0.5": 2.2}
+    assert schedule.told_by(result) == {"mfu": 0.5, "ratio P=0.5": 2.2, "accuracy before": 0.1, "accuracy after": 0.9}
 
 
 def test_a_result_is_named_after_the_machine(monkeypatch):
