@@ -1,5 +1,6 @@
 """What the plan predicts of each figure, for the kind of device that this is."""
 
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -31,9 +32,9 @@ def kind_here() -> DeviceKind:
     if not torch.cuda.is_available():
         return this_machine("float32", "cpu", 1).kind
 
-    name = torch.cuda.get_device_name().upper()
+    words = re.split(r"[\s-]+", torch.cuda.get_device_name().upper())
     memory = torch.cuda.get_device_properties(0).total_memory / GIB
-    known = [kind for kind in device_kinds().values() if kind.name.partition("-")[0] in name.split()]
+    known = [kind for kind in device_kinds().values() if kind.name.partition("-")[0] in words]
     if not known:
         return this_machine("bfloat16", "cuda", 1).kind
     return min(known, key=lambda kind: abs(kind.memory - memory))

@@ -168,6 +168,22 @@ def test_the_plan_knows_the_published_shapes(monkeypatch):
     assert not plain.fits  # so it is left out there
 
 
+@pytest.mark.parametrize(
+    ("name", "gib", "kind"),
+    [
+        ("NVIDIA H200", 139.8, "H200-141G"),
+        ("NVIDIA H100 80GB HBM3", 79.2, "H100-80G"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "A100-40G"),
+    ],
+)
+def test_a_device_is_known_by_its_name_and_memory(name, gib, kind, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    facts = SimpleNamespace(total_memory=int(gib * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
+    assert forecast.kind_here.__wrapped__().name == kind
+
+
 def test_a_folder_without_weights_gets_random_ones(tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
