@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError
 from proxima.model.parallel.gather import clip_gradients, total_norm
+from proxima.model.parallel.sharding import own_slice
 from proxima.training.ranks import End, Message, RankError, Ranks, Refused, SharedProblem
 
 T = TypeVar("T")
@@ -115,6 +116,9 @@ class ProcessRanks(Ranks):
         return int(largest)
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        if self.size == 1:  # its slices are the whole tensors: the bits are those of an ordinary process
+            return super().norm(map(own_slice, tensors))
+
         with self.status.within("norm"):
             total: Tensor = total_norm(tensors)
         return total

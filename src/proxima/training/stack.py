@@ -19,7 +19,7 @@ from proxima.model.architecture import vision_parameters
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import gather_into, plain_copy
 from proxima.model.parallel.layer_lender import LayerLender
-from proxima.model.parallel.sharding import own_slice
+from proxima.model.parallel.sharding import is_sharded, own_slice
 from proxima.model.pretrained import LoadedModel
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
@@ -103,9 +103,9 @@ class TrainStack:
         self.updates = 0
         self.changes = 0  # how often an update has begun to change the weights
         self._one_pass = _one_pass(self.optimizer, model) if ranks is ALONE else None
-        self._plain: LoadedModel | None = None  # on rank 0 of several
+        self._plain: LoadedModel | None = None  # on rank 0, of a sharded model
         self._gathers = False
-        self._lender: LayerLender | None = None  # on rank 0 of several
+        self._lender: LayerLender | None = None  # on rank 0, of a sharded model
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] float32 log-probs of each response, nats, at the trajectory's temperature, under the current weights; the
@@ -141,10 +141,10 @@ class TrainStack:
             return make()
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
-        """The whole trained model with its current weights, for engines: on one rank the model itself, on several ranks
+        """The whole trained model with its current weights, for engines: the model itself, or of a sharded one
         a copy on rank 0, while the others get their own part. The first call creates the copy, on `device`.
         Collective."""
-        if self.ranks.size == 1:
+        if not is_sharded(self.model.model):
             return self.model.loaded
 
         with self._call(Gather):
@@ -155,9 +155,9 @@ class TrainStack:
         return self._plain or self.model.loaded
 
     def lent_model(self) -> LoadedModel:
-        """The trained model for an engine that reads it only within `lent(model)`: on one rank the model itself, on
-        rank 0 of several a model whose current weights are gathered layer by layer."""
-        if self.ranks.size == 1:
+        """The trained model for an engine that reads it only within `lent(model)`: the model itself, or on rank 0
+        of a sharded one a model whose current weights are gathered layer by layer."""
+        if not is_sharded(self.model.model):
             return self.model.loaded
 
         if self._lender is None:

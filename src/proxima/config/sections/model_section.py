@@ -1,6 +1,5 @@
 """The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -100,11 +99,9 @@ class ModelConfig:
         return replace(model, tokenizer=ImageStore(self.path, self.revision, run and run / "images").tokenizer)
 
     def source(self, seed: int = 0, placement: Any = None) -> ModelSource:
-        """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a
-        placement on several ranks, it is sharded over these."""
-        sharding = None
-        if hasattr(placement, "sharding") and os.environ.get("WORLD_SIZE") != "1":
-            sharding = Sharding.of(placement)
+        """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. Where a
+        placement `shards_models`, it is sharded over its ranks."""
+        sharding = Sharding.of(placement) if setting(placement, "shards_models") else None
 
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return ModelSource(**settings, seed=seed, sharding=sharding)

@@ -54,6 +54,12 @@ class ShardingSpec:
     offload: ClassVar[bool] = False
     sum_gradients: ClassVar[str] = "update"
 
+    @property
+    def splits_one_rank(self) -> bool:
+        """True if a single rank shards its models too, over itself: there is a setting that it would ignore
+        otherwise."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class FullSharding(ShardingSpec):
@@ -68,6 +74,10 @@ class FullSharding(ShardingSpec):
         Literal["micro_batch", "update"],
         "when ranks add up gradients; update: once, and until then each holds all of them in float32, 4 bytes a weight",
     ] = "micro_batch"
+
+    @property
+    def splits_one_rank(self) -> bool:
+        return self != FullSharding()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +109,12 @@ class RankPlacement:
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tensor_parallel", "context_parallel", "expert_parallel")
         require(1 <= self.timeout < math.inf, "timeout", self.timeout, "must be finite and >= 1 second")
+
+    @property
+    def shards_models(self) -> bool:
+        """True if the models are sharded. A single rank trains like an ordinary process, unless a field of `sharding`
+        is set: then it shards them over itself."""
+        return launched_ranks() != 1 or bool(self.sharding.splits_one_rank)
 
 
 def launched_ranks() -> int | None:
@@ -249,7 +265,7 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
     try:
         with within("placement"):
             check_layout(placement, ranks, of)
-        for name in ("model", "critic", "algorithm.distillation") if ranks != 1 else ():
+        for name in ("model", "critic", "algorithm.distillation") if ranks != 1 or placement.shards_models else ():
             if r.get(f"{name}.path") and r.get(f"{name}.engine") is None:
                 _require_splittable(r, name, placement, ranks)
     except FieldError as error:

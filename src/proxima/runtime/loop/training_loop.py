@@ -289,7 +289,7 @@ class TrainingLoop:
         """Write the checkpoint of the last step. Several ranks write in the background; if a full disk ended that, try
         again."""
         await self.checkpoint(step)
-        if self.store.ranks.size > 1:
+        if self.store.ranks.writer is not None:
             await self.write_aside(self.store.finish_checkpoint)
             while step and read_checkpoint(self.folder.checkpoint(step)) is None:
                 await self.checkpoint(step)

@@ -56,9 +56,6 @@ def check_launch(placement: Any) -> None:
     if PLACEMENTS.holds(placement, "ray") and not is_supervised():
         reason = "starts its ranks itself, and torchrun has started this process"
         raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
-    if os.environ["WORLD_SIZE"] == "1" and placement.sharding.offload:
-        reason = "needs two ranks or more: a single rank trains like an ordinary process"
-        raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 
 def check_before_imports(resolved: Resolved[Any], *, resume: bool, overwrite: bool) -> None:

@@ -25,7 +25,7 @@ from proxima.config.sections.placement_section import RankPlacement
 from proxima.data import FieldError, UserError
 from proxima.process.entry import end_with_parent
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.placement.launcher import check_launch, is_rank
+from proxima.runtime.placement.launcher import check_launch
 from proxima.runtime.placement.rank_listener import listener_addresses
 from proxima.runtime.placement.rank_messages import ForwardedLines, Lifeline, ignore_signals
 from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
@@ -43,7 +43,8 @@ _groups = count()
 
 
 def ranks_of(config: RunConfig | OfflineConfig) -> AbstractContextManager[Ranks]:
-    """The ranks of the run, of which this process is one; they form a process group within the block.
+    """The ranks of the run, of which this process is one; they form a process group within the block, also a single
+    rank that shards its models.
 
     Raises:
         FieldError: as `check_launch`.
@@ -51,12 +52,13 @@ def ranks_of(config: RunConfig | OfflineConfig) -> AbstractContextManager[Ranks]
         RunEnded: another rank has failed within the block.
     """
     check_launch(config.placement)
-    return met_ranks(config) if is_rank() else nullcontext(ALONE)
+    shards = isinstance(config.placement, RankPlacement) and config.placement.shards_models
+    return met_ranks(config) if shards else nullcontext(ALONE)
 
 
 @contextmanager
 def met_ranks(config: RunConfig | OfflineConfig) -> Iterator[Ranks]:
-    """`ranks_of` in one of several processes."""
+    """`ranks_of` where models are sharded."""
     placement, facts = config.placement, rank_facts(config)
     per_share = placement.tensor_parallel * placement.context_parallel
     ranks = ProcessRanks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), ranks_per_share=per_share)
