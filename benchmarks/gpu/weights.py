@@ -19,7 +19,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.model.pretrained import load_shape
 
 REPEATS = 3
-DRAWN = 1e8  # weights a second that are drawn on a CPU
+DRAWN = 1e10 if torch.cuda.is_available() else 1e8  # weights a second
 DONE = 15.0  # seconds of everything else
 
 

@@ -5,7 +5,8 @@
 Both ends are those of a run: the transports of the trainer, and the module that runs in vLLM's workers, with a fake
 vLLM around it. On a GPU `ipc` goes through memory that both processes have on it, and `group` is NCCL, where there are
 two. On a CPU, a file in memory and gloo take their places. The tensors have the shapes of the model, repeated until
-there are so many random weights, in bfloat16. What arrives is compared with what was sent, in a pass of its own.
+there are so many random weights, in bfloat16, drawn on the device. What arrives is compared with what was sent, in a
+pass of its own.
 """
 
 import asyncio
@@ -23,16 +24,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from benchmarks.harness import finish, need_model, parser, table
 from benchmarks.side import device
-from proxima.engine.http.dialect import ServerFacts, WeightHandover
+from proxima.engine.http.dialect import NewWeights, ServerFacts
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.weights.buckets import Bucket, Buckets, plan_buckets
-from proxima.engine.http.weights.folder import WeightFolders
+from proxima.engine.http.weights.buckets import Bucket
 from proxima.engine.http.weights.group import GroupTransport
 from proxima.engine.http.weights.ipc import IpcTransport
-from proxima.engine.protocol import ServerError
+from proxima.engine.protocol import ServerError, WeightUpdate
 
 TRANSPORTS = {"ipc": IpcTransport, "group": GroupTransport}
 
@@ -46,11 +47,12 @@ class Worker(VllmDialect):
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
         )
         self.sums = list[int]()  # of the bytes of each bucket, of the last weights
+        self.check = False  # compute them
 
-    async def load_weights(self, client: Any, facts: ServerFacts, weights: WeightHandover) -> None:
-        self.sums, sent = list[int](), [] if weights.updates is None else weights.updates()
-        async for update in sent:
-            answer = await asyncio.to_thread(self.ask, update | {"check": weights.version == 0})
+    async def load_updates(self, client: Any, facts: ServerFacts, weights: NewWeights, updates: Any) -> None:
+        self.sums = list[int]()
+        async for update in updates:
+            answer = await asyncio.to_thread(self.ask, update | {"check": self.check})
             if "error" in answer:
                 raise ServerError("", "", answer["error"])
             self.sums += answer["sums"]
@@ -80,34 +82,32 @@ class Receiver:
     client: Any = None
 
 
-def planned(model: Path, parameters: float) -> list[Bucket]:
-    """Buckets of tensors with the model's shapes, of so many weights or a few more."""
-    shapes = dict[str, Sequence[int]]()
+def drawn(model: Path, parameters: float) -> nn.Module:
+    """A module with tensors of the model's shapes, with so many random weights or a few more, on the device."""
+    shapes = list[Sequence[int]]()
     for file in sorted(model.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
-            shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-    tensors, count = list[tuple[str, torch.dtype, Sequence[int]]](), 0.0
+            shapes += [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+    made, count = nn.Module(), 0.0
+    draws = torch.Generator(device()).manual_seed(0)
     while count < parameters:
-        for name, shape in shapes.items():
-            tensors.append((f"{len(tensors)}.{name}", torch.bfloat16, shape))
-            count += torch.Size(shape).numel()
+        for shape in shapes:
+            weight = torch.randn(*shape, dtype=torch.bfloat16, device=device(), generator=draws)
+            made.register_parameter(f"weight_{len(made._parameters)}", nn.Parameter(weight, requires_grad=False))
+            count += weight.numel()
             if count >= parameters:
                 break
-    return plan_buckets(tensors)
+    return made
 
 
-def filled(folder: Path, buckets: Sequence[Bucket]) -> tuple[Buckets, list[int]]:
-    """A file of random bytes, and the sum of each bucket's bytes that belong to tensors."""
-    written = Buckets.create(folder, buckets)
-    memory, sums = written.memory(), list[int]()
-    for bucket in written.buckets:
-        part = memory[bucket.start : bucket.start + bucket.size]
-        part.random_(0, 256, generator=torch.Generator().manual_seed(bucket.start % 2**31))
-        sums.append(sum(int(part[place.start : place.end].sum(dtype=torch.int64)) for place in bucket.places))
-    return written, sums
+def sums_of(module: nn.Module, plan: Sequence[Bucket]) -> list[int]:
+    """The sum of each bucket's bytes that belong to tensors."""
+    parameters = dict(module.named_parameters())
+    sums = {name: int(weight.view(torch.uint8).sum(dtype=torch.int64)) for name, weight in parameters.items()}
+    return [sum(sums[place.name] for place in bucket.places) for bucket in plan]
 
 
-async def measure(way: str, weights: WeightHandover, sums: list[int], repeats: int) -> dict[str, Any]:
+async def measure(way: str, module: nn.Module, repeats: int) -> dict[str, Any]:
     """Push the weights so often. Returns the seconds of each, or the reason why there are none."""
     gpu = device() == "cuda"
     if way == "group" and gpu and torch.cuda.device_count() < 2:
@@ -115,12 +115,15 @@ async def measure(way: str, weights: WeightHandover, sums: list[int], repeats: i
     facts = ServerFacts(server="worker", model="random", device=device(), transfers=("folder", "group", "ipc"))
     worker, spec = Worker(way), Vllm(transfer=way)  # type: ignore[arg-type]
     replica: Any = Receiver(worker, facts)
-    setup: Any = SimpleNamespace(tokenizer=None)
+    setup: Any = SimpleNamespace(tokenizer=None, compute=None)
     transport, seconds = TRANSPORTS[way](spec, setup), list[float]()
+    weights = transport.prepare(WeightUpdate(version=0, module=module), "random", None)
+    sums = sums_of(module, weights.plan)
     try:
         for version in range(repeats + 2):  # the first is compared, and the second warms up
+            worker.check = version == 0
             start = perf_counter()
-            await transport.push(replica, WeightHandover(**vars(weights) | {"version": version}))
+            await transport.push(replica, weights)
             seconds.append(perf_counter() - start)
             if version == 0 and worker.sums != sums:
                 return {"reason": "other bytes have arrived than were sent"}
@@ -141,19 +144,11 @@ def main() -> None:
     o = p.parse_args()
     model = Path(need_model(o.model))
     torch.set_num_threads(o.threads)
-    folders = WeightFolders(buckets=True)
-    try:
-        buckets = planned(model, o.parameters)
-        size = sum(place.end - place.start for bucket in buckets for place in bucket.places)
-        folder = folders._place(size) / "random"
-        folder.mkdir()
-        start = perf_counter()
-        _, sums = filled(folder, buckets)
-        print(f"{size / 1e9:.2f} GB in {len(buckets)} buckets, drawn in {perf_counter() - start:.0f} s", flush=True)
-        weights = WeightHandover(version=0, label="random", folder=folder, seconds=120.0, size=size)
-        ways = {way: asyncio.run(measure(way, weights, sums, o.repeats)) for way in TRANSPORTS}
-    finally:
-        folders.close()
+    start = perf_counter()
+    module = drawn(model, o.parameters)
+    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    print(f"{size / 1e9:.2f} GB, drawn in {perf_counter() - start:.0f} s", flush=True)
+    ways = {way: asyncio.run(measure(way, module, o.repeats)) for way in TRANSPORTS}
     figures = {way: (median(result["seconds"]), result["gb_per_s"]) for way, result in ways.items() if len(result) > 1}
     print(table(["way", "seconds", "GB/s"], [[way, *(f"{value:.3f}" for value in v)] for way, v in figures.items()]))
     finish({"claim": "weight_ipc", "bytes": size, "device": device(), "ways": ways}, o.json_out)

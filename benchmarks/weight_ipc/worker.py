@@ -11,10 +11,11 @@ from benchmarks.side import device
 from tests.engine.http.fake_vllm_worker import FakeModel, worker_module
 
 
-def received(engine: Any, update: dict[str, Any], *, check: bool) -> list[int]:
+def received(module: Any, engine: Any, update: dict[str, Any], *, check: bool) -> list[int]:
     """Receive an update and copy each tensor, as a load does. Returns the sum of each bucket's bytes, if asked to."""
     sums = list[int]()
-    for bucket in engine._buckets(engine.parse_update_info(update)):
+    info = engine.parse_update_info(update)
+    for bucket in module.SOURCES[info.kind](engine, info.content):
         total = 0
         for _, tensor in bucket:
             copy = tensor.clone()
@@ -27,7 +28,8 @@ def received(engine: Any, update: dict[str, Any], *, check: bool) -> list[int]:
 
 def main() -> None:
     """Answer until the other end closes."""
-    engine = worker_module(pytest.MonkeyPatch()).ProximaEngine(FakeModel(1, 8))
+    module = worker_module(pytest.MonkeyPatch())
+    engine = module.ProximaEngine(FakeModel(1, 8))
     if device() == "cuda":
         engine.device = torch.device("cuda", 1 if sys.argv[1] == "group" else 0)
         torch.cuda.set_device(engine.device)
@@ -35,7 +37,7 @@ def main() -> None:
         update = json.loads(line)
         check = update.pop("check")
         try:
-            answer: dict[str, Any] = {"sums": received(engine, update, check=check)}
+            answer: dict[str, Any] = {"sums": received(module, engine, update, check=check)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)

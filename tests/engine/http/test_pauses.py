@@ -7,6 +7,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.engine.http.dialect import Chunk
+from proxima.engine.http.weights.stream import OutdatedError
 from proxima.engine.local.local_engine import collect
 from tests.engine.http.fake_model import STOP, log_probs, states
 from tests.engine.http.plain_servers import (
@@ -123,6 +124,28 @@ async def test_no_pause_waits_for_servers_that_would_load_the_former_weights(fle
     released.set()
     await until(lambda: engine._pool.counts["returned"] == 2)
     assert all(server.label.endswith("v2") for server in away)
+    check(asked, await collect(engine, asked), 2)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_one_that_returns_during_an_update_is_in_service_with_the_next_weights(others, fleet):
+    """Its transport has no copies, and the trainer is changing the weights; also if it is the only server."""
+    asked = requests(4, 2)
+    engine, servers = fleet(1 + others, facts=IN_PLACE, published=True, health_seconds=0.01)
+    sync, push, tried = engine._keeper.sync, engine._keeper.sync.push, []
+
+    async def push_outdated(replica, push_round=None):
+        tried.append(replica)
+        raise OutdatedError("", "", "the weights are being trained")
+
+    sync.push = push_outdated
+    servers[0].restart()
+    await until(lambda: len(tried) > 1)
+    assert servers[0].label == "start" and engine._pool.counts["returned"] == 0
+    sync.push = push
+    engine._keeper._keeping[tried[0]].cancel()  # it does not try again by itself
+    await engine.publish(update(2))
+    assert engine._pool.counts["returned"] == 1 and all(server.label.endswith("v2") for server in servers)
     check(asked, await collect(engine, asked), 2)
 
 

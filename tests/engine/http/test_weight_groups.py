@@ -29,10 +29,12 @@ from proxima.engine.http.weights.ipc import IpcTransport
 from proxima.engine.http.weights.stream import OutdatedError, StreamedWeights
 from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.http.weights.transport import PushRound, Receivers, choose_transport
-from proxima.engine.protocol import ServerError, WeightUpdate
+from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
+from proxima.model.pretrained import LoadedModel
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
 from tests.engine.http.received import received
+from tests.tiny import tiny_tokenizer
 
 WIDTH, LAYERS, LENGTH = 8, 14, 60.0
 UPDATE = WeightUpdate(version=1, module=nn.Linear(1, 1))  # is not read
@@ -461,3 +463,28 @@ def test_the_way_is_chosen_by_what_reaches_the_servers(monkeypatch: pytest.Monke
         chosen([FACTS], transfer="ipc", **remote)
     with pytest.raises(FieldError, match="two members on one; use folder, ipc or auto"):
         chosen([on_gpu], shared=True, transfer="group")
+
+
+class Mailed(FolderTransport):
+    """A transport from a package of its own."""
+
+    @classmethod
+    def unreached(cls, receivers: Receivers) -> str | None:
+        return None if receivers.spec.on_this_machine else "can't reach servers elsewhere"
+
+
+def test_a_transport_of_your_own_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("T", "key")
+    own = f"{__name__}:Mailed"
+    assert choose_transport(Receivers([FACTS], Vllm(transfer=own))) == (own, "set by engine.transfer")
+    sync = WeightSync(
+        Vllm(transfer=own), EngineSetup.of(LoadedModel(model=nn.Linear(1, 1), tokenizer=tiny_tokenizer(), path=""), 400)
+    )
+    assert own in sync.choose([FACTS]) and isinstance(sync.transport, Mailed)
+    remote = Vllm(transfer=own, url="http://192.0.2.1:1", allow_remote=True, token_env="T")
+    with pytest.raises(FieldError, match=r"Mailed' can't reach servers elsewhere; use folder, group or auto"):
+        choose_transport(Receivers([FACTS], remote))
+    with pytest.raises(FieldError, match=r"transfer='grop' must be auto, folder, group, ipc or package.module:Class"):
+        Vllm(transfer="grop")
+    with pytest.raises(FieldError, match=r"transfer='no_such:Class' can't be imported: No module named 'no_such'"):
+        Vllm(transfer="no_such:Class")
