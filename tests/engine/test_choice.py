@@ -27,7 +27,7 @@ class Built:
 def build(serve, *, refused=False):
     """The engine, and what `EngineSelection.build` says."""
     made = Built()
-    needs = SimpleNamespace(model=unloaded(), refused=refused, adapter_rank=0)
+    needs = SimpleNamespace(model=unloaded(), refused=refused, adapter_rank=0, sleeps=False)
     choice = EngineSelection(spec=SimpleNamespace(serve=serve, build=lambda setup: made), needs=needs)
     try:
         engine, notes = choice.build(lambda: None, compute=None, log=None, seed=0)

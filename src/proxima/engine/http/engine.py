@@ -264,14 +264,14 @@ class ServerSpec(ServerSettings):
         if self.serve is None:
             return check_servers_of(self, needs)
         dialect = self.dialect()
-        with within("serve"):
-            check_serve(dialect.kind, self.serve, model=needs.model.path)
-        if needs.publishes:
+        if needs.publishes:  # a kind's ways to take weights are known before a server runs
             device, rank = "cuda" if needs.sleeps else None, needs.adapter_rank
             facts = ServerFacts(
                 server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=rank
             )
             choose_transport(Receivers([facts], self, needs.sleeps, rank))
+        with within("serve"):
+            check_serve(dialect.kind, self.serve, model=needs.model.path)
         return []
 
     def longest_sequence(self) -> int | None:
