@@ -132,6 +132,17 @@ def pairs(sequences: Sequence[Trajectory], share_prompt: bool, group: int | None
     return total
 
 
+def pass_sizes(items: Items, *, share_prompt: bool) -> tuple[int, int, float]:
+    """Return the tokens that a micro-batch of these items feeds to the model, those that it predicts, and the pairs of
+    tokens that attend to each other."""
+    rows, attended, group = 0, 0.0, None
+    for sequences in items:
+        rows += sum(len(trajectory.tokens) for trajectory in sequences)
+        attended += pairs(sequences, share_prompt, group)
+        group = sequences[-1].group
+    return tokens_fed(items, share_prompt=share_prompt), rows, attended
+
+
 def pieces_of(work: Work, limit: float, budget: int) -> list[Piece]:
     """Return the groups, cut into pieces that cost at most `limit` and fit into a micro-batch, where an item does."""
     pieces = []

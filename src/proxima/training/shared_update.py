@@ -17,10 +17,11 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
 from proxima.data.packed_batch import packing_order
 from proxima.data.trajectory import Trajectory
-from proxima.model.micro_batch import micro_batches, tokens_fed
+from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel
+from proxima.model.pass_flops import pass_flops
 from proxima.system.out_of_memory import memory_of
-from proxima.training.dealing import own_cuts
+from proxima.training.dealing import own_cuts, pass_sizes
 from proxima.training.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.training.ranks import Ranks
 
@@ -35,7 +36,8 @@ class SharedUpdate:
 
     run, sequences: the items that are run, in the order in which they are packed, and the sequences of each.
     skipped: the number of items for which `Objective.skippable` saves the forward pass.
-    cuts: this rank's micro-batches, as indices of `run`; they feed `tokens` to the model.
+    cuts: this rank's micro-batches, as indices of `run`; they feed `tokens` to the model, whose forward and backward
+        passes are `flops`, see `PassFlops`.
     own: the items of these, in their order.
     """
 
@@ -52,7 +54,10 @@ class SharedUpdate:
         dealt = ranks.shares, ranks.share, budget
         self.cuts = own_cuts(self.sequences, *dealt, pair_cost=model.pair_cost, share_prompt=shared)
         self.own = list(chain.from_iterable(self.cuts))
-        self.tokens = sum(tokens_fed([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts)
+        sizes = [pass_sizes([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts]
+        self.tokens = sum(tokens for tokens, _, _ in sizes)
+        trained = 0.0 if model.loaded.adapter_parameters else 1.0
+        self.flops = sum(pass_flops(model.model.config).of(*each, trained=trained) for each in sizes)
 
     def accumulate(self, name: str, total: Tensor, fed: Callable[[int], None]) -> tuple[FirstForward, list[Metrics]]:
         """Accumulate the gradient. Collective.

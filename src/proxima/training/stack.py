@@ -1,6 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from proxima.model.parallel.gather import gather_into, plain_copy
 from proxima.model.parallel.layer_lender import LayerGathering, LayerLender
 from proxima.model.parallel.sharding import own_slice
 from proxima.model.pretrained import LoadedModel
+from proxima.system.device_memory import PeakMemory, take_peak_memory
 from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.training.optimizer import AdamW, OnePassAdamW, Schedule, one_pass, restore_state
@@ -55,6 +57,9 @@ class UpdateResult:
         tokens: number of tokens fed to forward passes with a backward pass.
         updates: number of optimizer steps made.
         skipped: number of items, over all updates, for which `Objective.skippable` saved the forward pass.
+        flops: FLOP of the model in forward and backward passes, of all ranks; see `PassFlops`.
+        seconds: of the call, on this rank.
+        memory: the peak since the policy's last update, of the rank with most; None where torch does not count it.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -62,6 +67,9 @@ class UpdateResult:
     tokens: int = 0
     updates: int = 0
     skipped: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    memory: PeakMemory | None = None
 
 
 class TrainStack:
@@ -202,6 +210,7 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
+        began = time.perf_counter()
         with self._call(Update, objective, updates, planned, should_continue):
             budget = self.tokens_per_micro_batch
             shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
@@ -228,6 +237,7 @@ class TrainStack:
                 metrics += measured
                 norms.append(norm := self._step())
                 result.skipped += update.skipped
+                result.flops += update.flops
                 at_start = at_start and not first and self._skips(norm)
                 if not self._skips(norm):
                     before, moved = self._check_weights(before), moved + 1
@@ -236,8 +246,18 @@ class TrainStack:
             result.updates = len(norms)
             self.updates += max(0, planned - result.updates)  # the schedule reads it
             result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
-            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
+            tokens_and_flops = torch.tensor([tokens, result.flops], dtype=torch.float64)
+            fed_tokens, result.flops = self.ranks.sum(tokens_and_flops).tolist()
+            result.tokens = int(fed_tokens)
+            if self.name == POLICY:
+                result.memory = self._peak_memory()
+            result.seconds = time.perf_counter() - began
             return result
+
+    def _peak_memory(self) -> PeakMemory | None:
+        """The peak of the rank with most since the last call. Collective where there is a peak."""
+        peak = take_peak_memory(self.model.device)
+        return None if peak is None else PeakMemory(*map(self.ranks.maximum, peak))
 
     def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
         """On rank 0: send every rank a message about this stack, see `Ranks.call`."""
