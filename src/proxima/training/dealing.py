@@ -78,8 +78,6 @@ def work_of(items: Items, *, pair_cost: float = 0.0, share_prompt: bool = True) 
 def deal(items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True) -> list[Cuts]:
     """Return the micro-batches of each share; a share may be empty.
 
-    Every rank computes the same from the same items.
-
     Args:
         items: the sequences of each item.
         budget: tokens of a micro-batch, as `micro_batches` counts them; a single item above it gets one of its own.
@@ -212,10 +210,10 @@ def items_of(pieces: Sequence[Piece]) -> list[int]:
     return sorted(i for piece in pieces for i in piece.items)
 
 
-def own_cuts(
-    items: Items, shares: int, share: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True
-) -> Cuts:
-    """Return the micro-batches of a share. A single one keeps the order of the items."""
+def cuts_of_shares(
+    items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True
+) -> list[Cuts]:
+    """Return the micro-batches of each share. A single one keeps the order of the items."""
     if shares == 1:
-        return micro_batches(items, budget, share_prompt=share_prompt)
-    return deal(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)[share]
+        return [micro_batches(items, budget, share_prompt=share_prompt)]
+    return deal(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)
