@@ -26,6 +26,7 @@ from tests.runtime.tiny_run import NO_EVAL, Watcher, evals_of, go, recipe, steps
 TRAIN_KEYS = {  # those that no test below reads
     *("loss", "approx_kl", "ratio_mean", "ratio_max", "masked_fraction", "prefix_spend", "grad_norm", "length/mean"),
     *("tokens/trained", "tokens_per_second/generate", "tokens_per_second/train", "time/publish", "reward/invalid"),
+    *("device/mfu", "device/flops_per_second", "tokens_per_second/device"),
 }
 
 
@@ -85,6 +86,7 @@ def test_metrics_lines(whole):
         assert r["policy_version"] == r["step"] and r["completions"] == 16 and r["prompts"] == 4
         assert all(isinstance(v, (int, float)) and math.isfinite(v) for k, v in r.items() if k != "kind"), r
         assert r["time/step"] >= r["time/generate"] + r["time/train"] > 0
+        assert r["time/train"] >= r["time/update"] > 0
     times = [r["time"] for r in records]
     assert times == sorted(times) and times[0] > 0
     rates = [r["lr"] for r in steps_of(run.path)]

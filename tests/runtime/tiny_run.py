@@ -196,7 +196,8 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if k != "time" and not k.startswith(("time/", "tokens_per_second/"))}
+    clocked = ("time/", "tokens_per_second/", "device/")
+    return {k: v for k, v in record.items() if k != "time" and not k.startswith(clocked)}
 
 
 def traces(folder: Path) -> dict[str, Any]:

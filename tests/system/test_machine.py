@@ -7,6 +7,7 @@ import torch
 
 import proxima
 from proxima.system import machine
+from proxima.system.device_memory import take_peak_memory
 
 
 @pytest.fixture
@@ -73,6 +74,16 @@ def test_the_unit_of_the_peak_is_that_of_the_system(monkeypatch):
     assert 1 << 21 < peak < 1 << 40
     monkeypatch.setattr(machine.sys, "platform", "darwin")
     assert machine.peak_memory_bytes() < peak / 500
+
+
+def test_the_peak_of_a_gpu_begins_anew_when_it_is_taken(monkeypatch):
+    peak = {"allocated": 3, "reserved": 5}
+    for name in peak:
+        monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda device, name=name: peak[name])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peak.update(allocated=1, reserved=4))
+    gpu = torch.device("cuda")
+    assert [take_peak_memory(gpu), take_peak_memory(gpu)] == [(3, 5), (1, 4)]
+    assert take_peak_memory(torch.device("cpu")) is None
 
 
 def test_only_the_affinity_says_how_many_cores_there_are():

@@ -1,6 +1,8 @@
 """What every rank does in `test_ranks` and `test_joint`: updates on several ranks against the same on one process."""
 
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -271,6 +273,47 @@ def same_weights_and_ends(rank: int, folder: Path) -> None:
             ended_calls(stack, items)
         ranks.end(None)
         same_schedule(stack)
+
+
+@contextmanager
+def received_bytes() -> Iterator[list[int]]:
+    """The bytes of the tensors that other ranks have sent to this one, one entry for each."""
+    received = list[int]()
+
+    def counting(operation):
+        def counted(tensor, *args, **kwargs):
+            received.append(tensor.numel() * tensor.element_size())
+            return operation(tensor, *args, **kwargs)
+
+        return counted
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("broadcast", "scatter", "recv"):
+            patch.setattr(dist.distributed_c10d, name, counting(getattr(dist, name)))
+        yield received
+
+
+def only_its_share(rank: int, folder: Path) -> None:
+    """A rank receives its part of the items and no other, whatever it computes."""
+    ranks, shared, _ = stacks_of(rank, folder, {}, budget=600)
+    stack, draw = shared.new("policy"), np.random.default_rng(4)
+    items = [
+        replace(row, behavior_log_prob=-draw.random(len(row.tokens)), advantage=draw.normal(size=len(row.tokens)))
+        for row in near(rows(*[(9, (250, 260))] * 8), [torch.zeros(260)[: 250 + 10 * (i % 2)] for i in range(16)])
+    ]
+    whole = len(pickle.dumps(items))
+    calls = {
+        "stage": lambda: stack.columns(stage_of("policy", stack), items),
+        "update": lambda: stack.update(policy(), [items]),
+    }
+    for name, call in calls.items():
+        if rank == 0:
+            call()
+            ranks.end(None)
+            continue
+        with received_bytes() as received:
+            follow(stack, ranks)
+        assert sum(received) < 1.3 * whole / ranks.shares, (name, received, whole)
 
 
 class FailsOnOne(PolicyObjective):

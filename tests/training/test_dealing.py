@@ -10,7 +10,7 @@ from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.attention_cost import pair_cost
 from proxima.model.micro_batch import micro_batches, tokens_laid_out
-from proxima.training.dealing import cost_of_passes, deal, own_cuts, pairs, together
+from proxima.training.dealing import cost_of_passes, cuts_of_shares, deal, pairs, together
 from tests.model.rows import rows
 
 
@@ -82,7 +82,7 @@ def test_a_group_stays_together_where_that_costs_nothing():
 
 def test_a_single_share_keeps_the_order():
     items = grouped(4, 3, 1)
-    assert own_cuts(items, 1, 0, 900) == micro_batches(items, 900)
+    assert cuts_of_shares(items, 1, 900) == [micro_batches(items, 900)]
     assert deal([], 3, 100) == [[], [], []]
 
 

@@ -11,6 +11,7 @@ from tests.tiny_images import make_tiny_reader
 from tests.training.shared_updates import (
     SUM_LATER,
     one_of_a_group_fails,
+    only_its_share,
     same_updates,
     same_updates_of_images,
     same_weights_and_ends,
@@ -66,6 +67,11 @@ def test_images_are_shown_on_several_ranks(kind, tmp_path):
 )
 def test_columns_weights_and_ended_calls(size, folder):
     run_ranks(same_weights_and_ends, size, folder)
+
+
+@pytest.mark.slow
+def test_a_rank_receives_only_its_share(folder):
+    run_ranks(only_its_share, 4, folder)
 
 
 @pytest.mark.slow

@@ -2,18 +2,25 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, PpoClip, TokenMean
 from proxima.core.correction import CORRECTIONS
 from proxima.data import NotFiniteError
+from proxima.model.pass_flops import pass_flops
 from proxima.model.policy import Policy
+from proxima.system.device_memory import PeakMemory
+from proxima.training import stack
+from proxima.training.dealing import pass_sizes
 from proxima.training.forward_stage import LogProbStage
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.optimizer import AdamW
+from proxima.training.ranks import ALONE
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.training.helpers import ADVANTAGES, gradients, recorded, trainer, trainer_of, trajectories, weights
 
@@ -43,6 +50,38 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
         assert_close(other_seen, seen, 1e-5)
         assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6, nan_ok=True)
     assert runs[True, 10_000][2].tokens < 0.6 * result.tokens
+
+
+def test_its_flops_are_those_that_torch_counts():
+    """Products with the weights, to the last; the output layer is computed again in the backward pass, which is work of
+    the device and not of the model. Of attention torch counts whole rectangles."""
+    items = trajectories()
+    model = Policy(loaded("llama"), share_prompt=False)
+    with FlopCounterMode(display=False) as counter:
+        result = trainer_of(model, tokens_per_micro_batch=10_000, skip_zero_advantage=False).update(ALL, items)
+    products = counter.get_flop_counts()["Global"][torch.ops.aten.mm]
+    flops = pass_flops(model.model.config)
+    active = [(item,) for item in items if len(item.tokens)]
+    _, rows, attended = pass_sizes(active, share_prompt=False)
+    again = flops.row * rows
+    assert result.flops == products - again + 3 * flops.pair * attended
+    assert flops.of(10, 2, 3) == 10 * flops.token + 2 * flops.row + 3 * flops.pair
+    assert flops.of(10, 2, 3, trained=0.0) == 20 * flops.token + 4 * flops.row + 9 * flops.pair
+
+    shared = trainer(skip_zero_advantage=False).update(ALL, items)
+    twice = trainer(skip_zero_advantage=False).update([[0], [0]], items)
+    once = trainer(skip_zero_advantage=False).update([[0]], items)
+    assert shared.flops < result.flops and twice.flops == 2 * once.flops > 0
+    assert once.seconds > 0 and once.memory is None
+
+
+def test_the_peak_of_memory_is_of_the_rank_with_most(monkeypatch):
+    """A stand-in for the counters of a GPU, and for another rank."""
+    monkeypatch.setattr(stack, "take_peak_memory", lambda device: PeakMemory(allocated=3, reserved=9))
+    trained = trainer()
+    monkeypatch.setattr(trained.stack, "ranks", SimpleNamespace(**{name: getattr(ALONE, name) for name in dir(ALONE)}))
+    trained.stack.ranks.maximum = lambda count: max(count, 5)
+    assert trained.update(ALL, trajectories()).memory == PeakMemory(allocated=5, reserved=9)
 
 
 def test_skipped_trajectories_are_counted_and_have_no_token_statistics():

@@ -13,6 +13,11 @@ def test_what_the_probe_found_beside_its_bounds():
     assert sync_line(prepared) == f"{expected}  1.2 s after 0.9 s to prepare"
 
 
+def test_the_parts_of_its_time():
+    parts = {"sync/prepare_seconds": 0.92, "sync/send_seconds": 0.81, "sync/probe_seconds": 0.0432}
+    assert sync_line({**PROBED, **parts}).endswith("  1.2 s after 0.9 s to prepare  (send 0.8 s + probe 43 ms)")
+
+
 def test_what_was_not_measured_is_left_out():
     assert sync_line(PROBED) == "weights of version 3 at 1 server: probe mean 0.000212 max 0.00314 nats  1.2 s"
 

@@ -2,6 +2,8 @@
 of bfloat16 and float32, by measurement. A processor without bfloat16 instructions emulates its products, at up to 30
 times the time, in the orientation of the gradient of the input most of all.
 
+`product_rate` is what a device makes of them, beside which a run shows its own rate.
+
 A run decides once, before it loads anything, and records the outcome (`config.outcomes`); whoever builds an engine or a
 model in Python without a config gets the decision of this process.
 """
@@ -16,7 +18,7 @@ import torch
 from torch import Tensor
 
 from proxima.model.pretrained import DTYPES, resolve_device
-from proxima.system.machine import processor_name
+from proxima.system.machine import gemm_rate, processor_name
 
 # of matrix products; a field with this type is decided by `config.outcomes`, whatever its name
 ComputeDtype = Literal["auto", "bfloat16", "float32"]
@@ -28,6 +30,7 @@ MARGIN = 1.1
 SIZES = (128, 256)  # of the matrices, the small ones first
 DECISIVE = 3.0  # a ratio of the small products beyond which the larger are not measured: emulation is slow
 REPEATS = 3
+SMALL_PRODUCT = 384  # the size from which the rate of products on a CPU no longer grows
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,16 @@ def _measured() -> DtypeChoice:
     if dtype == "bfloat16" and ratio < 1:
         reason += ", and halve the caches"
     return DtypeChoice(dtype, reason)
+
+
+@cache
+def product_rate(dtype: torch.dtype, device: torch.device) -> float:
+    """FLOP/s of large matrix products in `dtype` on a device, as measured by the first call of a process: some 20 ms;
+    of bfloat16 on a processor without instructions for it, some 100 ms."""
+    name = str(dtype).removeprefix("torch.")
+    if device.type == "cpu":
+        return gemm_rate(name, size=SMALL_PRODUCT, seconds=0.02)
+    return gemm_rate(name, str(device), seconds=0.05)
 
 
 def speed_ratio() -> float:

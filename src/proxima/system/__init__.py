@@ -7,6 +7,7 @@
     user_modules     modules that a recipe names, and packages that only some recipes need
     bounded_reading  answers of other processes, up to a limit
     openmp           how long threads spin before they sleep
+    device_memory    what torch has used of a GPU          out_of_memory    recognises memory that has run out
     machine          processor, compiler, cache folder; versions and machine of a run, for `environment.json`
     secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
     http_clients     all clients of HTTP servers           proxies          never asked for this machine

@@ -166,10 +166,12 @@ def peak_memory_bytes() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
-    """Measure the FLOP/s of `size`³ matrix products in `dtype`, the best of several; takes about `seconds`."""
+def gemm_rate(dtype: str, device: str = "cpu", size: int = 0, seconds: float = 0.2) -> float:
+    """Measure the FLOP/s of `size`³ matrix products in `dtype`, the best of several; takes about `seconds`. 0: a size
+    that fills the device."""
     import torch
 
+    size = size or (4096 if device.startswith("cuda") else 1024)
     kind = getattr(torch, dtype)
     a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
 

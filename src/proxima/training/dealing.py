@@ -78,8 +78,6 @@ def work_of(items: Items, *, pair_cost: float = 0.0, share_prompt: bool = True) 
 def deal(items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True) -> list[Cuts]:
     """Return the micro-batches of each share; a share may be empty.
 
-    Every rank computes the same from the same items.
-
     Args:
         items: the sequences of each item.
         budget: tokens of a micro-batch, as `micro_batches` counts them; a single item above it gets one of its own.
@@ -130,6 +128,17 @@ def pairs(sequences: Sequence[Trajectory], share_prompt: bool, group: int | None
         total += response * prompt + response * response / 2
         group = trajectory.group
     return total
+
+
+def pass_sizes(items: Items, *, share_prompt: bool) -> tuple[int, int, float]:
+    """Return the tokens that a micro-batch of these items feeds to the model, those that it predicts, and the pairs of
+    tokens that attend to each other."""
+    rows, attended, group = 0, 0.0, None
+    for sequences in items:
+        rows += sum(len(trajectory.tokens) for trajectory in sequences)
+        attended += pairs(sequences, share_prompt, group)
+        group = sequences[-1].group
+    return tokens_fed(items, share_prompt=share_prompt), rows, attended
 
 
 def pieces_of(work: Work, limit: float, budget: int) -> list[Piece]:
@@ -201,10 +210,10 @@ def items_of(pieces: Sequence[Piece]) -> list[int]:
     return sorted(i for piece in pieces for i in piece.items)
 
 
-def own_cuts(
-    items: Items, shares: int, share: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True
-) -> Cuts:
-    """Return the micro-batches of a share. A single one keeps the order of the items."""
+def cuts_of_shares(
+    items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, share_prompt: bool = True
+) -> list[Cuts]:
+    """Return the micro-batches of each share. A single one keeps the order of the items."""
     if shares == 1:
-        return micro_batches(items, budget, share_prompt=share_prompt)
-    return deal(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)[share]
+        return [micro_batches(items, budget, share_prompt=share_prompt)]
+    return deal(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)

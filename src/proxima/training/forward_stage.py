@@ -27,7 +27,7 @@ from proxima.model.log_prob import TopTokens, top_k_log_prob
 from proxima.model.moe import split_chosen
 from proxima.model.packed_model import PackedModel
 from proxima.model.policy import Policy
-from proxima.training.dealing import own_cuts
+from proxima.training.dealing import cuts_of_shares
 from proxima.training.ranks import ALONE, Ranks
 
 
@@ -61,30 +61,53 @@ class ForwardStage:
         """Close the resources of the stage; by default it has none."""
 
 
-@torch.no_grad()
-def stage_columns(
-    stage: ForwardStage,
-    trajectories: Sequence[Trajectory],
-    budget: int,
-    *,
-    share_prompt: bool,
-    pair_cost: float = 0.0,
-    ranks: Ranks = ALONE,
-) -> dict[str, list[Floats]]:
-    """The columns that a stage fills, [T, …] for each trajectory, in micro-batches of at most `budget` tokens.
-    Collective: each rank fills the columns of its share, see `deal`. Rank 0 returns all of them; the other ranks return
-    their own, and empty columns for the rest."""
+@dataclass(frozen=True)
+class StageShare:
+    """What a rank fills of the columns of a stage.
+
+    Args:
+        places: of the trajectories, in their order below, among all those that are filled.
+        batches: the trajectories of each micro-batch.
+        idle: one for each pass that other ranks make more; its columns are not read.
+    """
+
+    places: Sequence[int]
+    batches: Sequence[Sequence[Trajectory]]
+    idle: Sequence[Trajectory] = ()
+
+
+def stage_shares(
+    trajectories: Sequence[Trajectory], shares: int, budget: int, *, share_prompt: bool, pair_cost: float = 0.0
+) -> list[StageShare]:
+    """Deal trajectories to the ranks' shares, in micro-batches of at most `budget` tokens; see `deal`."""
     order = packing_order([(trajectory,) for trajectory in trajectories])
     packed = [trajectories[i] for i in order]
     items = [(item,) for item in packed]
-    cuts = own_cuts(items, ranks.shares, ranks.share, budget, pair_cost=pair_cost, share_prompt=share_prompt)
-    own_places = list(chain.from_iterable(cuts))
-    idle = ranks.maximum(len(cuts)) - len(cuts)
-    values = _filled(stage, [[packed[i] for i in cut] for cut in cuts])
-    for _ in range(idle):  # other ranks have more micro-batches, and wait for this one in each
-        stage(stage.pack([min(packed, key=len)]))
-    everywhere = ranks.gather_shares(([order[i] for i in own_places], values))
-    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, filled in everywhere for name in filled}
+    dealt = cuts_of_shares(items, shares, budget, pair_cost=pair_cost, share_prompt=share_prompt)
+    passes = max(map(len, dealt))
+    out = []
+    for cuts in dealt:
+        idle = [min(packed, key=len)] * (passes - len(cuts)) if packed else []
+        places = [order[i] for i in chain.from_iterable(cuts)]
+        out.append(StageShare(places, [[packed[i] for i in cut] for cut in cuts], idle))
+    return out
+
+
+@torch.no_grad()
+def stage_columns(
+    stage: ForwardStage, shares: Sequence[StageShare] | None, ranks: Ranks = ALONE
+) -> dict[str, list[Floats]]:
+    """The columns that a stage fills, [T, …] for each trajectory, in order, on rank 0, which alone has the `shares`;
+    nothing on the other ranks. Collective."""
+    own = ranks.scatter(None if shares is None else shares.__getitem__)
+    values = _filled(stage, own.batches)
+    for trajectory in own.idle:
+        stage(stage.pack([trajectory]))
+    everywhere = ranks.gather_shares((own.places, values))
+    if shares is None:
+        return {}
+    count = sum(len(share.places) for share in shares)
+    out: dict[str, list[Any]] = {name: [()] * count for _, filled in everywhere for name in filled}
     for places, filled in everywhere:
         for name, columns in filled.items():
             for place, column in zip(places, columns, strict=True):

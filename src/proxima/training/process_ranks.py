@@ -68,6 +68,22 @@ class ProcessRanks(Ranks):
             dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]
 
+    def scatter(self, make: Callable[[int], T] | None, *, device: torch.device | str | None = None) -> T:
+        values: list[Any] | None = None
+        own: Any = None
+        if make is not None:
+            of_shares = [make(share) for share in range(self.shares)]
+            own, *_ = of_shares
+            sent = of_shares if device is None else [moved(value, "cpu") for value in of_shares]
+            values = [sent[rank // self.ranks_per_share] if rank else None for rank in range(self.size)]
+        received: list[Any] = [None]
+        with self.status.within("scatter"):
+            dist.scatter_object_list(received, values, src=0, group=self.objects)
+        if make is None:
+            own = received[0] if device is None else moved(received[0], device)
+        share: T = own
+        return share
+
     def agree(self, problem: Exception | None) -> None:
         text = f"{type(problem).__name__}: {problem}"
         problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
@@ -88,9 +104,8 @@ class ProcessRanks(Ranks):
             dist.gather_object(moved(value, "cpu"), values, dst=0, group=self.objects)
         return [value] if values is None else values
 
-    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
-        values = self.gather_everywhere(value) if everywhere else self.gather(value)
-        return [moved(each, device) for each in values[:: self.ranks_per_share]]
+    def gather_shares(self, value: T, *, device: torch.device | str = "cpu") -> list[T]:
+        return [moved(each, device) for each in self.gather(value)[:: self.ranks_per_share]]
 
     def gather_everywhere(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
@@ -99,7 +114,7 @@ class ProcessRanks(Ranks):
         return values
 
     def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
-        return self.gather_shares(merge_metrics(metrics), everywhere=True)
+        return self.gather_shares(merge_metrics(metrics))
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().cpu().clone()

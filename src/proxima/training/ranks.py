@@ -5,7 +5,7 @@ No objective, surrogate or advantage knows about ranks. `Ranks` is the case of a
 `proxima.training.process_ranks` implements several.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError
-from proxima.data.trajectory import Trajectory
 from proxima.training.objectives.protocol import Objective
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 class Message:
     """Tells the other ranks what every rank does next; `placement.follower` executes it there. A message contains only
-    values: names of stacks and columns, trajectories with numpy columns, and the specs of a loss. Its `str` names the
+    values: names of stacks and columns, and the specs of a loss. Its `str` names the
     work in status reports, such as `update of policy`."""
 
     @property
@@ -160,17 +159,23 @@ class Ranks:
         """Rank 0's value, on every rank; collective."""
         return value
 
+    def scatter(self, make: Callable[[int], T] | None, *, device: torch.device | str | None = None) -> T:
+        """What rank 0 makes for this rank's share, of its index; no rank receives what is made for others. None on the
+        other ranks. Collective; tensors of another rank arrive on `device`, None: there are none but on the CPU."""
+        assert make is not None
+        return make(0)
+
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
         return [value]
 
-    def gather_shares(self, value: T, *, everywhere: bool = False, device: torch.device | str = "cpu") -> list[T]:
-        """The values of all shares, each from the first rank that has it, on rank 0; elsewhere only this rank's, unless
-        `everywhere`. Collective; the tensors of several ranks arrive on `device`."""
+    def gather_shares(self, value: T, *, device: torch.device | str = "cpu") -> list[T]:
+        """The values of all shares, each from the first rank that has it, on rank 0; elsewhere only this rank's.
+        Collective; the tensors of several ranks arrive on `device`."""
         return [value]
 
     def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
-        """The metrics of all shares, on every rank; collective."""
+        """The metrics of all shares, on rank 0; elsewhere only this rank's. Collective."""
         return metrics
 
     def sum(self, value: Tensor) -> Tensor:
@@ -216,20 +221,20 @@ class OfStack(Message):
 
 @dataclass(frozen=True)
 class Fill(OfStack):
-    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
+    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`; then rank 0 scatters what each
+    fills."""
 
     column: str
-    trajectories: Sequence[Trajectory]
 
 
 @dataclass(frozen=True)
 class Update(OfStack):
-    """`TrainStack.update` with these arguments."""
+    """`TrainStack.update` with these arguments; then rank 0 scatters the items. After each update it says whether
+    another one follows, if it may end them early."""
 
     objective: Objective[Any]
-    updates: Sequence[Sequence[Any]]
     planned: int
-    should_continue: Callable[[Sequence[Any], Metrics], bool] | None
+    may_stop: bool
 
 
 class Gather(OfStack):

@@ -1,11 +1,12 @@
 """The gradient of an update: forward and backward passes over this rank's share of its items.
 
-Every rank gets the same update and determines its share by the same function. Reductions make the ranks agree on
-denominators, statistics, metrics and problems. A single process is the only rank.
+Rank 0 deals the items, and each rank receives those of its share. Reductions make the ranks agree on problems; metrics
+and statistics are gathered on rank 0, which computes what depends on the whole update. A single process is rank 0.
 """
 
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from itertools import chain, islice
 from typing import Any
@@ -15,14 +16,81 @@ from torch import Tensor
 
 from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
-from proxima.data.packed_batch import packing_order
+from proxima.data.packed_batch import PackedBatch, packing_order
 from proxima.data.trajectory import Trajectory
-from proxima.model.micro_batch import micro_batches, tokens_fed
-from proxima.model.packed_model import PackedModel
+from proxima.model.micro_batch import micro_batches
+from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.pass_flops import pass_flops
 from proxima.system.out_of_memory import memory_of
-from proxima.training.dealing import own_cuts
-from proxima.training.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
+from proxima.training.dealing import cuts_of_shares, pass_sizes
+from proxima.training.objectives.protocol import FirstForward, Measured, Objective, TokenStatistics
 from proxima.training.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class UpdateShare:
+    """What a rank receives of an update.
+
+    Args:
+        cuts: its micro-batches, as indices of the items that are run.
+        items: those of its micro-batches, by index.
+        denominators: see `Objective.denominators`; None: they depend on the statistics of the batch.
+    """
+
+    cuts: Sequence[Sequence[int]]
+    items: Mapping[int, Any]
+    denominators: Sequence[Tensor] | None
+
+
+class DealtUpdate:
+    """An update with all its items, on rank 0.
+
+    Args:
+        objective: the loss to minimise.
+        items: of the update, as the objective reads them.
+        shares: into which they are dealt.
+        budget: tokens of one micro-batch.
+
+    sequences: of each item that is run, in the order in which the items are packed.
+    skipped: the number of items for which `Objective.skippable` saves the forward pass.
+    shares: what each share receives.
+    """
+
+    def __init__(
+        self, objective: Objective[Any], items: Sequence[Any], model: PackedModel, shares: int, budget: int
+    ) -> None:
+        self.items = items
+        pairs = [(item, objective.sequences(item)) for item in items]
+        active = [(item, sequences) for item, sequences in pairs if any(len(each.tokens) for each in sequences)]
+        run = [(item, sequences) for item, sequences in active if not objective.skippable(item)]
+        run = [run[i] for i in packing_order([sequences for _, sequences in run])]
+        self.sequences = [sequences for _, sequences in run]
+        self.skipped = len(active) - len(run)
+        denominators = None
+        if not (objective.has_batch_statistics and run):
+            denominators = objective.denominators(items)
+        dealt = cuts_of_shares(
+            self.sequences, shares, budget, pair_cost=model.pair_cost, share_prompt=model.share_prompt
+        )
+        self.shares = []
+        for cuts in dealt:
+            own = {i: run[i][0] for cut in cuts for i in cut}
+            self.shares.append(UpdateShare(cuts, own, denominators))
+
+
+@dataclass(frozen=True)
+class StatisticsShare:
+    """What a rank receives of the statistics of a batch.
+
+    Args:
+        of_cuts: those of each of its micro-batches, see `BatchStatistics.take`.
+        denominators: see `Objective.denominators`.
+        metrics: on rank 0, so that they are counted once.
+    """
+
+    of_cuts: Sequence[Any]
+    denominators: Sequence[Tensor]
+    metrics: Metrics
 
 
 class SharedUpdate:
@@ -30,29 +98,46 @@ class SharedUpdate:
 
     Args:
         objective: the loss to minimise.
-        items: of the update, as the objective reads them.
+        share: of this rank.
         budget: tokens of one micro-batch.
+        whole: on rank 0, with all items.
 
-    run, sequences: the items that are run, in the order in which they are packed, and the sequences of each.
-    skipped: the number of items for which `Objective.skippable` saves the forward pass.
-    cuts: this rank's micro-batches, as indices of `run`; they feed `tokens` to the model.
+    sequences: of each item of the share, by index.
+    cuts: this rank's micro-batches, as indices of the items that are run; they feed `tokens` to the model, whose
+        forward and backward passes are `flops`, see `PassFlops`.
     own: the items of these, in their order.
     """
 
     def __init__(
-        self, objective: Objective[Any], items: Sequence[Any], model: PackedModel, ranks: Ranks, budget: int
+        self,
+        objective: Objective[Any],
+        share: UpdateShare,
+        model: PackedModel,
+        ranks: Ranks,
+        budget: int,
+        whole: DealtUpdate | None,
     ) -> None:
-        self.objective, self.items, self.model, self.ranks, self.budget = objective, items, model, ranks, budget
-        pairs = [(item, objective.sequences(item)) for item in items]
-        active = [(item, sequences) for item, sequences in pairs if any(len(each.tokens) for each in sequences)]
-        run = [(item, sequences) for item, sequences in active if not objective.skippable(item)]
-        run = [run[i] for i in packing_order([sequences for _, sequences in run])]
-        self.run, self.sequences = [item for item, _ in run], [sequences for _, sequences in run]
-        self.skipped, shared = len(active) - len(run), model.share_prompt
-        dealt = ranks.shares, ranks.share, budget
-        self.cuts = own_cuts(self.sequences, *dealt, pair_cost=model.pair_cost, share_prompt=shared)
+        self.objective, self.share, self.model, self.ranks = objective, share, model, ranks
+        self.budget, self.whole, self.cuts = budget, whole, share.cuts
         self.own = list(chain.from_iterable(self.cuts))
-        self.tokens = sum(tokens_fed([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts)
+        self.sequences = {
+            i: objective.sequences(item) if whole is None else whole.sequences[i] for i, item in share.items.items()
+        }
+        shared = model.share_prompt
+        sizes = [pass_sizes([self.sequences[i] for i in cut], share_prompt=shared) for cut in self.cuts]
+        self.tokens = sum(tokens for tokens, _, _ in sizes)
+        trained = 0.0 if model.loaded.adapter_parameters else 1.0
+        self.flops = sum(pass_flops(model.model.config).of(*each, trained=trained) for each in sizes)
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """All items of the update, on rank 0."""
+        return () if self.whole is None else self.whole.items
+
+    @property
+    def skipped(self) -> int:
+        """The number of items, on rank 0, for which `Objective.skippable` saves the forward pass."""
+        return 0 if self.whole is None else self.whole.skipped
 
     def accumulate(self, name: str, total: Tensor, fed: Callable[[int], None]) -> tuple[FirstForward, list[Metrics]]:
         """Accumulate the gradient. Collective.
@@ -62,15 +147,13 @@ class SharedUpdate:
             total: [] float64, to which the loss of this rank is added.
             fed: called with the number of tokens of each micro-batch that is done.
 
-        Returns: the statistics of all trajectories, and the metrics of all ranks.
+        Returns: on rank 0 the statistics of all trajectories, and the metrics of all ranks.
         """
-        objective, statistics, row = self.objective, None, dict[int, int]()
-        if objective.has_batch_statistics and self.run:
-            statistics, row = self._batch_statistics()
-        denominators = [
-            torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators(self.items, statistics)
-        ]
+        objective, statistics, known = self.objective, None, self.share.denominators
+        if known is None:
+            statistics = self._batch_statistics()
+            known = statistics.denominators
+        denominators = [torch.where(d == 0, torch.ones_like(d), d).to(self.model.device) for d in known]
         measured, metrics = Measured(), list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
         passes = self.ranks.maximum(len(self.cuts))
@@ -86,7 +169,7 @@ class SharedUpdate:
             work = f"{part}, {len(batch.tokens):,} tokens"
             with memory_of(work):
                 outputs = self.model(batch, objective.outputs)
-            statistics_of_cut = None if statistics is None else statistics.take([row[i] for i in self.cuts[index]])
+            statistics_of_cut = None if statistics is None else statistics.of_cuts[index]
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
@@ -113,18 +196,19 @@ class SharedUpdate:
         except ValueError as error:  # invalid values of a token
             problem = problem or error
         self.ranks.agree(problem)
-        everywhere = ChainMap(*self.ranks.gather_shares(by_item, everywhere=True))
-        first = [pair for i in sorted(everywhere) for pair in zip(self.sequences[i], everywhere[i], strict=False)]
+        gathered = ChainMap(*self.ranks.gather_shares(by_item))
+        sequences = self.sequences if self.whole is None else self.whole.sequences
+        first = [pair for i in sorted(gathered) for pair in zip(sequences[i], gathered[i], strict=False)]
         of_statistics = [] if statistics is None else [statistics.metrics]
         return first, [*of_statistics, *self.ranks.gather_metrics(metrics)]
 
     def measure_first(self, first: FirstForward, observe: Callable[[FirstForward], None] | None) -> Metrics:
-        """Measure and observe before the first optimizer step; `observe` may raise, which refuses the step on every
-        rank. Collective."""
+        """On rank 0, measure and observe before the first optimizer step; `observe` may raise, which refuses the step
+        on every rank. Collective."""
         problem: Exception | None = None
         metrics: Metrics = {}
         try:
-            if first:
+            if first and self.whole is not None:
                 metrics = self.objective.measure_first(first, self.model.device)
             if observe is not None:
                 observe(first)
@@ -134,11 +218,10 @@ class SharedUpdate:
         return metrics
 
     @torch.no_grad()
-    def _batch_statistics(self) -> tuple[BatchStatistics, dict[int, int]]:
-        """The objective's statistics of all items, on every rank, and the row of each item of this rank in the packs
-        that they were computed from."""
+    def _batch_statistics(self) -> StatisticsShare:
+        """This rank's share of the objective's statistics of all items, which rank 0 computes. Collective."""
         objective = self.objective
-        sequences = [objective.statistics_sequences(item) for item in self.run]
+        sequences = {i: objective.statistics_sequences(item) for i, item in self.share.items.items()}
         cuts, parts = self._cuts(sequences), []
         idle = self.ranks.maximum(len(cuts)) - len(cuts)
         for cut in cuts:
@@ -146,13 +229,34 @@ class SharedUpdate:
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
         for _ in range(idle):
             self.model.idle_pass(objective.statistics_outputs, backward=False)
-        everywhere = self.ranks.gather_shares((len(self.own), parts), everywhere=True, device=self.model.device)
-        parts = [pair for _, packs in everywhere for pair in packs]
-        start = sum(count for count, _ in everywhere[: self.ranks.share])
-        rows = {i: row for row, i in enumerate(chain.from_iterable(cuts), start)}
-        return objective.batch_statistics(parts), rows
+        order = list(chain.from_iterable(cuts))
+        gathered = self.ranks.gather_shares((order, parts), device=self.model.device)
+        make: Callable[[int], StatisticsShare] | None = None
+        problem: Exception | None = None
+        if self.whole is not None:
+            try:
+                make = self._make_statistics(self.whole, gathered)
+            except Exception as error:  # the other ranks wait for their shares
+                problem = error
+        self.ranks.agree(problem)
+        return self.ranks.scatter(make, device=self.model.device)
 
-    def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
+    def _make_statistics(
+        self, whole: DealtUpdate, gathered: Sequence[tuple[Sequence[int], Sequence[tuple[PackedBatch, TokenOutputs]]]]
+    ) -> Callable[[int], StatisticsShare]:
+        """Compute the statistics of all items from the indices and the passes of each share; returns what makes the
+        part of a share."""
+        statistics = self.objective.batch_statistics([part for _, parts in gathered for part in parts])
+        denominators = self.objective.denominators(whole.items, statistics)
+        row = {i: row for row, i in enumerate(i for order, _ in gathered for i in order)}
+
+        def make(share: int) -> StatisticsShare:
+            of_cuts = [statistics.take([row[i] for i in cut]) for cut in whole.shares[share].cuts]
+            return StatisticsShare(of_cuts, denominators, statistics.metrics if share == 0 else {})
+
+        return make
+
+    def _cuts(self, sequences: Mapping[int, Sequence[Trajectory]]) -> list[list[int]]:
         """The micro-batches of this rank's items by other sequences of theirs, as indices of all items."""
         cuts = micro_batches([sequences[i] for i in self.own], self.budget, share_prompt=self.model.share_prompt)
         return [[self.own[i] for i in cut] for cut in cuts]

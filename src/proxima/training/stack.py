@@ -1,6 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -21,11 +22,12 @@ from proxima.model.parallel.gather import gather_into, plain_copy
 from proxima.model.parallel.layer_lender import LayerLender
 from proxima.model.parallel.sharding import is_sharded, own_slice
 from proxima.model.pretrained import LoadedModel
-from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns
+from proxima.system.device_memory import PeakMemory, take_peak_memory
+from proxima.training.forward_stage import ForwardStage, LogProbStage, stage_columns, stage_shares
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.training.optimizer import AdamW, OnePassAdamW, Schedule, one_pass, restore_state
 from proxima.training.ranks import ALONE, Fill, Gather, Lend, Message, Ranks, Release, SharedProblem, Stages, Update
-from proxima.training.shared_update import SharedUpdate
+from proxima.training.shared_update import DealtUpdate, SharedUpdate, UpdateShare
 
 POLICY = "policy"  # the name of a run's first stack
 LEAST_COMPILED = 1 << 20  # number of trained weights from which a compiled step pays off
@@ -55,6 +57,9 @@ class UpdateResult:
         tokens: number of tokens fed to forward passes with a backward pass.
         updates: number of optimizer steps made.
         skipped: number of items, over all updates, for which `Objective.skippable` saved the forward pass.
+        flops: FLOP of the model in forward and backward passes, of all ranks; see `PassFlops`.
+        seconds: of the call, on this rank.
+        memory: the peak since the policy's last update, of the rank with most; None where torch does not count it.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -62,6 +67,9 @@ class UpdateResult:
     tokens: int = 0
     updates: int = 0
     skipped: int = 0
+    flops: float = 0.0
+    seconds: float = 0.0
+    memory: PeakMemory | None = None
 
 
 class TrainStack:
@@ -122,18 +130,17 @@ class TrainStack:
                 out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
-    def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        """The columns that a stage fills, [T, …] for each trajectory, see `stage_columns`. Collective."""
+    def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory] | None) -> dict[str, list[Floats]]:
+        """The columns that a stage fills, [T, …] for each trajectory, see `stage_columns`. `trajectories` are None on
+        the other ranks, each of which receives its share. Collective."""
         ranks = ALONE if stage.on_rank_zero else self.ranks
-        with ranks.call(Fill(self.name, stage.column, trajectories)):
-            return stage_columns(
-                stage,
-                trajectories,
-                self.tokens_per_micro_batch,
-                share_prompt=self.model.share_prompt,
-                pair_cost=self.model.pair_cost,
-                ranks=ranks,
-            )
+        shares = None
+        if trajectories is not None:
+            model = self.model
+            dealt = ranks.shares, self.tokens_per_micro_batch
+            shares = stage_shares(trajectories, *dealt, share_prompt=model.share_prompt, pair_cost=model.pair_cost)
+        with ranks.call(Fill(self.name, stage.column)):
+            return stage_columns(stage, shares, ranks)
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
         """Create stages in the middle of a run, on every rank at once: loading their models is collective."""
@@ -177,7 +184,7 @@ class TrainStack:
     def update(
         self,
         objective: Objective[Any],
-        updates: Sequence[Sequence[Any]],
+        updates: Sequence[Sequence[Any]] | None,
         progress: Callable[[int, int], None] | None = None,
         planned: int = 0,
         should_continue: Callable[[Sequence[Any], Metrics], bool] | None = None,
@@ -187,25 +194,27 @@ class TrainStack:
 
         Args:
             objective: the loss to minimise.
-            updates: the items of each update, as the objective reads them; an item may occur in several (epochs).
+            updates: the items of each update, as the objective reads them; an item may occur in several (epochs). None
+                on the other ranks, each of which receives those of its share.
             progress: called with (tokens done, tokens in total) after each micro-batch.
             planned: the least number of updates that the schedule counts for this call, so that a batch that was not
                 full advances it like a full one.
-            should_continue: called on every rank after each update with its items and its metrics; False skips the
-                remaining updates.
-            before_first: called with the statistics of the first forward passes before their optimizer step, which is
-                not made if the call raises. An update that skips all items and leaves the weights unchanged passes no
-                statistics, and the next one is still a first.
+            should_continue: called on rank 0 after each update with its items and its metrics; False skips the
+                remaining updates. The other ranks are told.
+            before_first: called on rank 0 with the statistics of the first forward passes before their optimizer step,
+                which is not made if the call raises. An update that skips all items and leaves the weights unchanged
+                passes no statistics, and the next one is still a first.
 
         Raises:
             ValueError: the loss lacks a tensor.
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
+        began = time.perf_counter()
         self.changes += 1
-        with self._call(Update, objective, updates, planned, should_continue):
-            budget = self.tokens_per_micro_batch
-            shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
+        dealt = None if updates is None else [self._dealt(objective, items) for items in updates]
+        with self._call(Update, objective, planned, should_continue is not None):
+            shared = self._shared(objective, dealt)
             before = 0.0 if self._one_pass else self._weight_norm()
             self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
             result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
@@ -229,16 +238,46 @@ class TrainStack:
                 metrics += measured
                 norms.append(norm := self._step())
                 result.skipped += update.skipped
-                at_start = at_start and not first and self._skips(norm)
+                result.flops += update.flops
+                at_start = at_start and not self.ranks.maximum(len(first)) and self._skips(norm)
                 if not self._skips(norm):
                     before, moved = self._check_weights(before), moved + 1
-                if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
-                    break
+                if should_continue is not None:
+                    goes_on = should_continue(update.items, merge_metrics(measured))
+                    if not self.ranks.share_value(goes_on):
+                        break
             result.updates = len(norms)
             self.updates += max(0, planned - result.updates)  # the schedule reads it
             result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
-            result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
+            tokens_and_flops = torch.tensor([tokens, result.flops], dtype=torch.float64)
+            fed_tokens, result.flops = self.ranks.sum(tokens_and_flops).tolist()
+            result.tokens = int(fed_tokens)
+            if self.name == POLICY:
+                result.memory = self._peak_memory()
+            result.seconds = time.perf_counter() - began
             return result
+
+    def _dealt(self, objective: Objective[Any], items: Sequence[Any]) -> DealtUpdate:
+        """An update, dealt to the ranks' shares."""
+        return DealtUpdate(objective, items, self.model, self.ranks.shares, self.tokens_per_micro_batch)
+
+    def _shared(self, objective: Objective[Any], dealt: Sequence[DealtUpdate] | None) -> list[SharedUpdate]:
+        """The updates with this rank's shares; `dealt` on rank 0. Collective."""
+        make: Callable[[int], list[UpdateShare]] | None = None
+        if dealt is not None:
+            make = partial(_of_share, dealt)
+        own = self.ranks.scatter(make)
+        wholes: Sequence[DealtUpdate | None] = dealt or [None] * len(own)
+        budget = self.tokens_per_micro_batch
+        return [
+            SharedUpdate(objective, share, self.model, self.ranks, budget, whole)
+            for share, whole in zip(own, wholes, strict=True)
+        ]
+
+    def _peak_memory(self) -> PeakMemory | None:
+        """The peak of the rank with most since the last call. Collective where there is a peak."""
+        peak = take_peak_memory(self.model.device)
+        return None if peak is None else PeakMemory(*map(self.ranks.maximum, peak))
 
     def _call(self, message: Callable[..., Message], *facts: Any) -> AbstractContextManager[None]:
         """On rank 0: send every rank a message about this stack, see `Ranks.call`."""
@@ -329,6 +368,11 @@ class TrainStack:
         """
         restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
         self.updates = int(facts["updates"])
+
+
+def _of_share(dealt: Sequence[DealtUpdate], share: int) -> list[UpdateShare]:
+    """What a share receives of each update."""
+    return [update.shares[share] for update in dealt]
 
 
 def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:

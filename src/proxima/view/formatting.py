@@ -59,6 +59,11 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f} tok/s" if value >= 9.95 else f"{value:.1f} tok/s"
 
 
+def gibibytes(size: float | None) -> str:
+    """`61.2 GiB` for bytes."""
+    return f"{size / 2**30:,.1f} GiB" if _shown(size) else NONE
+
+
 def percent(share: float | None) -> str:
     """`0.4 %` for 0.004."""
     return f"{100 * share:.1f} %" if _shown(share) else f"{NONE} %"

@@ -4,7 +4,7 @@
 12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
 12:04:31  auto   model.compute_dtype and engine.dtype = bfloat16: bfloat16 products are 2.4 × as fast on this processor
 12:04:49  eval  before   accuracy 0.125   25/200                                                           18 s
-12:04:53  step   1/40   reward 0.17  length 8.1  kl 0.0002  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 40s
+12:04:53  step   1/40   reward 0.17  length 8.1  kl 0.0002  gen 290 tok/s  mfu 31.4 %  4.1 s  eta 2m 40s
 """
 
 import math
@@ -32,6 +32,7 @@ from proxima.view.formatting import (
     count,
     duration,
     fixed,
+    gibibytes,
     magnitude,
     percent,
     printable,
@@ -59,6 +60,11 @@ class StepFigure(NamedTuple):
     width: int = 0  # of its column in the lines; 0: without a column, shown only if the step has recorded it
 
 
+DEVICE_FIGURES = (  # of a step that moves the weights
+    StepFigure("per device", "tokens_per_second/device", rate),
+    StepFigure("mfu", "device/mfu", percent),
+    StepFigure("memory", "device/memory_allocated", gibibytes),
+)
 ROLLOUT_FIGURES = (  # of a step that generates what it trains on
     StepFigure("reward", "reward/mean", fixed, 5),
     StepFigure("length", "length/mean", lambda v: fixed(v, 1), 5),
@@ -69,6 +75,7 @@ ROLLOUT_FIGURES = (  # of a step that generates what it trains on
     StepFigure("explained", "value/explained_variance", fixed),
     StepFigure("gen", "tokens_per_second/generate", rate, 9),
     StepFigure("train", "tokens_per_second/train", rate, 9),
+    *DEVICE_FIGURES,
 )
 ASYNC_FIGURES = (  # of one that generates during training
     StepFigure("queue", "async/queue", count),
@@ -84,6 +91,7 @@ EXAMPLE_FIGURES = (  # of one on a fixed data set
     StepFigure("lr", "lr", lambda v: f"{v or 0:.2e}", 8),
     StepFigure("epoch", "epoch", lambda v: fixed(v, 3), 5),
     StepFigure("train", "tokens_per_second/train", rate, 9),
+    *DEVICE_FIGURES,
 )
 
 
@@ -330,12 +338,25 @@ def sync_line(record: Record) -> str:
         significant(record[f"sync/bound_{n}"]) for n in ("mean", "max") if f"sync/bound_{n}" in record
     )
     before = record.get("sync/prepare_seconds")
+    spent = " + ".join(f"{name} {duration(seconds)}" for name, seconds in sync_parts(record).items())
     parts = [
         f"weights of version {record['version']} at {count(servers)} server{'s' * (servers != 1)}: "
         f"probe mean {mean} max {most} nats{f' (bounds {bounds})' if bounds else ''}",
         f"{duration(record.get('sync/seconds'))}{'' if before is None else f' after {duration(before)} to prepare'}",
+        f"({spent})" if spent else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def sync_parts(record: Record) -> dict[str, float]:
+    """Return the seconds of the parts of a weight sync at the servers, by their names: `send`, `probe` and whatever
+    else the engine measures."""
+    parts = {}
+    for key, value in record.items():
+        name = key.removeprefix("sync/").removesuffix("_seconds")
+        if key == f"sync/{name}_seconds" and name != "prepare":
+            parts[name] = value
+    return parts
 
 
 def figure_text(record: Mapping[str, Any]) -> str:

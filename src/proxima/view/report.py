@@ -21,7 +21,18 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.damage import reading
-from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
+from proxima.view.formatting import (
+    NONE,
+    count,
+    duration,
+    fixed,
+    gibibytes,
+    magnitude,
+    percent,
+    rate,
+    signed,
+    significant,
+)
 from proxima.view.log_lines import of_questions, sets_table, why_unknown
 from proxima.view.microscope import PORT
 from proxima.view.microscope.trend import guard_of, last_stages, metric_meanings, trend_of, weight_bounds_of
@@ -70,6 +81,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "tiles": tiles(counted),
         "has_records": bool(run.train or run.evals),
         "questions": held_out_questions(run.files),
+        "syncs": sync_rows(run),
         "discarded": discarded(counted),
         "ideal": ideal_ranges(run),
         "config": config_lines(run.files),
@@ -181,23 +193,51 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     """Summarise the run in a few numbers."""
     train, speed = run.train, run.tokens_per_second
     seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
-    times = [seconds for _, seconds in run.curve("time/step")]
     memory = run.summary.get("peak_memory_bytes")
+    allocated, reserved = (largest(run, f"device/memory_{name}") for name in ("allocated", "reserved"))
     texts = {
         "duration": duration(seconds),
-        "per step": duration(statistics.median(times) if times else None),
+        "per step": duration(typical(run, "time/step")),
         "generate": rate(speed["generate"]),
         "train": rate(speed["train"]),
         "completions": count(total(train, "completions")),
         "examples": count(total(train, "examples")),
         "epochs": fixed(train[-1].get("epoch") if train else None, 3),
-        "peak memory": f"{fixed(memory / 2**30, 1)} GiB" if memory else NONE,
+        "per device": rate(typical(run, "tokens_per_second/device")),
+        "of the product rate": percent(typical(run, "device/mfu")),
+        "peak memory": gibibytes(memory) if memory else NONE,
+        "GPU memory": f"{gibibytes(allocated)}, {gibibytes(reserved)} reserved",
         "tokens generated": magnitude(total(train, "tokens/generated")),
         "tokens trained": magnitude(total(train, "tokens/trained")),
     }
     generated, examples = ("generate", "completions", "tokens generated"), ("examples", "epochs")
-    hidden = generated if any("examples" in record for record in train) else examples
+    hidden = {*(generated if any("examples" in record for record in train) else examples)}
+    keys = {"per device": "tokens_per_second/device", "of the product rate": "device/mfu"}
+    keys["GPU memory"] = "device/memory_allocated"
+    hidden |= {name for name, key in keys.items() if not run.curve(key)}
     return [(name, text) for name, text in texts.items() if name not in hidden]
+
+
+def typical(run: Run, key: str) -> float | None:
+    """Return the median of a metric over the steps that have it; None if none has."""
+    values = [value for _, value in run.curve(key)]
+    return statistics.median(values) if values else None
+
+
+def largest(run: Run, key: str) -> float | None:
+    """Return the largest value of a metric; None if no step has it."""
+    return max((value for _, value in run.curve(key)), default=None)
+
+
+def sync_rows(run: Run) -> list[dict[str, str]]:
+    """Return each measurement of the weight syncs: seconds as times, everything else as it is."""
+    names = {key for record in run.train for key in record if key.startswith("sync/")}
+    rows = []
+    for name, (_, meaning) in metric_meanings(names).items():
+        write = duration if name.endswith("seconds") else significant
+        row = {"name": name.removeprefix("sync/"), "meaning": meaning}
+        rows.append({**row, "median": write(typical(run, name)), "largest": write(largest(run, name))})
+    return rows
 
 
 def discarded(run: Run) -> list[dict[str, str]]:

@@ -1,10 +1,15 @@
 """Numbers of a step for metrics.jsonl."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from proxima.config.sections.placement_section import RayPlacement
+from proxima.runtime.loop import device_figures
 from proxima.runtime.loop.step_review import mean_metrics, rollout_metrics
+from proxima.system.device_memory import PeakMemory
+from proxima.training.stack import UpdateResult
 from tests.training.test_batch_builder import algorithm, group
 
 
@@ -26,3 +31,27 @@ def test_metrics_that_are_no_numbers_are_left_out():
         "entropy/mean": 0.5,
         "loss": 0.0,
     }
+
+
+def test_the_figures_of_the_devices(monkeypatch):
+    """Four ranks make 600 FLOP in 3 s, of 200 that a product would make in a second."""
+    monkeypatch.setattr(device_figures, "product_rate", lambda dtype, device: 200.0)
+    model = SimpleNamespace(compute_dtype=None, device=None)
+    stack = SimpleNamespace(ranks=SimpleNamespace(size=4), model=model)
+    update = UpdateResult(updates=1, seconds=3.0, flops=600.0, memory=PeakMemory(7, 9))
+    beside = RayPlacement(ranks=4, engines=2, gpus_per_engine=2.0)
+    figures = device_figures.device_figures(update, stack, beside, tokens=400, seconds=10.0)
+    assert figures == {
+        "time/update": 3.0,
+        "tokens_per_second/device": 5.0,
+        "device/flops_per_second": 50.0,
+        "device/mfu": 0.25,
+        "device/memory_allocated": 7.0,
+        "device/memory_reserved": 9.0,
+    }
+    unknown = device_figures.device_figures(UpdateResult(updates=1, seconds=3.0), stack, None, tokens=400, seconds=10.0)
+    assert unknown == {"time/update": 3.0, "tokens_per_second/device": 10.0}
+    assert device_figures.device_figures(UpdateResult(), stack, None, tokens=400, seconds=10.0) == {}
+    for shared in (replace(beside, colocate=True, gpus_per_engine=1.0), replace(beside, engines=0)):
+        assert device_figures.engine_devices(shared) == 0
+    assert device_figures.engine_devices(replace(beside, gpus_per_rank=0.0, gpus_per_engine=0.0)) == 2

@@ -19,6 +19,7 @@ from proxima.data import UserError
 from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.input_files import left_out_note, left_out_of
+from proxima.model.precision import product_rate
 from proxima.model.pretrained import LoadedModel, without_progress_bars
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
@@ -158,6 +159,8 @@ async def _run(
             if checkpoint:
                 await compute.run(restore, checkpoint, loop.stack, loop.others)
             await disk.write(folder.write_environment, _environment(config, loaded))
+            model = loop.stack.model
+            await compute.run(product_rate, model.compute_dtype, model.device)  # while nothing else computes
             folder.remove_outcome()
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in (*work.notes, *left_out_notes(loop)):

@@ -5,8 +5,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from proxima.core.metrics import Metrics
 from proxima.data import UserError
 from proxima.runtime.state.summary import Summary
 from proxima.training.checkpoint import CheckpointContents
@@ -60,10 +61,10 @@ class RankModels:
         stack = self.stacks[message.stack if isinstance(message, OfStack) else POLICY]
         match message:
             case Update():
-                updates, goes_on = message.updates, message.should_continue
-                stack.update(message.objective, updates, planned=message.planned, should_continue=goes_on)
+                goes_on = _asked_of_rank_zero if message.may_stop else None
+                stack.update(message.objective, None, planned=message.planned, should_continue=goes_on)
             case Fill():
-                stack.columns(self.stage(message.stack, message.column), message.trajectories)
+                stack.columns(self.stage(message.stack, message.column), None)
             case Gather():
                 stack.gathered()
             case Lend():
@@ -81,6 +82,11 @@ class RankModels:
                 stack.ranks.writer.finish()
             case _:
                 raise AssertionError(f"rank 0 has sent {message}")
+
+
+def _asked_of_rank_zero(items: Sequence[Any], metrics: Metrics) -> bool:
+    """What other ranks say of whether updates go on; rank 0 decides."""
+    return True
 
 
 def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> Summary:

@@ -54,7 +54,7 @@ class _FakeRanks(Ranks):
     def gather(self, value: T) -> list[T]:
         return [value] * self.size
 
-    def gather_shares(self, value: T, *, everywhere: bool = False, device: Any = "cpu") -> list[T]:
+    def gather_shares(self, value: T, *, device: Any = "cpu") -> list[T]:
         return [value] * self.shares
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
