@@ -79,6 +79,9 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
         how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
         lines.append(f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds{how}")
         lines += _stages(plan)
+        if load.generates and not plan.layout.in_process:
+            first = plan.times.first_sync()
+            lines.append(f"start    first weights {_seconds(first.seconds)}: {first.how}")
         if steps:
             lines.append(f"run      about {duration(steps * plan.seconds)} for {steps:,} steps, without evaluations")
     elif not memory.starts and (_words_that_start(plan) or not 0 < micro < load.micro_tokens):
@@ -164,6 +167,8 @@ def _stages(plan: StepPlan) -> list[str]:
         parts = sorted(stage.parts.items(), key=lambda part: -part[1])
         said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
         lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+        if stage.how:
+            lines.append(f"         {'':<18}   {stage.how}")
     return lines
 
 

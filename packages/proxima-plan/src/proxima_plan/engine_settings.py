@@ -37,7 +37,7 @@ class EngineSettings:
         batched: most tokens of a server's step, if set.
         eager: without CUDA graphs.
         remote: the servers are on other machines.
-        transfer: `engine.transfer`, or `folder` where it is auto and `engine.weight_folder` is set.
+        transfer: `engine.transfer`.
         adapters_only: adapters are sent alone, if there are any.
         unread: arguments of the servers that are not modelled.
     """
@@ -67,13 +67,15 @@ class EngineSettings:
         """True for servers, which take their memory when they start."""
         return self.kind in ("vllm", "sglang")
 
-    def way(self, *, adapters: bool) -> str:
+    def way(self, *, adapters: bool, colocated: bool, cpu: bool) -> str:
         """How new weights get to servers: a kind of `TRANSPORTS`, as `choose_transport` chooses it."""
         if self.adapters_only and adapters:
             return "adapters"
         if self.transfer != "auto":
             return self.transfer
-        return "group" if self.remote else "folder"
+        if cpu:
+            return "group" if self.remote else "folder"
+        return "ipc" if colocated and not self.remote else "group"
 
     def notes(self, *, cpu: bool) -> list[str]:
         """What the plan assumes of the engine, on a CPU or elsewhere."""
@@ -179,7 +181,7 @@ def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
         "eager": bool(serve.eager if given.enforce_eager is None else given.enforce_eager),
         "unread": unread,
         "kind": engine.dialect().kind,
-        "transfer": "folder" if engine.transfer == "auto" and engine.weight_folder is not None else engine.transfer,
+        "transfer": engine.transfer,
         "adapters_only": engine.adapters_only,
     }
     if started and given.gpu_memory_utilization is not None:

@@ -132,7 +132,7 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
 def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tokens: int, *, fused: bool) -> int:
     """The bytes that exist only during an update: what layers keep for the backward pass, gathered layers, rounded
     weights, and a chunk of logits."""
-    own, sharded, sharding = layout.local(model), layout.ranks > 1, layout.sharding
+    own, sharded, sharding = layout.local(model), layout.sharded, layout.sharding
     compute = BYTES[spec.compute_dtype]
     gathered = 2 if sharded and sharding.param_dtype == "bfloat16" else BYTES[spec.dtype]
     states, layer = tokens * gathered * model.hidden, _of_layer(spec, own, tokens, gathered, fused=fused)
