@@ -1,6 +1,7 @@
 """The answers of `proxima plan` without a simulation, as facts for --json and as text: a plan, and proposals."""
 
 import math
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,8 @@ from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe, planned_config
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
-from proxima_plan.proposals import proposals, words_of
+from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS
+from proxima_plan.proposals import proposals, remedies, words_of
 from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
 Answer = tuple[Any, str]
@@ -41,6 +42,10 @@ def planned(
         plan = plan.recipe.plan(plan.layout, counted=rehearsal.peak_bytes)
     notes += [f"note     {note}" for note in plan.recipe.notes]
     steps = getattr(resolved.config.train, "steps", 0) or 0
+    if not plan.memory.fits:
+        remedy = remedies(resolved, overrides, devices, mean)
+        if remedy is not None:
+            waits["fits_with"], notes = remedy[0], [*_remedy(*remedy), *notes]
     return plan.as_json() | waits, "\n".join([trained_block(resolved), "", *_lines(plan, steps), *notes])
 
 
@@ -103,6 +108,13 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     return lines
 
 
+def _remedy(words: Sequence[str], plan: StepPlan) -> list[str]:
+    """The words with which a recipe would fit, and how large and fast it would be."""
+    memory = plan.memory
+    size = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
+    return [f"fits     with {shlex.join(words)}", f"         {size}, about {duration(plan.seconds)} a step"]
+
+
 def _slots_that_fit(plan: StepPlan) -> int:
     """The most slots of an engine in the process, whose cache has a row for each, with which the plan fits; 0: fewer
     would not do, or there is no such engine."""
@@ -110,7 +122,8 @@ def _slots_that_fit(plan: StepPlan) -> int:
     if not plan.layout.in_process or not asked:
         return 0
     cache, rows = memory.engine[CACHE], padded_rows(asked)
-    fitting = int((memory.memory - memory.needed + cache) / (cache / rows)) // 8 * 8
+    most = (1 - MARGIN) * memory.memory
+    fitting = int((most - memory.needed + cache) / (cache / rows)) // 8 * 8
     return fitting if 0 < fitting < asked else 0
 
 

@@ -25,6 +25,7 @@ WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer"
 FROZEN = "frozen models"
 COMPUTES, CACHE, SPARE = "activations and graphs", "KV cache", "spare cache"  # of an engine
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
+MARGIN = 0.05  # of a device that a proposal leaves free: the formula has been that far below what an allocator holds
 ROOM, MOST_RUNNING = 0.9, 1024  # most of a device that a plan gives a server; completions of an engine without a limit
 STARTED = GIB // 2  # what a device that computes nothing yet has taken, of which a server gets no share
 GRAPHS = GIB  # of the CUDA graphs of a server, assumed
@@ -67,14 +68,21 @@ class DeviceMemory:
         return self.needed <= self.memory and self.starts and (self.slots > 0 or not self.engine)
 
     @property
+    def roomy(self) -> bool:
+        """True if it fits and leaves `MARGIN` of the device free."""
+        return self.fits and self.needed <= (1 - MARGIN) * self.memory
+
+    @property
     def starts(self) -> bool:
         """True if the servers start, or there are none."""
         return self.least <= self.server <= self.room
 
     @property
     def best_share(self) -> float:
-        """The largest share of a device, in hundredths, with which the servers start; 0: there is none."""
-        share = min(math.floor(100 * ROOM), math.floor(100 * self.room / self.memory)) / 100
+        """The largest share of a device, in hundredths, with which the servers start and leave `MARGIN` of it free; 0:
+        there is none."""
+        room = self.room / self.memory - MARGIN
+        share = min(math.floor(100 * ROOM), math.floor(100 * room)) / 100
         return share if share * self.memory >= self.least else 0.0
 
 
@@ -263,12 +271,12 @@ def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:
-    """Return the tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0 if the longest sequence does
-    not fit."""
+    """Return the tokens of the largest micro-batch that fits a rank and leaves `MARGIN` of it free, in steps of 1,024; 0
+    if the longest sequence does not."""
 
     def fits(tokens: int) -> bool:
         many = replace(load, sequences=10**9, kept=None, micro_tokens=tokens)  # no update is too short to fill it
-        return device_memory(spec, model, layout, many, device).fits
+        return device_memory(spec, model, layout, many, device).roomy
 
     longest = load.prompt + load.longest
     larger = range(1024, 2**22, 1024)
