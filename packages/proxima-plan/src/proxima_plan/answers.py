@@ -201,6 +201,8 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
             lines.append(f"         a server takes {of}, and needs {memory.least / GIB:,.1f} to start")
     if memory.host:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
+    host = plan.host_memory
+    lines.append(f"         host of rank 0: {sum(host.values()) / GIB:,.0f} GiB: {_sizes(host)}")
     if plan.load.beside:
         lines.append(f"         reward models: {plan.load.beside / GIB:,.2f} GiB")
     context = "Python and torch" if cpu else "driver and kernels"

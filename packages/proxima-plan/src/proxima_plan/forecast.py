@@ -14,6 +14,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
 from proxima_plan.devices import CPU, MEASURED, DeviceKind, Devices, this_machine
+from proxima_plan.host_memory import host_memory
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
@@ -140,6 +141,11 @@ class StepPlan:
         return largest_micro_batch(recipe.spec, recipe.model, self.layout, self.load, recipe.devices.kind)
 
     @property
+    def host_memory(self) -> dict[str, int]:
+        """Bytes of the host of rank 0, by kind."""
+        return host_memory(self.recipe.model, self.layout, self.memory, self.load, self.recipe.devices.kind.name)
+
+    @property
     def speed(self) -> float:
         """Tokens of completions per second and device."""
         return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
@@ -163,6 +169,7 @@ class StepPlan:
             "binds": self.binds,
             "stages": [stage._asdict() | {"seconds": stage.seconds, "binds": stage.binds} for stage in self.stages],
             "largest_micro_batch": self.micro_batch,
+            "host_memory": self.host_memory,
             "notes": self.recipe.notes,
         }
 

@@ -18,6 +18,7 @@ from proxima_plan.devices import CPU, GIB, DeviceKind
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import BYTES, Load
+from proxima_plan.traffic import BUCKET, FULL, HALF, PROBE
 
 CONTEXT = GIB  # of the driver and its kernels or, on a CPU, of Python and torch
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
@@ -185,6 +186,18 @@ def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, com
     return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
 
 
+def sync_memory(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, *, first: bool) -> int:
+    """Return the bytes of a rank, beside what it holds while engines generate, in which new weights go to servers: two
+    buckets of the served dtype, and a pass over the probe. The first also has the gradient of its part of the weights,
+    along which it moves them.
+    """
+    buckets = 2 * min(BUCKET, HALF * model.parameters)
+    probing = replace(spec, gradient_checkpointing=True, lora=None)
+    passing = _activations(probing, model, layout, PROBE, fused=False)
+    gradient = FULL * model.parameters // layout.parts
+    return buckets + passing + gradient * first
+
+
 def device_memory(
     spec: ModelConfig,
     model: ModelFacts,
@@ -271,8 +284,8 @@ def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:
-    """Return the tokens of the largest micro-batch that fits a rank and leaves `MARGIN` of it free, in steps of 1,024; 0
-    if the longest sequence does not."""
+    """Return the tokens of the largest micro-batch with which a rank leaves `MARGIN` of its device free, in steps of
+    1,024; 0 if it does not with the longest sequence."""
 
     def fits(tokens: int) -> bool:
         many = replace(load, sequences=10**9, kept=None, micro_tokens=tokens)  # no update is too short to fill it

@@ -9,14 +9,12 @@ from typing import NamedTuple
 from proxima_plan.balance import Slowest, slowest
 from proxima_plan.devices import CPU, Rates
 from proxima_plan.layout import DeviceLayout, key_parts
-from proxima_plan.traffic import HALF, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
+from proxima_plan.traffic import BUCKET, HALF, PROBE, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
 
 BACKWARD = 2.5  # products of a backward pass of attention, over those of a forward: it computes the scores again
 FORWARD_HEAD = 1 / 3  # of what an update reads and writes for a logit: a backward pass computes it again
-BUCKET = 2**28  # bytes that a group is sent at once
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
 HOST = "host"
-PROBE = 264  # tokens with which servers prove that they have the new weights
 PUSHES = 2  # of the first weights
 
 
