@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe, planned_config
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS
+from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS, sync_memory
 from proxima_plan.proposals import proposals, remedies, words_of
 from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
@@ -180,8 +181,7 @@ def _stages(plan: StepPlan) -> list[str]:
         parts = sorted(stage.parts.items(), key=lambda part: -part[1])
         said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
         lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
-        if stage.how:
-            lines.append(f"         {'':<18}   {stage.how}")
+        lines += [f"{'':<30}{line}" for line in textwrap.wrap(stage.how, 68)]
     return lines
 
 
@@ -201,6 +201,10 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
             lines.append(f"         a server takes {of}, and needs {memory.least / GIB:,.1f} to start")
     if memory.host:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
+    if plan.load.generates and not plan.layout.in_process:
+        recipe = plan.recipe
+        first, later = (sync_memory(recipe.spec, recipe.model, plan.layout, first=first) for first in (True, False))
+        lines.append(f"         a rank sends weights with {later / GIB:,.2f} GiB, the first with {first / GIB:,.2f}")
     host = plan.host_memory
     lines.append(f"         host of rank 0: {sum(host.values()) / GIB:,.0f} GiB: {_sizes(host)}")
     if plan.load.beside:
