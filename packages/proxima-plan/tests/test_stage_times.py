@@ -130,6 +130,8 @@ def test_paths_of_attention():
         ratio = other[COMPUTE] / flash2[COMPUTE]
         assert ratio == pytest.approx(rates.flash2 / share, rel=0.01), path
         assert other[BANDWIDTH] == flash2[BANDWIDTH]
+    compiled = planned(load=changed(compiled=True)).times.update(long).parts
+    assert compiled[COMPUTE] == flash2[COMPUTE] and compiled[BANDWIDTH] < 0.8 * flash2[BANDWIDTH]
 
 
 def test_the_slowest_share_is_waited_for():

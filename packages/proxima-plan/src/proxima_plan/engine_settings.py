@@ -37,7 +37,7 @@ class EngineSettings:
         batched: most tokens of a server's step, if set.
         eager: without CUDA graphs.
         remote: the servers are on other machines.
-        transfer: `engine.transfer`.
+        transfer: `engine.transfer`, or `folder` where it is auto and `engine.weight_folder` is set.
         adapters_only: adapters are sent alone, if there are any.
         unread: arguments of the servers that are not modelled.
     """
@@ -181,7 +181,7 @@ def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
         "eager": bool(serve.eager if given.enforce_eager is None else given.enforce_eager),
         "unread": unread,
         "kind": engine.dialect().kind,
-        "transfer": engine.transfer,
+        "transfer": "folder" if engine.transfer == "auto" and engine.weight_folder is not None else engine.transfer,
         "adapters_only": engine.adapters_only,
     }
     if started and given.gpu_memory_utilization is not None:

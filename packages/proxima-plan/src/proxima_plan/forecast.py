@@ -57,7 +57,8 @@ class PlannedRecipe:
             raise UserError("--mean-length: the recipe generates no completions; leave it out")
         else:
             load = load_of_examples(config, estimate.batch)
-        load = replace(load, attention=attention_path(config.model, devices.kind, load))
+        compiled = bool(getattr(config.model, "compile", False))
+        load = replace(load, attention=attention_path(config.model, devices.kind, load), compiled=compiled)
         estimate.notes += chosen
         if own is None:
             estimate.notes.insert(0, f"known size: that of {config.model.path} as published")

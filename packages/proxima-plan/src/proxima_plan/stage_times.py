@@ -283,5 +283,5 @@ class StageTimes(PlacedModel):
         every layer. A mask does not spare the pairs that it hides."""
         width, path = self.model.query_width, self.load.attention
         pairs = 2 * keys if path == "masked" else keys
-        share = getattr(self.device.rates, path)
+        share: float = getattr(self.device.rates, path)
         return 4 * self.model.layers * width * pairs / (self.device.bf16 * 1e12 * share)
