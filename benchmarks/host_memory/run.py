@@ -77,7 +77,7 @@ def small_model(folder: Path, layers: int) -> Path:
     from tests.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
-    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes: Any = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=8192, num_hidden_layers=layers, max_position_embeddings=2048, **sizes)
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
