@@ -19,6 +19,8 @@ CLAIMS = (
     "plan",
     "layouts",
     "balance",
+    "rank_zero",
+    "host_memory",
     "rank_memory",
     "rank_speed",
     "served_clients",

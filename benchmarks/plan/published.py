@@ -15,6 +15,7 @@ NEMO = "NeMo-RL docs/about/performance-summary.md"
 VERL = "verl verl/experimental/fully_async_policy/README.md"
 SKYRL = "SkyRL docs/content/docs/examples/megatron.mdx"
 TITAN = "torchtitan benchmarks/"
+PRIME = "prime-rl benchmarks/baselines, 559b447"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Row:
     Args:
         layout: fields of `DeviceLayout` and of its `Sharding`. load: fields of `Load`. rates: those that differ
             from the fitted ones, because the page describes a different method.
+        adapter: weights of a LoRA adapter, the only trained ones.
         figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
         apart: figure → why it is not comparable: what its source leaves open, or a method that the plan doesn't model.
     """
@@ -37,6 +39,7 @@ class Row:
     figures: dict[str, float]
     rates: dict[str, float] = field(default_factory=dict)
     chunk: int = 512
+    adapter: int = 0
     fitted: bool = False
     note: str = ""
     apart: dict[str, str] = field(default_factory=dict)
@@ -59,6 +62,7 @@ def _nemo(
     steady = {"prompt": 150, "forwards": 2, "lag": lag}
     rates = {
         "publish": REFIT,
+        "head": CROSS_ENTROPY,
         "step": STEP + (2 * 12 * known_models()[model].parameters / ranks / OFFLOAD if not lag else 0.0),
     }
     source = f"{NEMO} {version}"
@@ -93,13 +97,14 @@ def _of_verl(count: int, beside: int, hours: float, means: tuple[float, float], 
     step = {"step": 36 * hours - (means[0] - means[1])}
     return Row(
         f"Qwen2.5-Math-7B, {where}", VERL, "qwen2.5-math-7b", f"{count}xH20-96G", layout, load, step,
-        {"publish": VERL_SYNC}, fitted=fitted, note=note,
+        {"publish": VERL_SYNC, "head": CROSS_ENTROPY}, fitted=fitted, note=note,
     )  # fmt: skip
 
 
-MEAN_7B = 1174.0  # tokens; fitted on the synchronous row of 32 devices
+MEAN_7B = 1354.0  # tokens; fitted on the synchronous row of 32 devices
 MEAN_30B = 1500.0
 STEP = device_rates().step
+CROSS_ENTROPY = 30.0  # bytes of a logit that one kernel over whole logits reads and writes, in place of `head`
 # GB/s of new weights: DeepSeek-V3 takes 35 s and Qwen3-30B-A3B on GB200 1.9 s (pull requests 638 and 3461 of NeMo-RL);
 # bytes per second from a device to its host and back: 20 s for DeepSeek-V3's states (638), assumed on 256 devices
 REFIT, OFFLOAD = 38.0, 2 * 12 * known_models()["deepseek-v3"].parameters / 256 / 20
@@ -162,7 +167,7 @@ ROWS: tuple[Row, ...] = (
          "expert_parallel": 8, "kind": "replicate"},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 2,
          "micro_tokens": 20_480, "engine": EngineSettings(eager=True)},
-        {"step": 498, "generate": 348, "forward": 50, "update": 86}, {"publish": VERL_SYNC},
+        {"step": 498, "generate": 348, "forward": 50, "update": 86}, {"publish": VERL_SYNC, "head": CROSS_ENTROPY},
         note="generation depends on the longest alone: its script runs vLLM without CUDA graphs",
         apart=dict.fromkeys(("step", "forward", "update"), LENGTHS)),
     Row("Qwen3-30B-A3B-Base, 32 + 96", VERL, A3B, "128xH20-96G",
@@ -170,12 +175,13 @@ ROWS: tuple[Row, ...] = (
          "expert_parallel": 8, "kind": "replicate", "colocated": False},
         {"sequences": 8192, "group": 16, "prompt": 150, "mean": MEAN_30B, "longest": 8192, "updates": 4, "forwards": 1,
          "micro_tokens": 20_480, "lag": PARTIAL, "concurrent": 12_288, "engine": EngineSettings(eager=True)},
-        {"step": 283}, {"publish": VERL_SYNC}, apart={"step": LENGTHS}),
+        {"step": 283}, {"publish": VERL_SYNC, "head": CROSS_ENTROPY}, apart={"step": LENGTHS}),
     *(Row(f"{model}, {backend}", SKYRL, model.lower(), devices,
           {"ranks": ranks, "param_dtype": "bfloat16", **split},
           {"sequences": 2560, "group": 5, "prompt": 200, "mean": mean, "longest": 4096, "updates": 2, "forwards": 2,
            "micro_tokens": micro},
-          {"update": update, "forward": forward}, note=SKYRL_NOTE, apart={"update": SEARCHED, "forward": SEARCHED})
+          {"update": update, "forward": forward}, {"head": CROSS_ENTROPY}, note=SKYRL_NOTE,
+          apart={"update": SEARCHED, "forward": SEARCHED})
       for model, backend, devices, ranks, split, mean, micro, update, forward in (
           ("Qwen2.5-3B", "FSDP", "8xH100-80G", 8, {}, 658, 16_384, 42, 28),
           ("Qwen2.5-7B", "FSDP", "8xH100-80G", 8, {}, 834, 16_384, 100, 33),
@@ -201,11 +207,11 @@ def _titan(
     device = f"{devices}xH100-96G"
     layout = {"ranks": devices, "param_dtype": "bfloat16", **split}
     chunk = batch * length  # logits are computed in one piece
-    rates = {"times": times} if times != 1 else {}
+    rates = {"head": CROSS_ENTROPY} | ({"times": times} if times != 1 else {})
     apart = {"memory": kept} if kept else {}
     if split.get("context_parallel", 1) > 1:
         apart["update"] = "its ranks pass keys and values on, ours exchange heads"
-    return Row(name, TITAN + file, model, device, layout, load, figures, rates, chunk, fitted, note, apart)
+    return Row(name, TITAN + file, model, device, layout, load, figures, rates, chunk, 0, fitted, note, apart)
 
 
 LLAMA, ASYNC, CP = "llama3_h100_202412_torchtitan.md", "asyncTP_llama3_h100_2025-06_torchtitan.md", "of fp8 and compile"
@@ -222,6 +228,55 @@ ROWS += (
              note="products faster by fp8 and compile as in its 8 K row; memory is what the allocator held")
       for cp, speed in ((1, 3890), (2, 2540), (4, 1071), (8, 548))),
 )  # fmt: skip
+
+
+def _prime(
+    model: str, devices: str, length: int, seconds: float, memory: float, *, attention: str = "flash3",
+    supervised: bool = False, adapter: int = 0, fitted: bool = False,
+) -> Row:  # fmt: skip
+    """A row of prime-rl: an update of two micro-batches a device, each one sequence, with layers that are compiled and
+    recomputed. `step_time` of its files is that of the update; their throughput also counts the writing of weights in
+    between. Memory is what the allocator held. Supervised training has the logits of a micro-batch at once, RL 2,048
+    columns of the vocabulary at a time."""
+    count, facts = int(devices.partition("x")[0]), known_models()[model]
+    load = {
+        "sequences": 2 * count, "group": 1, "prompt": 0, "mean": length, "longest": length, "forwards": 0,
+        "micro_tokens": length, "checkpointing": True, "attention": attention, "compiled": True, "generates": False,
+    }  # fmt: skip
+    chunk = length if supervised else max(1, 2048 * length // facts.vocabulary)
+    kind = "SFT" if supervised else "LoRA" if adapter else "RL"
+    name = f"{model}, {kind}, {length // 1024} K"
+    figures = {"update": seconds, "memory": memory}
+    apart = {"memory": LOGITS} if supervised else {"update": ADAPTERS} if adapter else {}
+    split = {"ranks": count, "param_dtype": "bfloat16"}
+    rates = {"head": CROSS_ENTROPY} if supervised else {}
+    return Row(name, PRIME, model, devices, split, load, figures, rates, chunk, adapter, fitted, apart=apart)
+
+
+LOGITS = "all logits of a micro-batch in float32 at once, by a loss that proxima does not have"
+ADAPTERS = "it has four adapters at once, which take it longer than the gradients of all weights (4.4 s at 16 K)"
+RANK_16 = 33_030_144  # weights of an adapter of rank 16 on every projection of Qwen3-4B
+H100, H200, FOUR = "8xH100-80G", "8xH200-141G", "qwen3-4b"
+ROWS += (
+    _prime(FOUR, H100, 16_384, 4.688, 17.10, fitted=True),
+    _prime(FOUR, H100, 65_536, 30.286, 36.10, fitted=True),
+    _prime(FOUR, H200, 16_384, 4.415, 17.10),
+    _prime(FOUR, H200, 65_536, 29.889, 36.10),
+    _prime(A3B, H100, 16_384, 8.174, 74.59),
+    _prime(A3B, H200, 16_384, 7.401, 74.59),
+    _prime(A3B, H200, 65_536, 42.891, 105.35),
+    _prime("qwen3-0.6b", "1xH100-80G", 16_384, 1.992, 12.53, fitted=True),
+    _prime("qwen3-0.6b", "1xH100-80G", 65_536, 12.176, 19.56),
+    _prime(FOUR, H100, 16_384, 5.015, 54.63, attention="flash2", supervised=True),
+    _prime(FOUR, H200, 16_384, 4.707, 54.63, attention="flash2", supervised=True),
+    _prime(A3B, H200, 16_384, 7.173, 106.42, supervised=True),
+    _prime("qwen3-0.6b", "1xH100-80G", 8_192, 0.623, 31.74, supervised=True),
+    _prime("qwen3-0.6b", "1xH100-80G", 16_384, 1.282, 52.84, supervised=True, fitted=True),
+    _prime(FOUR, H100, 16_384, 5.380, 10.26, adapter=RANK_16),
+    _prime(FOUR, H100, 65_536, 32.001, 28.85, adapter=RANK_16),
+    _prime(FOUR, H200, 16_384, 5.005, 10.26, adapter=RANK_16),
+    _prime(FOUR, H200, 65_536, 31.425, 28.85, adapter=RANK_16),
+)
 
 
 def with_mean(row: Row, mean: float) -> Row:

@@ -6,8 +6,9 @@ from typing import Any
 
 from benchmarks.harness import finish, need_model, parser, table
 from benchmarks.plan.here import SETTINGS, compare_here
-from benchmarks.plan.published import ROWS, TITAN, Row
+from benchmarks.plan.published import PRIME, ROWS, TITAN, Row
 from proxima.config.sections.model_section import ModelConfig
+from proxima.model.adapters.lora import Lora
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Rates, device_rates, read_devices
 from proxima_plan.forecast import PlannedRecipe, StepPlan
@@ -18,6 +19,7 @@ from proxima_plan.step_load import Load
 
 BOUNDS = {"memory": 0.15}
 TIME = 0.30
+NEAR = (0.83, 1.2)  # of an update of prime-rl, planned over published
 
 
 def plan_of(row: Row, rates: Rates) -> StepPlan:
@@ -28,10 +30,13 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
     (named,) = read_devices(row.devices)
     own_rates = dict(row.rates)
     faster = own_rates.pop("times", 1.0)
-    changed = replace(rates, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
+    host = {"host_sequence": 0.0, "host_token": 0.0}  # is in `step`
+    changed = replace(rates, **host, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
     load = Load(**{"spread": rates.spread, **row.load})
+    load = replace(load, engine=replace(load.engine, transfer="folder"))  # at the rate that is published
     spec = _model(row, load)
     model, placed = known_models()[row.model], DeviceLayout(sharding=sharding, **layout)
+    model = replace(model, adapter=row.adapter or None)
     aside = {"of ranks that leave the device to the engines": 0}
     devices = replace(named, kind=replace(named.kind, rates=changed))
     return PlannedRecipe(model, spec, load, devices, None).plan(placed, counted=aside)
@@ -40,7 +45,11 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
 def _model(row: Row, load: Load) -> ModelConfig:
     """The published runs compute in bfloat16."""
     return ModelConfig(
-        path=row.model, compute_dtype="bfloat16", gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk
+        path=row.model,
+        compute_dtype="bfloat16",
+        gradient_checkpointing=load.checkpointing,
+        log_prob_chunk=row.chunk,
+        lora=Lora(rank=16) if row.adapter else None,
     )
 
 
@@ -63,6 +72,8 @@ def compare(rates: Rates) -> list[dict[str, Any]]:
         for name, planned in figures_of(plan, row).items():
             published = row.figures[name]
             within = abs(planned / published - 1) <= BOUNDS.get(name, TIME)
+            if row.source == PRIME and name == "update":
+                within = NEAR[0] <= planned / published <= NEAR[1]
             rows.append(
                 {
                     "row": row.name,
@@ -107,15 +118,18 @@ def main() -> None:
         for r in rows
     ]  # fmt: skip
     print(table(header, lines))
-    print("\n* more than 30 % apart, of memory 15 %; rows with a reason are no comparison\n")
+    print("\n* more than 30 % apart, of memory 15 %, an update of prime-rl not in .83 to 1.2;")
+    print("rows with a reason are no comparison\n")
     free = [r for r in rows if not r["fitted"] and not r["apart"]]
     steps = [r for r in free if r["figure"] == "step"]  # of RL; where nothing is generated an update is the step
     trained = [r for r in free if r["figure"] == "update" and r["source"].startswith(TITAN)]
+    updates = [r for r in free if r["figure"] == "update" and r["source"] == PRIME]
     memory = [r for r in free if r["figure"] == "memory"]
     result = {
         "claim": "plan",
         "steps_within": f"{sum(r['within'] for r in steps)} of {len(steps)}",
         "training_within": f"{sum(r['within'] for r in trained)} of {len(trained)}",
+        "updates_within": f"{sum(r['within'] for r in updates)} of {len(updates)}",
         "memory_within": f"{sum(r['within'] for r in memory)} of {len(memory)}",
         "median_error": round(statistics.median(abs(r["ratio"] - 1) for r in steps), 3),
         "rows": rows,

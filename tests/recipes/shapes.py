@@ -29,6 +29,7 @@ SHAPES: dict[str, tuple[Any, int]] = {  # the config.json of each, and its param
     "Qwen/Qwen2.5-1.5B-Instruct": (qwen2(1536, 8960, 28, 12, 2, **SMALL), 1_543_714_304),
     "Qwen/Qwen2.5-7B-Instruct": (qwen2(3584, 18944, 28, 28, 4), 7_615_616_512),
     "Qwen/Qwen2.5-32B": (qwen2(5120, 27648, 64, 40, 8), 32_763_876_352),
+    "Qwen/Qwen3-0.6B": (qwen3(1024, 3072, 28, 16, 8, tie_word_embeddings=True), 596_049_920),
     "Qwen/Qwen3-4B-Base": (qwen3(2560, 9728, 36, 32, 8, tie_word_embeddings=True), 4_022_468_096),
     "Qwen/Qwen3-30B-A3B-Base": (qwen3_moe(2048, 6144, 48, 32, 4, moe_intermediate_size=768), 30_532_122_624),
     "Qwen/Qwen2.5-3B": (qwen2(2048, 11008, 36, 16, 2, **SMALL), 3_085_938_688),

@@ -65,7 +65,7 @@ def test_an_adapter_is_cheaper_to_train_and_a_reference_takes_memory(tiny_model)
         resolve("qwen3_4b_grpo", [*words, "model.lora={rank: 2}", "algorithm.reference_kl=k3"], root=None), devices
     )
     update, cheaper = (next(s for s in p.stages if s.name == "update") for p in (whole, adapter))
-    assert cheaper.parts["compute"] == pytest.approx(update.parts["compute"] * 3 / 4)
+    assert update.parts["compute"] * 3 / 4 < cheaper.parts["compute"] < update.parts["compute"], "attention's stays"
     assert cheaper.sent["gather dense"] < update.sent["gather dense"]
     added = adapter.memory.trainer["weights"] - whole.memory.trainer["weights"]
     assert added == 4 * 2 * 2 * 608 // 8  # 608: in + out of the matrices of each of two layers

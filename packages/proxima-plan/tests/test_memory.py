@@ -59,8 +59,8 @@ def test_the_largest_micro_batch_is_one_that_fits():
 @pytest.mark.parametrize(("most", "found"), [(10_240, 10_240), (10_239, 9216), (4096, 4096), (1023, 0)])
 def test_the_largest_micro_batch_is_a_multiple_of_1024(most, found, monkeypatch):
     """Or the longest sequence, of 150 and 3,946 tokens, if that alone fits."""
-    fits = lambda spec, model, layout, load, device: SimpleNamespace(fits=load.micro_tokens <= most)  # noqa: E731
-    monkeypatch.setattr(memory, "device_memory", fits)
+    roomy = lambda spec, model, layout, load, device: SimpleNamespace(roomy=load.micro_tokens <= most)  # noqa: E731
+    monkeypatch.setattr(memory, "device_memory", roomy)
     assert largest_micro_batch(SPEC, SMALL, DeviceLayout(), LOAD, device_kinds()["H100-80G"]) == found
 
 

@@ -9,7 +9,7 @@ from proxima.data import UserError
 from proxima.model.parallel.shard import check_split
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import PlannedRecipe, plan_recipe
-from proxima_plan.proposals import SHARES, fastest, proposals, words_of
+from proxima_plan.proposals import SHARES, fastest, proposals, remedies, words_of
 
 RECIPE = "qwen3_30b_cppo"
 
@@ -61,3 +61,41 @@ def test_nothing_is_proposed_that_the_code_refuses(model, adapter):
             assert planned.config.num_attention_heads % layout.engine_devices == 0
             assert planned.config.num_key_value_heads % tensor == 0
             check_split(planned.config, None, replace(layout.sharding, context_parallel=1), adapters=bool(adapter))
+
+
+SHARDED = {
+    "placement": "torchrun",
+    "placement.sharding.param_dtype": "bfloat16",
+    "model.gradient_checkpointing": "true",
+}
+RECOMPUTED, WHOLE = "model.gradient_checkpointing", "placement.sharding.kind"
+MICRO = {"train.tokens_per_micro_batch": "4096"}
+FULL, EIGHT_BITS = "placement.sharding.kind=full", "train.optimizer.kind=adamw_8bit"
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "changed", "expected"),
+    [
+        ("7B", "8xL4-24G", {RECOMPUTED: "false", "train.examples_per_step": "128", **MICRO}, [f"{RECOMPUTED}=true"]),
+        ("7B", "8xL4-24G", {WHOLE: "replicate"}, [FULL]),
+        ("14B", "8xL4-24G", {}, [EIGHT_BITS]),
+        ("14B", "8xL4-24G", {WHOLE: "replicate", RECOMPUTED: "false"}, [f"{RECOMPUTED}=true", FULL, EIGHT_BITS]),
+        ("14B", "4xL4-24G", {}, ["placement.sharding.offload=true"]),
+        ("14B", "L4-24G", {}, None),
+    ],
+)
+def test_a_remedy_is_the_first_that_leaves_room(model, devices, changed, expected):
+    """Recomputed layers, sharding, 8 bits, states in host memory; a twentieth of the device stays free."""
+    (asked,) = read_devices(devices)
+    words = SHARDED | {"model.path": f"Qwen/Qwen2.5-{model}"} | changed
+    overrides = [f"{name}={value}" for name, value in words.items()]
+    resolved = resolve("classic/sft", overrides, root=None)
+    assert not plan_recipe(resolved, asked).memory.fits
+    remedy = remedies(resolved, overrides, asked)
+    if expected is None:
+        assert remedy is None
+        return
+    assert remedy is not None
+    proposal, plan = remedy
+    assert proposal == expected
+    assert plan.memory.needed <= 0.95 * plan.memory.memory

@@ -19,7 +19,7 @@ PLANS = {
     "tensor and context": {"tensor_parallel": 4, "context_parallel": 2, "load": AHEAD},
     "hybrid experts": {"expert_parallel": 8, "kind": "hybrid", "sum_gradients": "micro_batch"},
     "beside": {"model": "qwen2.5-32b", "engines": 4, "beside": 16, "each": 4, "load": AHEAD},
-    "replicated": {"model": "qwen3-4b", "devices": "8xH100-80G", "engines": 8, "each": 1, "kind": "replicate"},
+    "replicated": {"model": "qwen3-4b", "devices": "8xH200-141G", "engines": 8, "each": 1, "kind": "replicate"},
     "eager, on two nodes": {"model": "qwen2.5-32b", "engines": 2, "each": 16, "load": ALONE},
 }
 

@@ -8,6 +8,8 @@
     step_load      sequences of a step and their lengths
     stage_times    the one model of time, a roofline: the duration of each stage     traffic   bytes that ranks send
     memory         the one model of memory, in closed form: weights, gradients, optimizer, activations, KV cache
+    host_memory    the memory of a host: processes, offloaded states, sleeping servers, a step's completions
+    balance        what the slowest share of an update computes, by the run's own dealing
     forecast       a whole step, from a recipe: `plan_recipe`
     proposals      the best layouts for given devices
     rehearsal/     the exact memory: whole steps on a fake device

@@ -1,7 +1,9 @@
 """The answers of `proxima plan` without a simulation, as facts for --json and as text: a plan, and proposals."""
 
 import math
+import shlex
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +17,8 @@ from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe, planned_config
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, WEIGHTS
-from proxima_plan.proposals import proposals, words_of
+from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS, sync_memory
+from proxima_plan.proposals import proposals, remedies, words_of
 from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
 Answer = tuple[Any, str]
@@ -41,6 +43,10 @@ def planned(
         plan = plan.recipe.plan(plan.layout, counted=rehearsal.peak_bytes)
     notes += [f"note     {note}" for note in plan.recipe.notes]
     steps = getattr(resolved.config.train, "steps", 0) or 0
+    if not plan.memory.fits:
+        remedy = remedies(resolved, overrides, devices, mean)
+        if remedy is not None:
+            waits["fits_with"], notes = remedy[0], [*_remedy(*remedy), *notes]
     return plan.as_json() | waits, "\n".join([trained_block(resolved), "", *_lines(plan, steps), *notes])
 
 
@@ -79,6 +85,9 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
         how = f"; engines and ranks at once, {duration(engine)} and {duration(trainer)}" if plan.overlaps else ""
         lines.append(f"step     about {duration(plan.seconds)}, {rate(plan.speed)} a device; {plan.binds} binds{how}")
         lines += _stages(plan)
+        if load.generates and not plan.layout.in_process:
+            first = plan.times.first_sync()
+            lines.append(f"start    first weights {_seconds(first.seconds)}: {first.how}")
         if steps:
             lines.append(f"run      about {duration(steps * plan.seconds)} for {steps:,} steps, without evaluations")
     elif not memory.starts and (_words_that_start(plan) or not 0 < micro < load.micro_tokens):
@@ -100,6 +109,13 @@ def _lines(plan: StepPlan, steps: int) -> list[str]:
     return lines
 
 
+def _remedy(words: Sequence[str], plan: StepPlan) -> list[str]:
+    """The words with which a recipe would fit, and how large and fast it would be."""
+    memory = plan.memory
+    size = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
+    return [f"fits     with {shlex.join(words)}", f"         {size}, about {duration(plan.seconds)} a step"]
+
+
 def _slots_that_fit(plan: StepPlan) -> int:
     """The most slots of an engine in the process, whose cache has a row for each, with which the plan fits; 0: fewer
     would not do, or there is no such engine."""
@@ -107,7 +123,8 @@ def _slots_that_fit(plan: StepPlan) -> int:
     if not plan.layout.in_process or not asked:
         return 0
     cache, rows = memory.engine[CACHE], padded_rows(asked)
-    fitting = int((memory.memory - memory.needed + cache) / (cache / rows)) // 8 * 8
+    most = (1 - MARGIN) * memory.memory
+    fitting = int((most - memory.needed + cache) / (cache / rows)) // 8 * 8
     return fitting if 0 < fitting < asked else 0
 
 
@@ -164,6 +181,7 @@ def _stages(plan: StepPlan) -> list[str]:
         parts = sorted(stage.parts.items(), key=lambda part: -part[1])
         said = ", ".join(f"{name} {_seconds(value)}" for name, value in parts if value > 0.02 * stage.seconds)
         lines.append(f"         {stage.name:<9}{_seconds(stage.seconds):>9}   {said}".rstrip())
+        lines += [f"{'':<30}{line}" for line in textwrap.wrap(stage.how, 68)]
     return lines
 
 
@@ -183,6 +201,12 @@ def _memory(plan: StepPlan, micro: int) -> list[str]:
             lines.append(f"         a server takes {of}, and needs {memory.least / GIB:,.1f} to start")
     if memory.host:
         lines.append(f"         in host memory, of each rank: {memory.host / GIB:,.2f} GiB")
+    if plan.load.generates and not plan.layout.in_process:
+        recipe = plan.recipe
+        first, later = (sync_memory(recipe.spec, recipe.model, plan.layout, first=first) for first in (True, False))
+        lines.append(f"         a rank sends weights with {later / GIB:,.2f} GiB, the first with {first / GIB:,.2f}")
+    host = plan.host_memory
+    lines.append(f"         host of rank 0: {sum(host.values()) / GIB:,.0f} GiB: {_sizes(host)}")
     if plan.load.beside:
         lines.append(f"         reward models: {plan.load.beside / GIB:,.2f} GiB")
     context = "Python and torch" if cpu else "driver and kernels"

@@ -27,8 +27,13 @@ class Rates:
 
     products: float
     width: float
-    attention: float
+    flash3: float
+    flash2: float
+    sdpa: float
+    masked: float
     moved: float
+    compiled: float
+    head: float
     decode: float
     rows: float
     network: float
@@ -40,9 +45,12 @@ class Rates:
     short: float
     staged: float
     publish: float
+    load: float
     host: float
     step: float
     sequences: float
+    host_sequence: float
+    host_token: float
     spread: float
 
     def wait(self, nodes: int, size: float = 0.0) -> float:

@@ -67,13 +67,15 @@ class EngineSettings:
         """True for servers, which take their memory when they start."""
         return self.kind in ("vllm", "sglang")
 
-    def way(self, *, adapters: bool) -> str:
+    def way(self, *, adapters: bool, colocated: bool, cpu: bool) -> str:
         """How new weights get to servers: a kind of `TRANSPORTS`, as `choose_transport` chooses it."""
         if self.adapters_only and adapters:
             return "adapters"
         if self.transfer != "auto":
             return self.transfer
-        return "group" if self.remote else "folder"
+        if cpu:
+            return "group" if self.remote else "folder"
+        return "ipc" if colocated and not self.remote else "group"
 
     def notes(self, *, cpu: bool) -> list[str]:
         """What the plan assumes of the engine, on a CPU or elsewhere."""

@@ -13,7 +13,8 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
 from proxima.model.pretrained import resolve_device
-from proxima_plan.devices import CPU, MEASURED, Devices, this_machine
+from proxima_plan.devices import CPU, MEASURED, DeviceKind, Devices, this_machine
+from proxima_plan.host_memory import host_memory
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
@@ -56,6 +57,8 @@ class PlannedRecipe:
             raise UserError("--mean-length: the recipe generates no completions; leave it out")
         else:
             load = load_of_examples(config, estimate.batch)
+        compiled = bool(getattr(config.model, "compile", False))
+        load = replace(load, attention=attention_path(config.model, devices.kind, load), compiled=compiled)
         estimate.notes += chosen
         if own is None:
             estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
@@ -113,7 +116,7 @@ class StepPlan:
         stages = _training(times, load)
         if load.generates:
             generated = generation(times.engine_alone(), max(1, self.memory.slots))
-            stages = [generated, *stages, times.publish()]
+            stages = [generated, *stages, times.publish(), times.of_host()]
         return (*stages, times.rest())
 
     @property
@@ -139,6 +142,11 @@ class StepPlan:
         return largest_micro_batch(recipe.spec, recipe.model, self.layout, self.load, recipe.devices.kind)
 
     @property
+    def host_memory(self) -> dict[str, int]:
+        """Bytes of the host of rank 0, by kind."""
+        return host_memory(self.recipe.model, self.layout, self.memory, self.load, self.recipe.devices.kind.name)
+
+    @property
     def speed(self) -> float:
         """Tokens of completions per second and device."""
         return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
@@ -162,17 +170,16 @@ class StepPlan:
             "binds": self.binds,
             "stages": [stage._asdict() | {"seconds": stage.seconds, "binds": stage.binds} for stage in self.stages],
             "largest_micro_batch": self.micro_batch,
+            "host_memory": self.host_memory,
             "notes": self.recipe.notes,
         }
 
 
 def _training(times: StageTimes, load: Load) -> list[Stage]:
     """Return the stages of the ranks: forward passes, updates, and those of a critic."""
-    tokens = load.trained * (load.mean + load.prompt_tokens)
-    whole = Sequences(tokens, tokens * load.mean_square, load.prompt + load.largest(load.trained))
     share = load.passes / load.updates
-    longest = load.prompt + load.largest(load.trained * load.passes // load.updates)
-    part = Sequences(share * tokens, share * tokens * load.mean_square, longest)
+    whole = _drawn(load, load.trained)
+    part = _drawn(load, share * load.trained)
     stages = [times.forward(whole).repeated(load.forwards)] if load.forwards else []
     stages.append(times.update(part).repeated(load.updates))
     if load.critic is not None:
@@ -181,6 +188,15 @@ def _training(times: StageTimes, load: Load) -> list[Stage]:
         seconds = {name: value + values.parts.get(name, 0.0) for name, value in updates.parts.items()}
         stages.append(Stage("critic", seconds, updates.sent))
     return stages
+
+
+@lru_cache(maxsize=1024)  # layouts of the ranks have the same sequences
+def _drawn(load: Load, count: float) -> Sequences:
+    """Return the sequences of an update or a pass: their sizes by the mean, and lengths of so many, drawn."""
+    tokens = count * (load.mean + load.prompt_tokens)
+    completions = replace(load, sequences=max(1, round(count))).lengths(round(count))
+    lengths = [load.prompt_tokens + length for length in completions]
+    return Sequences(tokens, tokens * load.mean_square, tuple(lengths))
 
 
 @lru_cache(maxsize=1024)  # layouts of the ranks often have the same engines
@@ -208,6 +224,16 @@ def planned_config(config: Any, devices: Devices) -> tuple[Any, list[str]]:
         outcomes = list(dtype_outcomes(config))
         return settled(config, None, outcomes)[0], outcome_lines(outcomes)
     return decided_on_gpus(config), []
+
+
+def attention_path(spec: ModelConfig, kind: DeviceKind, load: Load) -> str:
+    """Return the path of attention in the trainer, as `PackedModel` chooses it: one of the rates of a device."""
+    if kind.name == CPU:
+        return "sdpa"
+    halves = spec.compute_dtype in ("bfloat16", "float16")
+    if halves and spec.attention in ("auto", "varlen") and not kind.name.startswith("MI"):
+        return "flash2"
+    return "masked" if load.shared and spec.attention != "padded" else "sdpa"  # a shared prompt needs a mask
 
 
 def devices_here(config: Any) -> Devices:

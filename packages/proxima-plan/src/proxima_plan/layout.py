@@ -51,6 +51,11 @@ class DeviceLayout:
     node: int = 8
 
     @property
+    def sharded(self) -> bool:
+        """True if a rank gathers what it computes with. A single one does if a field of its sharding is set."""
+        return self.ranks > 1 or self.sharding != Sharding()
+
+    @property
     def shares(self) -> int:
         """The number of parts that an update is split into."""
         return max(1, self.ranks // (self.sharding.ranks_per_share * self.pipeline))

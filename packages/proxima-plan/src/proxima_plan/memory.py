@@ -18,6 +18,7 @@ from proxima_plan.devices import CPU, GIB, DeviceKind
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import BYTES, Load
+from proxima_plan.traffic import BUCKET, FULL, HALF, PROBE
 
 CONTEXT = GIB  # of the driver and its kernels or, on a CPU, of Python and torch
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
@@ -25,6 +26,7 @@ WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer"
 FROZEN = "frozen models"
 COMPUTES, CACHE, SPARE = "activations and graphs", "KV cache", "spare cache"  # of an engine
 STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
+MARGIN = 0.05  # of a device that a proposal leaves free: the formula has been that far below what an allocator holds
 ROOM, MOST_RUNNING = 0.9, 1024  # most of a device that a plan gives a server; completions of an engine without a limit
 STARTED = GIB // 2  # what a device that computes nothing yet has taken, of which a server gets no share
 GRAPHS = GIB  # of the CUDA graphs of a server, assumed
@@ -67,14 +69,21 @@ class DeviceMemory:
         return self.needed <= self.memory and self.starts and (self.slots > 0 or not self.engine)
 
     @property
+    def roomy(self) -> bool:
+        """True if it fits and leaves `MARGIN` of the device free."""
+        return self.fits and self.needed <= (1 - MARGIN) * self.memory
+
+    @property
     def starts(self) -> bool:
         """True if the servers start, or there are none."""
         return self.least <= self.server <= self.room
 
     @property
     def best_share(self) -> float:
-        """The largest share of a device, in hundredths, with which the servers start; 0: there is none."""
-        share = min(math.floor(100 * ROOM), math.floor(100 * self.room / self.memory)) / 100
+        """The largest share of a device, in hundredths, with which the servers start and leave `MARGIN` of it free; 0:
+        there is none."""
+        room = self.room / self.memory - MARGIN
+        share = min(math.floor(100 * ROOM), math.floor(100 * room)) / 100
         return share if share * self.memory >= self.least else 0.0
 
 
@@ -132,7 +141,7 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
 def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tokens: int, *, fused: bool) -> int:
     """The bytes that exist only during an update: what layers keep for the backward pass, gathered layers, rounded
     weights, and a chunk of logits."""
-    own, sharded, sharding = layout.local(model), layout.ranks > 1, layout.sharding
+    own, sharded, sharding = layout.local(model), layout.sharded, layout.sharding
     compute = BYTES[spec.compute_dtype]
     gathered = 2 if sharded and sharding.param_dtype == "bfloat16" else BYTES[spec.dtype]
     states, layer = tokens * gathered * model.hidden, _of_layer(spec, own, tokens, gathered, fused=fused)
@@ -175,6 +184,18 @@ def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, com
     rounded = head * compute if compute != element else 0
     gradient = 0 if spec.lora is not None else head * (compute + element)
     return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
+
+
+def sync_memory(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, *, first: bool) -> int:
+    """Return the bytes of a rank, beside what it holds while engines generate, in which new weights go to servers: two
+    buckets of the served dtype, and a pass over the probe. The first also has the gradient of its part of the weights,
+    along which it moves them.
+    """
+    buckets = 2 * min(BUCKET, HALF * model.parameters)
+    probing = replace(spec, gradient_checkpointing=True, lora=None)
+    passing = _activations(probing, model, layout, PROBE, fused=False)
+    gradient = FULL * model.parameters // layout.parts
+    return buckets + passing + gradient * first
 
 
 def device_memory(
@@ -263,12 +284,12 @@ def server_work(model: ModelFacts, load: Load, device: DeviceKind, split: int) -
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:
-    """Return the tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0 if the longest sequence does
-    not fit."""
+    """Return the tokens of the largest micro-batch with which a rank leaves `MARGIN` of its device free, in steps of
+    1,024; 0 if it does not with the longest sequence."""
 
     def fits(tokens: int) -> bool:
         many = replace(load, sequences=10**9, kept=None, micro_tokens=tokens)  # no update is too short to fill it
-        return device_memory(spec, model, layout, many, device).fits
+        return device_memory(spec, model, layout, many, device).roomy
 
     longest = load.prompt + load.longest
     larger = range(1024, 2**22, 1024)

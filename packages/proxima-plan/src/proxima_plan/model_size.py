@@ -57,6 +57,13 @@ class ModelFacts:
         return round((self.parameters - self.active) / (1 - self.experts / self.all_experts)) if self.active else 0
 
     @property
+    def tensors(self) -> int:
+        """The number of weights by name, of each expert its own."""
+        attention = 4 + 2 * self.normed
+        after = 1 + 3 * self.all_experts if self.all_experts else 3
+        return self.layers * (2 + attention + after) + 3
+
+    @property
     def key_elements(self) -> int:
         """Elements of the keys and values of a token, in all layers."""
         return 2 * self.layers * self.kv_width

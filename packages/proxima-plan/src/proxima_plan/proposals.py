@@ -3,20 +3,28 @@
 import json
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
+from proxima.config.problems import ConfigError
+from proxima.config.resolution import resolve
 from proxima.config.resolved import Resolved
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharding import Sharding
+from proxima.training import OPTIMIZERS
 from proxima_plan.devices import Devices
 from proxima_plan.engine_settings import GPU_MEMORY, EngineSettings, kept_arguments
-from proxima_plan.forecast import PlannedRecipe, StepPlan, generating
+from proxima_plan.forecast import PlannedRecipe, StepPlan, generating, plan_recipe
 from proxima_plan.layout import DeviceLayout
 from proxima_plan.step_load import Load
 
 SHOWN = 5
+CHECKPOINTING = "model.gradient_checkpointing=true"
+EIGHT_BITS = "train.optimizer.kind=adamw_8bit"
+MOMENTS_OFFLOADED = "train.optimizer.offload=true"
+STATES_OFFLOADED = "placement.sharding.offload=true"
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, for engines that are separate from the ranks
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
@@ -41,6 +49,45 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     return fitting[:SHOWN] + [plan for plan in separate if plan.seconds < fitting[0].seconds]
 
 
+def remedies(
+    resolved: Resolved[Any], overrides: Sequence[str], devices: Devices, mean: float | None = None
+) -> tuple[list[str], StepPlan] | None:
+    """Return the words with which a recipe that does not fit its layout would, and its plan with them: recomputed
+    layers, then also sharded weights, then moments of 8 bits, then moments in host memory, then all states there. The
+    first that leaves room is returned; None if none does."""
+    for words in _sets_of_words(resolved.config, devices):
+        with suppress(ConfigError, FieldError, UserError):
+            set_again = {word.partition("=")[0] for word in words}
+            kept = [word for word in overrides if word.partition("=")[0] not in set_again]
+            changed = resolve(str(resolved.recipe), [*kept, *words], root=None, import_code=resolved.import_code)
+            plan = plan_recipe(changed, devices, mean=mean)
+            if plan.memory.roomy:
+                return words, plan
+    return None
+
+
+def _sets_of_words(config: Any, devices: Devices) -> Iterator[list[str]]:
+    """Yield the words of `remedies`, in order, without those that change nothing."""
+    words = list[str]()
+    if not config.model.gradient_checkpointing:
+        words = [CHECKPOINTING]
+        yield words
+    sharding = getattr(config.placement, "sharding", None)
+    if devices.count > 1:
+        fields = {"kind": "full", "param_dtype": "bfloat16"}
+        changed = [name for name, value in fields.items() if getattr(sharding, name, None) != value]
+        if changed:
+            started = [] if sharding is not None else ["placement=torchrun"]
+            words = [*words, *started, *(f"placement.sharding.{name}={fields[name]}" for name in changed)]
+            yield words
+    optimizer = config.train.optimizer
+    if OPTIMIZERS.holds(optimizer, "adamw") and config.model.lora is None and not optimizer.offload:
+        yield [*words, EIGHT_BITS]
+        yield [*words, MOMENTS_OFFLOADED]
+    if devices.count > 1 and not getattr(sharding, "offload", False):
+        yield [*words, STATES_OFFLOADED]
+
+
 def proposed_engine(engine: EngineSettings) -> EngineSettings:
     """The servers of a proposal: the recipe's, or vLLM's in place of an engine in the process. They split their weights
     over all their devices, and the plan chooses their share of each."""
@@ -54,7 +101,7 @@ def fastest(planned: PlannedRecipe, load: Load, shares: Sequence[float]) -> list
     `layouts`."""
     devices, node = planned.devices, planned.devices.kind.node
     shardings, sizes = list(group_sizes(min(devices.count, node))), [n for n in GROUPS if n <= min(8, node)]
-    plans = [plan for plan in planned.plans(layouts(devices, shardings, sizes, shares), load) if plan.memory.fits]
+    plans = [plan for plan in planned.plans(layouts(devices, shardings, sizes, shares), load) if plan.memory.roomy]
     plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.ranks_per_share))
     best = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
     return sorted(best.values(), key=lambda plan: round(plan.seconds, 1))

@@ -6,20 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from proxima_plan.devices import CPU
+from proxima_plan.balance import Slowest, slowest
+from proxima_plan.devices import CPU, Rates
 from proxima_plan.layout import DeviceLayout, key_parts
-from proxima_plan.traffic import HALF, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
+from proxima_plan.traffic import BUCKET, HALF, PROBE, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
 
-BUCKET = 2**28  # bytes that a group is sent at once
+BACKWARD = 2.5  # products of a backward pass of attention, over those of a forward: it computes the scores again
+FORWARD_HEAD = 1 / 3  # of what an update reads and writes for a logit: a backward pass computes it again
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
+HOST = "host"
+PUSHES = 2  # of the first weights
+
+
+def host_seconds(rates: Rates, sequences: float, tokens: float) -> float:
+    """Return the CPU seconds of rank 0 on the host in a step, while the devices wait."""
+    return rates.host_sequence * sequences + rates.host_token * tokens
 
 
 class Stage(NamedTuple):
-    """The seconds of a stage by cause, and the bytes that one device sends by group."""
+    """The seconds of a stage by cause, the bytes that one device sends by group, and the arithmetic in words."""
 
     name: str
     parts: Mapping[str, float]
     sent: Mapping[str, float] = {}
+    how: str = ""
 
     @property
     def seconds(self) -> float:
@@ -36,15 +46,15 @@ class Stage(NamedTuple):
 
 
 class Sequences(NamedTuple):
-    """What the ranks compute: all tokens, the sum of the squared lengths of the sequences, and the longest one."""
+    """What the ranks compute: all tokens, the sum of the squared lengths, and lengths by which sequences are dealt."""
 
     tokens: float
     squares: float
-    longest: float
+    lengths: tuple[float, ...]
 
     @classmethod
     def of(cls, lengths: Sequence[float]) -> "Sequences":
-        return cls(sum(lengths), sum(x * x for x in lengths), max(lengths, default=0.0))
+        return cls(sum(lengths), sum(x * x for x in lengths), tuple(lengths))
 
 
 @dataclass(frozen=True)
@@ -128,29 +138,68 @@ class StageTimes(PlacedModel):
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + moved / speed})
 
     def publish(self) -> Stage:
-        """Return the publication of new weights; an engine in the process reads them and writes them in its dtype. To
-        servers they go by `engine.transfer`: the trainer copies them to host memory, and then
-
-        - `folder`, and adapters alone: one node writes them and all read them;
-        - `group`: one rank broadcasts buckets, while the next are on their way from host memory to its device;
-        - `ipc`: each server is given a copy on the shared device, which it copies once more.
-        """
+        """Return the publication of new weights; an engine in the process reads them and writes them in its dtype.
+        Servers get them by `engine.transfer`, see `_push`, and prove it: the ranks compute the log-probs of a few
+        tokens, and so do the servers."""
         if self.layout.in_process:
             size = self.model.parameters * self.load.engine.weight_bytes
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
-        way = self.load.engine.way(adapters=self.adapter is not None)
-        size = HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters)
+        push, proof = self._push(), self._proof(gradients=False)
+        how = f"{push.how}; proof {proof:.2g} s"
+        return push._replace(parts={**push.parts, FIXED: push.parts.get(FIXED, 0.0) + proof}, how=how)
+
+    def first_sync(self) -> Stage:
+        """Return the publication before the first step, which shows that the proof can fail: the weights are also sent
+        moved along the gradient of the probe, and back."""
+        one = self._push()
+        proofs = 2 * self._proof(gradients=False) + self._proof(gradients=True)
+        parts = {name: PUSHES * seconds for name, seconds in one.parts.items()}
+        how = f"{PUSHES} × {one.seconds:.2g} s, proofs and a backward pass {proofs:.2g} s"
+        return Stage("first weights", {**parts, FIXED: parts.get(FIXED, 0.0) + proofs}, how=how)
+
+    def _push(self) -> Stage:
+        """Return how the weights get to all servers, without the proof.
+
+        - `ipc`: the ranks gather a bucket on their devices, and the server's worker on the same one copies its part;
+        - `group`: the ranks gather a bucket while the former one is broadcast to the workers;
+        - `folder`, and adapters alone: one node writes them and all read them.
+        """
+        device, layout, rates = self.device, self.layout, self.device.rates
+        adapters = self.adapter is not None
+        way = self.load.engine.way(adapters=adapters, colocated=layout.colocated, cpu=device.name == CPU)
+        size = float(HALF * ((self.adapter or 0) if way == "adapters" else self.model.parameters))
         if way in ("folder", "adapters"):
-            return Stage("publish", {NETWORK: size / (self.device.rates.publish * 1e9)})
-        host = self._bandwidth / 2 if self.device.name == CPU else self.device.rates.host * 1e9
+            how = f"{size / 1e9:,.3g} GB by a folder at {rates.publish:g} GB/s"
+            return Stage("publish", {NETWORK: size / (rates.publish * 1e9)}, how=how)
+        parts, stride = layout.parts, layout.sharding.tensor_parallel
+        speed = self.device.link(max(1, parts // stride), stride) * rates.network
+        received = size * (parts - 1) / parts
+        gathered = received / speed
+        tensors = self.model.tensors
+        loaded = tensors * rates.load
+        gathering = f"gathered at {speed / 1e9:,.0f} GB/s in {gathered:.2g} s"
+        loading = f"{tensors:,} tensors loaded at {1e6 * rates.load:.0f} µs in {loaded:.2g} s"
         if way == "ipc":
-            moved = self.layout.engines * size * (1 / host + 2 / self._bandwidth)
-            return Stage("publish", {BANDWIDTH: size / host + moved})
-        members = 1 + self.layout.engines * self.layout.engine_devices
-        inside = members <= self.device.node and not self.layout.elsewhere
-        link = (self.device.inside if inside else self.device.across) * 1e9 * self.device.rates.network
-        waits = math.ceil(size / BUCKET) * self.device.rates.wait(self.device.nodes(members))
-        return Stage("publish", {BANDWIDTH: size / host, NETWORK: max(size / host, size / link) + waits})
+            copied = size * (1 + 1 / layout.engine_split) / self._bandwidth
+            how = f"{size / 1e9:,.3g} GB: {gathering}, copied by the workers in {copied:.2g} s, {loading}"
+            return Stage("publish", {NETWORK: gathered, BANDWIDTH: copied, FIXED: loaded}, {"gather": received}, how)
+        members = 1 + layout.engines * layout.engine_devices
+        inside = members <= device.node and not layout.elsewhere
+        link = (device.inside if inside else device.across) * 1e9 * rates.network
+        sent = size / link + math.ceil(size / BUCKET) * rates.wait(device.nodes(members))
+        sending = f"meanwhile broadcast at {link / 1e9:,.0f} GB/s in {sent:.2g} s"
+        how = f"{size / 1e9:,.3g} GB: {gathering}, {sending}, {loading}"
+        return Stage("publish", {NETWORK: max(gathered, sent), FIXED: loaded}, {"gather": received}, how)
+
+    def _proof(self, *, gradients: bool) -> float:
+        """Return the seconds of a pass over the probe on all ranks, and of the servers' own."""
+        probe = Sequences.of([PROBE])
+        return self._trained("proof", probe, gradients=gradients).seconds + self.prefill(PROBE, PROBE)
+
+    def of_host(self) -> Stage:
+        """Return what rank 0 does on the host while all devices wait."""
+        load = self.load
+        return Stage("rank 0", {HOST: host_seconds(self.device.rates, load.sequences, load.sequences * load.mean)})
 
     def rest(self) -> Stage:
         """Return what a step takes outside all other stages."""
@@ -158,17 +207,18 @@ class StageTimes(PlacedModel):
         return Stage("rest", {FIXED: rates.step * min(1.0, self.load.sequences / rates.sequences)})
 
     def _trained(self, name: str, data: Sequences, *, gradients: bool) -> Stage:
-        tokens, squares, longest = data
-        if not tokens:
+        if not data.tokens:
             return Stage(name, {COMPUTE: 0.0})
         layout = self.layout
-        share = max(tokens / layout.shares, longest)  # no sequence is split between shares
-        squares = max(squares / layout.shares, longest * longest)
-        micro = max(1, math.ceil(share / max(self.load.micro_tokens, longest)))
+        most = self._slowest(data.lengths)
+        share = data.tokens / layout.shares * most.tokens
+        squares = data.squares / layout.shares * most.squares
+        micro = most.passes
         split = layout.sharding.ranks_per_share * layout.pipeline
         passes = (3 if self.adapter is None else 2) + self.load.checkpointing if gradients else 1
-        compute = passes * (self._products(share, split) + self._attention(squares / 2) / split)
-        moved = passes * self._moved(share) / split
+        attended = 1 + (BACKWARD + self.load.checkpointing if gradients else 0)
+        compute = passes * self._products(share, split) + attended * self._attention(squares / 2) / split
+        moved = passes * self._moved(share) / split + self._of_head(share, gradients=gradients) / split
         bubble = 1 + (layout.pipeline - 1) / micro
         compute, moved = compute * bubble, moved * bubble
         launches = 2 * self.device.rates.eager * passes * micro * self.model.layers / layout.pipeline
@@ -179,6 +229,13 @@ class StageTimes(PlacedModel):
         sent = {where: send.size for where, send in [*blocking.items(), *overlapped.items()]}
         parts = {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed, FIXED: max(0.0, launches - compute - moved)}
         return Stage(name, parts, sent)
+
+    def _slowest(self, lengths: tuple[float, ...]) -> Slowest:
+        """Return what the slowest share computes of sequences of these lengths."""
+        model = self.model
+        routed = model.all_of_experts * model.experts / model.all_experts if model.all_experts else 0.0
+        pair_cost = 2 * model.layers * model.query_width / (self.dense + routed)
+        return slowest(lengths, self.layout.shares, self.load.micro_tokens, pair_cost)
 
     def _seconds(self, sends: Mapping[str, Traffic]) -> float:
         rates = self.device.rates
@@ -212,10 +269,19 @@ class StageTimes(PlacedModel):
         """Return the seconds of one device to read and write the activations of a pass; experts copy their tokens."""
         model = self.model
         width = (2 + 2 * model.experts) * model.hidden + model.query_width + 1.5 * model.intermediate
-        return tokens * model.layers * width * HALF * self.device.rates.moved / self._bandwidth
+        rates = self.device.rates
+        times = rates.moved * (rates.compiled if self.load.compiled else 1.0)
+        return tokens * model.layers * width * HALF * times / self._bandwidth
+
+    def _of_head(self, tokens: float, *, gradients: bool) -> float:
+        """Return the seconds of one device to read and write logits, a chunk at a time."""
+        size = self.device.rates.head * (1.0 if gradients else FORWARD_HEAD)
+        return tokens * self.model.vocabulary * size / self._bandwidth
 
     def _attention(self, keys: float) -> float:
         """Return the seconds of one device for `keys` query-key pairs: their products and those with the values, in
-        every layer."""
-        width = self.model.query_width
-        return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.device.rates.attention)
+        every layer. A mask does not spare the pairs that it hides."""
+        width, path = self.model.query_width, self.load.attention
+        pairs = 2 * keys if path == "masked" else keys
+        share: float = getattr(self.device.rates, path)
+        return 4 * self.model.layers * width * pairs / (self.device.bf16 * 1e12 * share)

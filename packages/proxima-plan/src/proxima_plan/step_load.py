@@ -29,6 +29,7 @@ class Load:
         micro_tokens: most tokens of a micro-batch.
         shared: the prompt of a group is computed once.
         checkpointing: layers are recomputed in the backward pass.
+        attention: its path, one of the rates of a device. compiled: layers are compiled.
         lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
         concurrent: completions requested at once while they overlap; None: those of all these steps.
         spread: sigma of the lengths.
@@ -52,6 +53,8 @@ class Load:
     micro_tokens: int = 8192
     shared: bool = False
     checkpointing: bool = True
+    attention: str = "flash2"
+    compiled: bool = False
     lag: int = 0
     concurrent: int | None = None
     spread: float = 0.7

@@ -9,6 +9,8 @@ from proxima_plan.model_size import ModelFacts
 from proxima_plan.step_load import Load
 
 HALF, FULL = 2, 4  # bytes of bfloat16 and float32
+BUCKET = 2**28  # bytes of new weights that a server is sent at once
+PROBE = 264  # tokens with which servers prove that they have the new weights
 
 
 @dataclass(frozen=True)
