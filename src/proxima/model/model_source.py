@@ -11,6 +11,7 @@ from proxima.model.architecture import vision_parameters
 from proxima.model.files import model_files
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
+from proxima.model.log_prob import ROWS_ON_CPU
 from proxima.model.packed_model import PassSettings
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
@@ -47,7 +48,7 @@ class ModelSource:
     share_prompt: bool = True
     compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
-    log_prob_chunk: int = 512
+    log_prob_chunk: int | None = None
     sharding: Sharding | None = None
     images: ImageStore | None = None
     vision_lr_ratio: float = 0.0
@@ -114,8 +115,11 @@ class ModelSource:
         settings, by name. Empty if the files are not known."""
         if not (files := model_files(self.path, self.revision)):
             return {}
-        names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
+        names = ("path", "dtype", "compute_dtype", "attention", "share_prompt")
         settings = {name: str(getattr(self, name)) for name in names}
+        settings["log_prob_chunk"] = str(
+            self.log_prob_chunk or ROWS_ON_CPU
+        )  # on a GPU its memory decides: see `device`
         adapter = {} if self.lora is None else {"base of an adapter": "off"}
         settings["compute_dtype"] = str(self._computes_in).removeprefix("torch.")
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
