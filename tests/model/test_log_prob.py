@@ -225,8 +225,8 @@ def test_a_chunk_takes_a_sixteenth_of_a_gpu(gib, rows):
 @pytest.mark.parametrize(
     "backend",
     [
-        pytest.param("aot_eager", marks=pytest.mark.slow),  # the graphs alone, in torch's own operations
-        pytest.param("inductor", marks=pytest.mark.campaign(f"{COMPILED}[aot_eager]")),
+        pytest.param("eager", marks=pytest.mark.slow),  # the graphs alone, in torch's own operations
+        pytest.param("inductor", marks=pytest.mark.campaign(f"{COMPILED}[eager]")),
     ],
 )
 def test_what_comes_between_the_products_may_be_compiled(backend, monkeypatch):

@@ -29,8 +29,8 @@ class ModelSource:
         path, revision, device: see `load`; `dtype` is a name of `DTYPES`.
         lora: adapters to train instead of the weights; None: no adapters.
         seed: of the random initialisation of new adapters and heads.
-        attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`
-            or `auto`, see `precision`.
+        attention, share_prompt, gradient_checkpointing, compile: see `PackedModel`; `compute_dtype` is a name of
+            `DTYPES` or `auto`, see `precision`.
         log_prob_chunk: see `Policy`.
         max_length: tokens of the longest sequence, where the factors of positions depend on it, see `fix_positions`;
             None: the model's own limit.
@@ -48,6 +48,7 @@ class ModelSource:
     share_prompt: bool = True
     compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
+    compile: bool = False
     log_prob_chunk: int | None = None
     sharding: Sharding | None = None
     images: ImageStore | None = None
@@ -141,4 +142,5 @@ class ModelSource:
             "share_prompt": self.share_prompt,
             "compute_dtype": self._computes_in,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "compile": self.compile,
         }

@@ -90,6 +90,7 @@ class Policy(PackedModel):
                 others=_joined(batch.top_k, batch.bucket_token),
                 others_gradient=batch.bucket_token is not None or "top_k_gradient" in needs,
                 chunk=self.log_prob_chunk,
+                fused=self.compiles,
             )
         of_routers = {} if routing is None else routing.outputs(batch, needs)
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]

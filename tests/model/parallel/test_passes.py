@@ -16,6 +16,7 @@ from tests.model.parallel.splits import TENSOR, same_head, whole_biases
 pytestmark = pytest.mark.slow
 
 AGAIN = {"gradient_checkpointing": True}
+COMPILED = {"compile": True}
 VARLEN = {"attention": "varlen"}
 HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}
@@ -43,6 +44,9 @@ BREADTH = [
     Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="qwen3", ranks=2, settings=COMPILED | AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
+    Case(model="windows", layout=C2, settings=COMPILED | VARLEN, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="qwen2", layout=HYBRID, trains="head", settings=COMPILED, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, settings=VARLEN, passes=(IN_PARTS,), then=(forward_only, outputs)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
     Case(model="six", layout=E2, passes=({"parts": 2},)),

@@ -169,7 +169,7 @@ def test_settings_that_change_the_last_bits_are_listed(runs, tmp_path):
     """Once, here at a resume of a finished run."""
     folder = shutil.copytree(runs.finished("carried groups"), tmp_path / "run")
     other = {"model__log_prob_chunk": 64, "engine__prefill_tokens": 32}
-    said = "model.log_prob_chunk=64 (was null), engine.prefill_tokens=32 (was 2048): the run continues"
+    said = "model.log_prob_chunk=64 (was 512), engine.prefill_tokens=32 (was 2048): the run continues"
     for notes in (1, 0):
         watcher = Watcher()
         runs.go("carried groups", folder, resume=True, observer=watcher, **other)
