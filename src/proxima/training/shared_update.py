@@ -17,6 +17,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
 from proxima.data.packed_batch import packing_order
 from proxima.data.trajectory import Trajectory
+from proxima.data.transfer import to_device
 from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.model.packed_model import PackedModel
 from proxima.system.out_of_memory import memory_of
@@ -68,7 +69,7 @@ class SharedUpdate:
         if objective.has_batch_statistics and self.run:
             statistics, row = self._batch_statistics()
         denominators = [
-            torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
+            to_device(torch.where(d == 0, torch.ones_like(d), d), self.model.device)
             for d in objective.denominators(self.items, statistics)
         ]
         measured, metrics = Measured(), list[Metrics]()
