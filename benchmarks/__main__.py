@@ -19,6 +19,7 @@ CLAIMS = (
     "plan",
     "layouts",
     "balance",
+    "kernels",
     "rank_memory",
     "rank_speed",
     "served_clients",

@@ -37,6 +37,7 @@ TINY = {  # the options of each
     "vllm_throughput": "--requests 2 --tokens 3",
     "layouts": "--only qwen3_4b_grpo",
     "balance": "--repeats 1",
+    "kernels": "--shapes Qwen3-1.7B --eager",
     "rank_memory": "--ranks 1 --tokens 60 --length 12",
     "rank_speed": "--repeats 1 --steps 3 --examples 1 --length 20 --sides 'one process' 'two ranks'",
     "served_clients": "--repeats 1 --turns 1 --prompts 1 --max-tokens 3",

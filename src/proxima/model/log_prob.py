@@ -232,11 +232,10 @@ class _BlockwiseLogProb(torch.autograd.Function):
                 for rows in _blocks(d, at, ctx.fused):
                     block = d[rows.start - at : rows.stop - at]
                     sets = None if mask is None else (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
-                    d_logits = differentiate(block, columns.of(rows), sets)
+                    of_bias = differentiate(block, columns.of(rows), sets, grad_b is not None)
                     if grad_b is not None:
-                        grad_b += d_logits.sum(0)
-                    block.copy_(d_logits)
-                    del block, d_logits
+                        grad_b += of_bias
+                    del block
                 grad_h[span] = d @ w
                 if ctx.needs_input_grad[1]:
                     product = d.T @ h[span]
@@ -302,9 +301,9 @@ def _measured(
 
 
 def _differentiated(
-    logits: Tensor, columns: _Columns, sets: tuple[PackedSamplingMask, int, Tensor, Tensor] | None
-) -> Tensor:
-    """The gradient of rows of logits [R, V]."""
+    logits: Tensor, columns: _Columns, sets: tuple[PackedSamplingMask, int, Tensor, Tensor] | None, with_sum: bool
+) -> Tensor | None:
+    """Overwrite rows of logits [R, V] with their gradient; return its sum over the rows, unrounded, `with_sum`."""
     log_p = _exact(logits, columns.temperature).sub_(columns.log_z[:, None])
     g_all = columns.grad_all[:, None].to(log_p.dtype)
     g_near = columns.grad_target[:, None].to(log_p.dtype)
@@ -328,7 +327,9 @@ def _differentiated(
         d_logits.scatter_add_(1, columns.target[:, None], g_near)
     if columns.others is not None:
         d_logits.scatter_add_(1, columns.others, columns.grad_others.to(d_logits.dtype))
-    return d_logits.div_(columns.temperature[:, None])
+    d_logits = d_logits.div_(columns.temperature[:, None])
+    logits.copy_(d_logits)
+    return d_logits.sum(0) if with_sum else None
 
 
 def _blocks(logits: Tensor, start: int, whole: bool) -> Iterator[slice]:
