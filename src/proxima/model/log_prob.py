@@ -213,7 +213,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
             grad_target = grad_log_prob.where(part.owned(target), 0.0)
             grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
             target, others = part.rows_of(target, others)
-        columns = _Columns(
+        columns = _HeadRows(
             temperature, log_z, target, grad_target, total, entropy, grad_entropy, others, grad_others, ctx.fused
         )
         differentiate = compiled(_differentiated) if ctx.fused else _differentiated
@@ -250,7 +250,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
         return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 11
 
 
-class _Columns(NamedTuple):
+class _HeadRows(NamedTuple):
     """What `_differentiated` reads beside the logits, a row for each of theirs; `grad_target`, `grad_all`: of the
     target's logit and of all logits. `in_one_pass`: the target is found by comparing, not by an index."""
 
@@ -265,8 +265,8 @@ class _Columns(NamedTuple):
     grad_others: Tensor
     in_one_pass: bool
 
-    def of(self, rows: slice) -> "_Columns":
-        return _Columns(*(value[rows] if isinstance(value, Tensor) else value for value in self))
+    def of(self, rows: slice) -> "_HeadRows":
+        return _HeadRows(*(value[rows] if isinstance(value, Tensor) else value for value in self))
 
 
 def _measured(
@@ -301,7 +301,7 @@ def _measured(
 
 
 def _differentiated(
-    logits: Tensor, columns: _Columns, sets: tuple[PackedSamplingMask, int, Tensor, Tensor] | None, with_sum: bool
+    logits: Tensor, columns: _HeadRows, sets: tuple[PackedSamplingMask, int, Tensor, Tensor] | None, with_sum: bool
 ) -> Tensor | None:
     """Overwrite rows of logits [R, V] with their gradient; return its sum over the rows, unrounded, `with_sum`."""
     log_p = _exact(logits, columns.temperature).sub_(columns.log_z[:, None])

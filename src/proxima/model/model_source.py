@@ -8,6 +8,7 @@ from torch import nn
 
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import vision_parameters
+from proxima.model.device_segments import grow_segments
 from proxima.model.files import model_files
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
@@ -32,6 +33,7 @@ class ModelSource:
         attention, share_prompt, gradient_checkpointing, compile: see `PackedModel`; `compute_dtype` is a name of
             `DTYPES` or `auto`, see `precision`.
         log_prob_chunk: see `Policy`.
+        lends_memory: other processes read its memory on a GPU, whose segments then do not grow, see `grow_segments`.
         max_length: tokens of the longest sequence, where the factors of positions depend on it, see `fix_positions`;
             None: the model's own limit.
         images: the `ImageStore` of its prompts, if they show any; vision_lr_ratio: see `LoadedModel`.
@@ -49,6 +51,7 @@ class ModelSource:
     compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
     compile: bool = False
+    lends_memory: bool = False
     log_prob_chunk: int | None = None
     sharding: Sharding | None = None
     images: ImageStore | None = None
@@ -58,6 +61,7 @@ class ModelSource:
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
         path, revision, lora = self._location(saved)
+        self._grow_segments()
         loaded = load(
             path=path,
             revision=revision,
@@ -69,6 +73,10 @@ class ModelSource:
             max_length=self.max_length,
         )
         return self._shown(loaded)
+
+    def _grow_segments(self) -> None:
+        if not self.lends_memory:
+            grow_segments(resolve_device(self.device))
 
     def _shown(self, loaded: LoadedModel) -> LoadedModel:
         """The model with its positions fixed and its images, and with a tower that is trained only where the settings
@@ -86,6 +94,7 @@ class ModelSource:
         `saved`."""
         has_head = saved is not None and self.lora is None
         path, revision, lora = self._location(saved)
+        self._grow_segments()
         loaded = load_scalar_model(
             path=path,
             revision=revision,
