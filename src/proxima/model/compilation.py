@@ -25,7 +25,7 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
     """Compile the forward passes of these modules, in place; each graph is made when it is first run. Idempotent."""
     for layer in layers:
         if not hasattr(layer, MARK):
-            layer.forward = torch.compile(layer.forward, backend=BACKEND, dynamic=True)  # type: ignore[method-assign]
+            layer.forward = torch.compile(layer.forward, backend=BACKEND, dynamic=True)
             setattr(layer, MARK, True)
 
 

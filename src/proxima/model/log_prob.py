@@ -233,7 +233,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
                     block = d[rows.start - at : rows.stop - at]
                     sets = None if mask is None else (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
                     of_bias = differentiate(block, columns.of(rows), sets, grad_b is not None)
-                    if grad_b is not None:
+                    if grad_b is not None and of_bias is not None:
                         grad_b += of_bias
                     del block
                 grad_h[span] = d @ w
@@ -266,7 +266,8 @@ class _HeadRows(NamedTuple):
     in_one_pass: bool
 
     def of(self, rows: slice) -> "_HeadRows":
-        return _HeadRows(*(value[rows] if isinstance(value, Tensor) else value for value in self))
+        parts: list[Any] = [value[rows] if isinstance(value, Tensor) else value for value in self]
+        return _HeadRows(*parts)
 
 
 def _measured(
