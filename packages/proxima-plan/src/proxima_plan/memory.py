@@ -176,8 +176,9 @@ def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, com
     chunk, head = min(rows, tokens) * model.vocabulary, model.vocabulary * model.hidden
     rounded = head * compute if compute != element else 0
     summed = element if tokens <= rows else 4
-    gradient = 0 if spec.lora is not None else head * (compute + summed)
-    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
+    whole = 0 if spec.lora is not None else head
+    added = chunk * compute + whole * (compute + summed)  # a chunk's product with the sum, when its softmax is gone
+    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + whole * (compute + element), added)
 
 
 def with_rows(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, device: DeviceKind) -> ModelConfig:
