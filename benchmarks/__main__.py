@@ -21,6 +21,7 @@ CLAIMS = (
     "balance",
     "rank_zero",
     "host_memory",
+    "kernels",
     "rank_memory",
     "rank_speed",
     "served_clients",

@@ -39,6 +39,7 @@ TINY = {  # the options of each
     "balance": "--repeats 1",
     "rank_zero": "--part 0.01",
     "host_memory": "--layers 1 --tokens 80",
+    "kernels": "--shapes Qwen3-1.7B --eager",
     "rank_memory": "--ranks 1 --tokens 60 --length 12",
     "rank_speed": "--repeats 1 --steps 3 --examples 1 --length 20 --sides 'one process' 'two ranks'",
     "served_clients": "--repeats 1 --turns 1 --prompts 1 --max-tokens 3",

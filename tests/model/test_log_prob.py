@@ -11,12 +11,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
-from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.log_prob import log_sum_square, rows_of_logits, token_log_prob, top_k_log_prob
 from proxima.model.masked_logits import PackedSamplingMask
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 13, 5, 17
 CHUNKS = (1, 4, 13, 256)
+COMPILED = "tests/model/test_log_prob.py::test_what_comes_between_the_products_may_be_compiled"
 
 
 @dataclass
@@ -200,6 +201,51 @@ def test_bf16_autocast_keeps_float32_after_the_product():
         torch.testing.assert_close(mine, other, rtol=0.05, atol=0.06)
 
 
+def test_a_bf16_head_sums_its_gradient_over_chunks_in_float32():
+    """64 chunks of one direction: in bfloat16 a sum stands still once an addend is below 2^-9 of it."""
+    draw = torch.Generator().manual_seed(0)
+    hidden = (torch.randn(512, 16, generator=draw) + 1).bfloat16()
+    weight, target = torch.randn(40, 16, generator=draw).bfloat16(), torch.zeros(512, dtype=torch.long)
+
+    def gradients(dtype, chunk):
+        w, b = (x.to(dtype).requires_grad_() for x in (weight, weight[:, 0]))
+        token_log_prob(hidden.to(dtype), w, target, bias=b, chunk=chunk).log_prob.sum().backward()
+        return w.grad.double(), b.grad.double()
+
+    for exact, ours in zip(gradients(torch.float64, 512), gradients(torch.bfloat16, 8), strict=True):
+        assert float((ours - exact).norm() / exact.norm()) < 4e-3
+
+
+@pytest.mark.parametrize(("gib", "rows"), [(22, 2048), (79.2, 4096), (139.8, 4096), (191.7, 8192)])
+def test_a_chunk_takes_a_sixteenth_of_a_gpu(gib, rows):
+    assert rows_of_logits(int(gib * 2**30), 128_256) == rows
+    assert rows_of_logits(int(gib * 2**30), 1000) == 8192  # a small vocabulary
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("eager", marks=pytest.mark.slow),  # the graphs alone, in torch's own operations
+        pytest.param("inductor", marks=pytest.mark.campaign(f"{COMPILED}[eager]")),
+    ],
+)
+def test_what_comes_between_the_products_may_be_compiled(backend, monkeypatch):
+    monkeypatch.setattr("proxima.model.compilation.BACKEND", backend)
+    dtype, head = torch.bfloat16, Head.drawn(torch.bfloat16, count=16)
+    head.temperature = head.temperature.float()
+    more = torch.stack([head.target, head.target.flip(0)], 1)
+    how = {"entropy": True, "entropy_gradient": True, "others": more, "others_gradient": True, "chunk": 8}
+
+    def everything(fused):
+        outputs = [x for x in head.run(**how, fused=fused) if x is not None]
+        sums = sum((x * torch.linspace(-1, 2, x.numel()).view_as(x)).sum() for x in outputs if x.requires_grad)
+        return [*outputs, *torch.autograd.grad(sums, head.leaves)]
+
+    for ours, plain in zip(everything(True), everything(False), strict=True):
+        step = 2**-7 if ours.dtype == dtype else 1e-5  # of what is rounded to bfloat16
+        torch.testing.assert_close(ours, plain, rtol=step, atol=1e-5)
+
+
 class Largest(TorchDispatchMode):
     """Records the largest tensor that any operation returns."""
 
@@ -239,9 +285,10 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy, with_se
     peak("top", lambda: top_k_log_prob(hidden.detach(), weight.detach(), target, temperature, 16, chunk=chunk))
     peak("square", lambda: log_sum_square(hidden, weight, temperature, **how))
     masks = 1.0 * (entropy + with_sets)
-    small = 1.0  # what has no column for each of the vocabulary, and the gradient of the head
+    small = 1.0  # what has no column for each of the vocabulary, and the products of the head
     assert most["forward"] < 2 + 4 + 4 + masks + small
-    assert most["backward"] < 2 + 4 + 4 * entropy + masks + small
+    of_head = 4 * width / chunk  # its gradient, summed in float32
+    assert most["backward"] < 2 + 4 + 4 * entropy + masks + small + of_head
     assert most["top"] < 2 + 4 + 4 + small and most["square"] < 2 + 4 + 4 + with_sets + small
 
 

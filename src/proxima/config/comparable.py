@@ -53,8 +53,8 @@ _PATHS: Mapping[FieldClass, str] = {
     FieldClass.PROGRESS: "eval.after eval.before eval.every train.epochs train.steps",
     # conditions that end a run, and settings of later steps; `rollouts`: the files are compared by content
     FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches
-        algorithm.mismatch engine.max_running engine.prefill_tokens eval model.device model.gradient_checkpointing
-        model.log_prob_chunk placement.sharding rollouts""",
+        algorithm.mismatch engine.max_running engine.prefill_tokens eval model.compile model.device
+        model.gradient_checkpointing model.log_prob_chunk placement.sharding rollouts""",
     FieldClass.REPLICATION: "data.template_date seed",
 }
 FIELD_CLASSES = {path: kind for kind, paths in _PATHS.items() for path in paths.split()}

@@ -24,6 +24,7 @@ from proxima.data import UserError
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
 from proxima.model.architecture import optional_attribute
+from proxima.model.compilation import uncompiled
 from proxima.model.fused import fused_states, is_plain
 from proxima.model.moe import RoutingPass
 
@@ -78,13 +79,17 @@ def packed_states(
     return hidden.index_select(0, batch.predict)
 
 
-def hugging_face_name(path: str) -> str:
-    """The name of the Hugging Face attention implementation for a path; registers ours on first use."""
+def hugging_face_name(path: str, *, compiled: bool = False) -> str:
+    """The name of the Hugging Face attention implementation for a path; registers ours on first use. `compiled`: for
+    layers that are compiled, between whose graphs it then runs in all models of this process."""
     if path == "padded":
         return "sdpa"
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, packed_attention)
+    if compiled:
+        AttentionInterface.register(NAME, uncompiled(packed_attention))
+    elif NAME not in AttentionInterface():
+        AttentionInterface.register(NAME, packed_attention)
     return NAME
 
 

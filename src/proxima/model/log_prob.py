@@ -24,11 +24,36 @@ from torch.nn import functional as F
 
 from proxima.data.packed_batch import PackedBatch
 from proxima.kernels.train_pass import LANES
+from proxima.model.compilation import compiled
 from proxima.model.fused import fused_log_prob
 from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.parallel.tensor import VocabularyPart
 
 ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
+ROWS_ON_CPU, FEWEST_ROWS, MOST_ROWS = 512, 2048, 8192  # of a chunk; on a GPU by its memory
+LOGIT = 10  # bytes on a GPU: in the products' 16 bits, in float32, and its exponential
+SHARE = 16  # of a GPU's memory, of which the logits of a chunk take one part
+
+
+def rows_of_logits(memory: int, vocabulary: int) -> int:
+    """The rows of logits that are alive at once on a GPU with `memory` bytes: the largest power of two whose logits
+    take at most 1 / `SHARE` of it, but at least `FEWEST_ROWS` and at most `MOST_ROWS`.
+
+    The head's weights are read, and its gradient is read and written, once for each chunk: 512 rows wait as long for
+    that as they compute. It is the memory of the device, not what is free at the moment: a run that is resumed computes
+    in the same chunks as before, and so does every rank.
+    """
+    rows = MOST_ROWS
+    while rows > FEWEST_ROWS and rows * vocabulary * LOGIT * SHARE > memory:
+        rows //= 2
+    return rows
+
+
+def rows_on(device: torch.device, vocabulary: int) -> int:
+    """`rows_of_logits` of a device; on a CPU always `ROWS_ON_CPU`, on an accelerator of another kind the fewest."""
+    if device.type == "cuda":
+        return rows_of_logits(torch.cuda.get_device_properties(device).total_memory, vocabulary)
+    return ROWS_ON_CPU if device.type in ("cpu", "meta") else FEWEST_ROWS
 
 
 class TokenLogProbs(NamedTuple):
@@ -52,7 +77,8 @@ def token_log_prob(
     others_gradient: bool = False,
     mask: PackedSamplingMask | None = None,
     part: VocabularyPart | None = None,
-    chunk: int = 512,
+    chunk: int = ROWS_ON_CPU,
+    fused: bool = False,
 ) -> TokenLogProbs:
     """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
 
@@ -69,6 +95,9 @@ def token_log_prob(
             arguments and get the same values and gradients, except those of weight and bias, which are of their own
             rows. None: the head is whole.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
+        fused: compile what comes between the products: a kernel then reads the logits in their dtype and writes as
+            much, or nothing, where single operations read and write 38 bytes of a logit forward and 52 backward. No
+            effect with a `mask`.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
         None.
@@ -82,15 +111,15 @@ def token_log_prob(
         temperature = torch.full(hidden.shape[:1], float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
+    settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute, fused)
     if part is not None and mask is not None:
         mask = part.local_mask(mask)
     whole = compute == torch.bfloat16 and all(each is None for each in (bias, others, mask, part))
     single = {hidden.dtype, weight.dtype, temperature.dtype} == {torch.float32}
     suits = single and kind == "cpu" and len(hidden) > 0 and weight.shape[1] % LANES == 0
     args = (hidden, weight, target, temperature, *settings[:2], chunk)
-    if whole and suits and (fused := fused_log_prob(*args)) is not None:
-        return TokenLogProbs(fused[0], fused[1] if settings[0] else None, None)
+    if whole and suits and (values := fused_log_prob(*args)) is not None:
+        return TokenLogProbs(values[0], values[1] if settings[0] else None, None)
 
     log_prob, ent, more = blockwise_log_prob(hidden, weight, bias, target, temperature, others, mask, part, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
@@ -130,7 +159,10 @@ class _BlockwiseLogProb(torch.autograd.Function):
         others_gradient: bool,
         chunk: int,
         compute: torch.dtype,
+        fused: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        fused = fused and mask is None
+        measure = compiled(_measured) if fused else _measured
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(compute), weight.to(compute)
             b = None if bias is None else bias.to(compute)
@@ -141,27 +173,17 @@ class _BlockwiseLogProb(torch.autograd.Function):
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             near, far = (target, others) if part is None else part.rows_of(target, others)
             for at in range(0, len(h), chunk):
-                span = slice(at, at + chunk)
-                blocks = (log_z[span], log_prob[span], near[span, None], entropy[span], masked_z[span])
-                for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
-                    z, block_log_prob, block_target, block_entropy, block_masked_z = (each[rows] for each in blocks)
-                    top = logits.amax(dim=1)
-                    logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
-                    masked = None if mask is None else mask.of(logits, at + rows.start)
-                    p = logits.exp()
-                    total = p.sum(dim=1)
-                    log_total = total.log()
-                    masked_total = log_total if masked is None else masked.logsumexp(log_total)
-                    z.copy_(top + log_total)
-                    block_masked_z.copy_(top + masked_total)  # the same tensor where all tokens could be sampled
-                    block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - masked_total)
-                    if far is not None:
-                        shift = top if part is not None else -log_total
-                        more[span][rows] = logits.gather(1, far[span][rows]) + shift[:, None]
-                    if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
-                        mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
-                        block_entropy.copy_(log_total - mean_logit)
-                    del logits, p
+                logits = F.linear(h[at : at + chunk], w, b)
+                for rows in _blocks(logits, at, fused):
+                    block = logits[rows.start - at : rows.stop - at]
+                    sets = None if mask is None else (mask, rows.start)
+                    ids = None if far is None else far[rows]
+                    values = measure(block, temperature[rows], near[rows], ids, sets, want_entropy, part is None)
+                    for column, value in zip((log_z, masked_z, log_prob, entropy, more), values, strict=True):
+                        if value is not None:
+                            column[rows] = value
+                    del block, values, value
+                del logits
             if part is not None:
                 own_z = log_z
                 log_z, masked_z, log_prob = part.log_prob(log_z, masked_z, log_prob, target)
@@ -171,7 +193,7 @@ class _BlockwiseLogProb(torch.autograd.Function):
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, read, ids, masked_z)
-        ctx.chunk, ctx.compute, ctx.mask, ctx.part = chunk, compute, mask, part
+        ctx.chunk, ctx.compute, ctx.mask, ctx.part, ctx.fused = chunk, compute, mask, part, fused
         return log_prob, entropy, more
 
     @staticmethod
@@ -191,47 +213,138 @@ class _BlockwiseLogProb(torch.autograd.Function):
             grad_target = grad_log_prob.where(part.owned(target), 0.0)
             grad_others = grad_others if others is None else grad_others.where(part.owned(others), 0.0)
             target, others = part.rows_of(target, others)
+        columns = _HeadRows(
+            temperature, log_z, target, grad_target, total, entropy, grad_entropy, others, grad_others, ctx.fused
+        )
+        differentiate = compiled(_differentiated) if ctx.fused else _differentiated
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
             grad_h = torch.empty_like(hidden)
             grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not len(h) else None
-            grad_b = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+            # sums over chunks are in float32 at least, also where the weights are in bfloat16
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            several = len(h) > ctx.chunk
+            grad_b = torch.zeros_like(bias, dtype=exact) if bias is not None and ctx.needs_input_grad[2] else None
             for at in range(0, len(h), ctx.chunk):
                 span = slice(at, at + ctx.chunk)
                 d = F.linear(h[span], w, b)  # logits, overwritten block by block with their gradient
-                for rows, log_p in row_blocks(d, temperature[span]):
-                    log_p.sub_(log_z[span][rows, None])
-                    g, g_all = (x[span][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
-                    g_near = g if part is None else grad_target[span][rows, None].to(log_p.dtype)
-                    masked = None if mask is None else mask.of(log_p, at + rows.start)
-                    if entropy.numel():
-                        p = log_p.exp()
-                        of_entropy = log_p.add_(entropy[span][rows, None]).mul_(grad_entropy[span][rows, None])
-                        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
-                        del of_entropy, p
-                    elif mask is not None and mask.complete and others is None:
-                        d_logits = log_p.zero_()
-                    else:
-                        d_logits = log_p.exp_().mul_(-g_all)
-                    if masked is not None:
-                        gap = (log_z - masked_z)[span][rows]
-                        d_logits[masked.row, masked.ids] -= (masked.values + gap[masked.row]).exp() * g[masked.row, 0]
-                    d_logits.scatter_add_(1, target[span][rows, None], g_near)
-                    if others is not None:
-                        d_logits.scatter_add_(1, others[span][rows], grad_others[span][rows].to(d_logits.dtype))
-                    d_logits.div_(temperature[span][rows, None])
-                    if grad_b is not None:
-                        grad_b += d_logits.sum(0).to(grad_b.dtype)
-                    d[rows] = d_logits
-                    del log_p, d_logits
+                for rows in _blocks(d, at, ctx.fused):
+                    block = d[rows.start - at : rows.stop - at]
+                    sets = None if mask is None else (mask, rows.start, (log_z - masked_z)[rows], grad_log_prob[rows])
+                    of_bias = differentiate(block, columns.of(rows), sets, grad_b is not None)
+                    if grad_b is not None and of_bias is not None:
+                        grad_b += of_bias
+                    del block
                 grad_h[span] = d @ w
                 if ctx.needs_input_grad[1]:
                     product = d.T @ h[span]
-                    grad_w = product.to(weight.dtype) if grad_w is None else grad_w.add_(product)
+                    if grad_w is None:
+                        grad_w = product.to(exact if several else weight.dtype)
+                    else:
+                        grad_w.add_(product)
                     del product
                 del d
-        return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 10
+            grad_w = None if grad_w is None else grad_w.to(weight.dtype)
+            grad_b = None if grad_b is None or bias is None else grad_b.to(bias.dtype)
+        return grad_h if part is None else part.sum(grad_h), grad_w, grad_b, *(None,) * 11
+
+
+class _HeadRows(NamedTuple):
+    """What `_differentiated` reads beside the logits, a row for each of theirs; `grad_target`, `grad_all`: of the
+    target's logit and of all logits. `in_one_pass`: the target is found by comparing, not by an index."""
+
+    temperature: Tensor
+    log_z: Tensor
+    target: Tensor
+    grad_target: Tensor
+    grad_all: Tensor
+    entropy: Tensor
+    grad_entropy: Tensor
+    others: Tensor | None
+    grad_others: Tensor
+    in_one_pass: bool
+
+    def of(self, rows: slice) -> "_HeadRows":
+        parts: list[Any] = [value[rows] if isinstance(value, Tensor) else value for value in self]
+        return _HeadRows(*parts)
+
+
+def _measured(
+    logits: Tensor,
+    temperature: Tensor,
+    target: Tensor,
+    others: Tensor | None,
+    sets: tuple[PackedSamplingMask, int] | None,
+    want_entropy: bool,
+    whole: bool,
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None, Tensor | None]:
+    """Of rows of logits [R, V]: log Z, that over the sets, log-probs, entropies, and those of the other tokens, which
+    without the `whole` vocabulary are logits."""
+    logits = _exact(logits, temperature)
+    top = logits.amax(dim=1)
+    logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
+    masked = None if sets is None else sets[0].of(logits, sets[1])
+    p = logits.exp()
+    total = p.sum(dim=1)
+    log_total = total.log()
+    masked_total = log_total if masked is None else masked.logsumexp(log_total)
+    log_prob = logits.gather(1, target[:, None]).squeeze(1) - masked_total
+    more = entropy = None
+    if others is not None:
+        shift = -log_total if whole else top
+        more = logits.gather(1, others) + shift[:, None]
+    if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
+        mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
+        entropy = log_total - mean_logit
+    masked_z = None if masked is None else top + masked_total  # log Z where all tokens could be sampled
+    return top + log_total, masked_z, log_prob, entropy, more
+
+
+def _differentiated(
+    logits: Tensor, columns: _HeadRows, sets: tuple[PackedSamplingMask, int, Tensor, Tensor] | None, with_sum: bool
+) -> Tensor | None:
+    """Overwrite rows of logits [R, V] with their gradient; return its sum over the rows, unrounded, `with_sum`."""
+    log_p = _exact(logits, columns.temperature).sub_(columns.log_z[:, None])
+    g_all = columns.grad_all[:, None].to(log_p.dtype)
+    g_near = columns.grad_target[:, None].to(log_p.dtype)
+    masked = None if sets is None else sets[0].of(log_p, sets[1])
+    if columns.entropy.numel():
+        p = log_p.exp()
+        of_entropy = log_p.add_(columns.entropy[:, None]).mul_(columns.grad_entropy[:, None])
+        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
+        del of_entropy, p
+    elif sets is not None and sets[0].complete and columns.others is None:
+        d_logits = log_p.zero_()
+    else:
+        d_logits = log_p.exp_().mul_(-g_all)
+    if masked is not None and sets is not None:
+        gap, g = sets[2], sets[3].to(log_p.dtype)
+        d_logits[masked.row, masked.ids] -= (masked.values + gap[masked.row]).exp() * g[masked.row]
+    if columns.in_one_pass:
+        ids = torch.arange(d_logits.shape[1], device=d_logits.device)
+        d_logits = torch.where(ids == columns.target[:, None], d_logits + g_near, d_logits)
+    else:
+        d_logits.scatter_add_(1, columns.target[:, None], g_near)
+    if columns.others is not None:
+        d_logits.scatter_add_(1, columns.others, columns.grad_others.to(d_logits.dtype))
+    d_logits = d_logits.div_(columns.temperature[:, None])
+    logits.copy_(d_logits)
+    return d_logits.sum(0) if with_sum else None
+
+
+def _blocks(logits: Tensor, start: int, whole: bool) -> Iterator[slice]:
+    """The rows, from `start` on, that are processed together: on a CPU `ROWS` of them, so that they stay in the cache,
+    unless the `whole` is one call."""
+    step = ROWS if logits.device.type == "cpu" and not whole else max(1, len(logits))
+    end = start + len(logits)
+    for at in range(start, end, step):
+        yield slice(at, min(end, at + step))
+
+
+def _exact(logits: Tensor, temperature: Tensor) -> Tensor:
+    """A copy of the logits in float32 (float64 if they are), divided by the temperature."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True).div_(temperature[:, None])
 
 
 blockwise_log_prob: Any = _BlockwiseLogProb.apply
@@ -257,7 +370,7 @@ def top_k_log_prob(
     bias: Tensor | None = None,
     vocabulary: int | None = None,
     part: VocabularyPart | None = None,
-    chunk: int = 512,
+    chunk: int = ROWS_ON_CPU,
 ) -> TopTokens:
     """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
 
@@ -301,7 +414,7 @@ def log_sum_square(
     bias: Tensor | None = None,
     mask: PackedSamplingMask | None = None,
     part: VocabularyPart | None = None,
-    chunk: int = 512,
+    chunk: int = ROWS_ON_CPU,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
     draws at a position agree; draws are from `mask` where it is given. Args: as `token_log_prob`, temperature [N]. It
@@ -330,9 +443,5 @@ def log_sum_square(
 def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once. The caller
     deletes each block before it asks for the next."""
-    step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
-    for at in range(0, len(logits), step):
-        rows = slice(at, at + step)
-        exact = logits[rows].to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        yield rows, exact.div_(temperature[rows, None])
-        del exact
+    for rows in _blocks(logits, 0, False):
+        yield rows, _exact(logits[rows], temperature[rows])

@@ -8,9 +8,11 @@ from torch import nn
 
 from proxima.model.adapters.lora import Lora
 from proxima.model.architecture import vision_parameters
+from proxima.model.device_segments import grow_segments
 from proxima.model.files import model_files
 from proxima.model.images.image_store import ImageStore
 from proxima.model.load import load
+from proxima.model.log_prob import ROWS_ON_CPU
 from proxima.model.packed_model import PassSettings
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.policy import Policy
@@ -28,9 +30,10 @@ class ModelSource:
         path, revision, device: see `load`; `dtype` is a name of `DTYPES`.
         lora: adapters to train instead of the weights; None: no adapters.
         seed: of the random initialisation of new adapters and heads.
-        attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`
-            or `auto`, see `precision`.
+        attention, share_prompt, gradient_checkpointing, compile: see `PackedModel`; `compute_dtype` is a name of
+            `DTYPES` or `auto`, see `precision`.
         log_prob_chunk: see `Policy`.
+        lends_memory: other processes read its memory on a GPU, whose segments then do not grow, see `grow_segments`.
         max_length: tokens of the longest sequence, where the factors of positions depend on it, see `fix_positions`;
             None: the model's own limit.
         images: the `ImageStore` of its prompts, if they show any; vision_lr_ratio: see `LoadedModel`.
@@ -47,7 +50,9 @@ class ModelSource:
     share_prompt: bool = True
     compute_dtype: str = "auto"
     gradient_checkpointing: bool = False
-    log_prob_chunk: int = 512
+    compile: bool = False
+    lends_memory: bool = False
+    log_prob_chunk: int | None = None
     sharding: Sharding | None = None
     images: ImageStore | None = None
     vision_lr_ratio: float = 0.0
@@ -56,6 +61,7 @@ class ModelSource:
     def load(self, saved: str | None = None) -> LoadedModel:
         """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
         path, revision, lora = self._location(saved)
+        self._grow_segments()
         loaded = load(
             path=path,
             revision=revision,
@@ -67,6 +73,10 @@ class ModelSource:
             max_length=self.max_length,
         )
         return self._shown(loaded)
+
+    def _grow_segments(self) -> None:
+        if not self.lends_memory:
+            grow_segments(resolve_device(self.device))
 
     def _shown(self, loaded: LoadedModel) -> LoadedModel:
         """The model with its positions fixed and its images, and with a tower that is trained only where the settings
@@ -84,6 +94,7 @@ class ModelSource:
         `saved`."""
         has_head = saved is not None and self.lora is None
         path, revision, lora = self._location(saved)
+        self._grow_segments()
         loaded = load_scalar_model(
             path=path,
             revision=revision,
@@ -114,8 +125,11 @@ class ModelSource:
         settings, by name. Empty if the files are not known."""
         if not (files := model_files(self.path, self.revision)):
             return {}
-        names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")
+        names = ("path", "dtype", "compute_dtype", "attention", "share_prompt")
         settings = {name: str(getattr(self, name)) for name in names}
+        settings["log_prob_chunk"] = str(
+            self.log_prob_chunk or ROWS_ON_CPU
+        )  # on a GPU its memory decides: see `device`
         adapter = {} if self.lora is None else {"base of an adapter": "off"}
         settings["compute_dtype"] = str(self._computes_in).removeprefix("torch.")
         return {**files, **settings, "device": resolve_device(self.device).type, **adapter}
@@ -137,4 +151,5 @@ class ModelSource:
             "share_prompt": self.share_prompt,
             "compute_dtype": self._computes_in,
             "gradient_checkpointing": self.gradient_checkpointing,
+            "compile": self.compile,
         }

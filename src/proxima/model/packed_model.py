@@ -15,9 +15,11 @@ from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
 from proxima.model.attention_cost import pair_cost
+from proxima.model.compilation import check_compiles, compile_layers
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
 from proxima.model.parallel.context import ContextGroup
+from proxima.model.parallel.shard import decoder_layers
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
@@ -75,6 +77,7 @@ class PassSettings(TypedDict, total=False):
     share_prompt: bool
     compute_dtype: torch.dtype
     gradient_checkpointing: bool
+    compile: bool
     replays_routes: bool
 
 
@@ -89,6 +92,7 @@ class PackedModel:
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+        compile: compile each layer, see `compilation`; a model or layout that it is not for raises FieldError.
         replays_routes: send tokens to the `routed_experts` of their trajectories.
     """
 
@@ -102,6 +106,7 @@ class PackedModel:
         share_prompt: bool = True,
         compute_dtype: torch.dtype = torch.float32,
         gradient_checkpointing: bool = False,
+        compile: bool = False,
         replays_routes: bool = False,
     ) -> None:
         self.loaded = loaded
@@ -117,10 +122,13 @@ class PackedModel:
         self.attention = attention
         self.share_prompt = share_prompt and attention != "padded"
         self.compute_dtype, self.replays_routes = compute_dtype, replays_routes
+        self.compiles = compile
         # a model without attention takes no name for it
         if attention != "padded" or self.model._supports_sdpa:
             shows = loaded.images is not None  # whose tower attends as it always does
-            (self.model.get_decoder() if shows else self.model).set_attn_implementation(hugging_face_name(attention))
+            (self.model.get_decoder() if shows else self.model).set_attn_implementation(
+                hugging_face_name(attention, compiled=compile)
+            )
         self.images: Any = None  # an `ImageReader`, where prompts show images
         if loaded.images is not None:
             shown, remedy = attention == "packed", "set it to packed"
@@ -130,6 +138,10 @@ class PackedModel:
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             compute_in_autocast(self.model)
             self.reroutes = gradient_checkpointing and attention != "padded" and is_moe(self.model.config)
+        if compile:
+            parallel = 1 if sharding is None else sharding.tensor_parallel
+            check_compiles(self.model.config, attention=attention, tensor_parallel=parallel)
+            compile_layers(decoder_layers(self.model))
         if gradient_checkpointing:
             recompute_layers(self.model)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data.packed_batch import PackedBatch
 from proxima.model.architecture import parts, scalar_head, weight_of
-from proxima.model.log_prob import TokenLogProbs, log_sum_square, sampled_log_prob, token_log_prob
+from proxima.model.log_prob import TokenLogProbs, log_sum_square, rows_on, sampled_log_prob, token_log_prob
 from proxima.model.masked_logits import PackedSamplingMask
 from proxima.model.packed_model import PackedModel, PassSettings, TokenOutputs
 from proxima.model.parallel.shard import shard_head
@@ -25,7 +25,7 @@ class Policy(PackedModel):
 
     Args:
         loaded: model and tokenizer.
-        log_prob_chunk: rows of logits in memory at once.
+        log_prob_chunk: rows of logits in memory at once; None: by the device, see `rows_on`.
         value_head: a linear layer without bias, hidden size to 1, on the last hidden states: a critic that shares the
             policy's trunk. Its weights are trained and saved as `value_head.weight`.
         settings: of `PackedModel`.
@@ -35,16 +35,19 @@ class Policy(PackedModel):
         self,
         loaded: LoadedModel,
         *,
-        log_prob_chunk: int = 512,
+        log_prob_chunk: int | None = None,
         value_head: nn.Linear | None = None,
         **settings: Unpack[PassSettings],
     ) -> None:
         super().__init__(loaded, **settings)
-        self.log_prob_chunk = log_prob_chunk
         self.value_head = value_head
         self.backbone, self.head = parts(self.model)
-        if value_head is not None and loaded.sharding is not None and not is_sharded(value_head):
-            shard_head(value_head, loaded.sharding, self.device)
+        sharding = loaded.sharding
+        rows = self.model.config.get_text_config().vocab_size
+        own_rows = rows // (1 if sharding is None else sharding.tensor_parallel)
+        self.log_prob_chunk = log_prob_chunk or rows_on(self.device, own_rows)
+        if value_head is not None and sharding is not None and not is_sharded(value_head):
+            shard_head(value_head, sharding, self.device)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         of_head = () if self.value_head is None else self.value_head.named_parameters("value_head")
@@ -87,6 +90,7 @@ class Policy(PackedModel):
                 others=_joined(batch.top_k, batch.bucket_token),
                 others_gradient=batch.bucket_token is not None or "top_k_gradient" in needs,
                 chunk=self.log_prob_chunk,
+                fused=self.compiles,
             )
         of_routers = {} if routing is None else routing.outputs(batch, needs)
         others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]

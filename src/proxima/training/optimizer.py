@@ -149,16 +149,26 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.step_weight(parameter, group)
+        if self.on_host:
+            self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """Wait once for the copies of the state to the host, which then may be read."""
+        devices = {own_slice(p).device for group in self.param_groups for p in group["params"]}
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Update one weight from its gradient, on its device. Every rank calls it for the same weights in the same
         order."""
         weight, slots = own_slice(parameter), self.state[parameter]
         if not slots:
-            slots["step"] = torch.zeros((), device=self.place("step", parameter)[1])
+            slots["step"] = pinned(torch.zeros((), device=self.place("step", parameter)[1]), weight.device)
             slots.update({name: self.zeros(name, parameter, weight.dtype) for name in MOMENTS})
         kept = [own_slice(slots[name]) for name in ADAM]
-        step, first, second = here = [tensor.to(weight.device) for tensor in kept]
+        at_once = not weight.is_cuda  # elsewhere memory is not pinned
+        step, first, second = here = [tensor.to(weight.device, non_blocking=not at_once) for tensor in kept]
         beta1, beta2 = group["betas"]
         adamw(
             [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
@@ -167,7 +177,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         )  # fmt: skip
         for before, new in zip(kept, here, strict=True):
             if new is not before:
-                before.copy_(new)
+                before.copy_(new, non_blocking=not at_once)
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         """The state entries of a weight after its first step."""
@@ -182,8 +192,13 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         shape, device = self.place(slot, parameter)
         shard = own_slice(parameter)
         sizes = shard.shape if columns == 1 else (*shard.shape[:-1], shard.shape[-1] // columns)
-        zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=shard.is_cuda and device.type == "cpu")
+        zeros = pinned(torch.zeros(sizes, dtype=dtype, device=device), shard.device)
         return sharded_as(parameter, zeros, shape)
+
+
+def pinned(state: Tensor, device: torch.device) -> Tensor:
+    """A state in host memory pinned where its weight is on a GPU, so that no copy waits; any other as it is."""
+    return state.pin_memory() if device.type == "cuda" and state.device.type == "cpu" else state
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
@@ -276,7 +291,9 @@ def restore_state(
             raise UserError(
                 f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
             )
-        optimizer.state[parameters[owner]][key] = value.to(place[1], copy=True)
+        state = value.to(place[1], copy=True)
+        plain = not hasattr(state, "to_local")
+        optimizer.state[parameters[owner]][key] = pinned(state, parameters[owner].device) if plain else state
 
 
 def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:

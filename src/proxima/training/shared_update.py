@@ -18,6 +18,7 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics
 from proxima.data.packed_batch import PackedBatch, packing_order
 from proxima.data.trajectory import Trajectory
+from proxima.data.transfer import to_device
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.pass_flops import pass_flops
@@ -153,7 +154,7 @@ class SharedUpdate:
         if known is None:
             statistics = self._batch_statistics()
             known = statistics.denominators
-        denominators = [torch.where(d == 0, torch.ones_like(d), d).to(self.model.device) for d in known]
+        denominators = [to_device(torch.where(d == 0, torch.ones_like(d), d), self.model.device) for d in known]
         measured, metrics = Measured(), list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
         passes = self.ranks.maximum(len(self.cuts))

@@ -1,6 +1,9 @@
 """What ranks that split experts do beside `passes.compare`, against one process."""
 
+from itertools import pairwise
+
 from proxima.model.packed_model import PackedModel
+from proxima.model.parallel.shard import decoder_layers
 from tests.model.parallel.passes import compare
 
 
@@ -16,6 +19,21 @@ def few_chosen(plain: PackedModel, sharded: PackedModel) -> None:
         compare(plain, sharded, busy=busy)
         for hook in hooks:
             hook.remove()
+
+
+def gathers_ahead(plain: PackedModel, sharded: PackedModel) -> None:
+    """A layer and its experts are gathered before the layer that comes first, or in a backward pass last, computes."""
+
+    def states(*modules):
+        return [module._get_fsdp_state() for module in modules]
+
+    layers = list(decoder_layers(sharded.model))
+    assert len(layers) > 1
+    for one, after in pairwise(layers):
+        (ahead,) = states(one)
+        (behind,) = states(after)
+        assert ahead._states_to_forward_prefetch == states(after, after.mlp.experts)
+        assert behind._states_to_backward_prefetch == states(one.mlp.experts, one)
 
 
 def same_loop(plain: PackedModel, sharded: PackedModel) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
+from proxima.model import compilation
 from proxima.model.adapters.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
@@ -150,10 +151,12 @@ def model_of(source: ModelSource, trains: str, path: str | None = None) -> Packe
 
 
 def both_of(folder: Path, layout: dict[str, Any], trains: str = "policy", **settings) -> tuple[PackedModel, Any]:
-    """The model of one process, and that of many. `varlen`, by its stand-in, is compared with `packed`."""
+    """The model of one process, and that of many. `varlen`, by its stand-in, is compared with `packed`, and compiled
+    layers, in torch's own operations, with others."""
+    compilation.BACKEND = "eager"
     if settings.get("attention") == "varlen":
         stand_in(pytest.MonkeyPatch())  # until this process ends
-    own = settings | {"attention": "auto"}
+    own = settings | {"attention": "auto", "compile": False}
     plain = model_of(source(folder, **own), trains)
     many = model_of(source(folder, sharding=Sharding(**layout), **settings), trains)
     assert is_sharded(many.model) and many.loaded.parameters == plain.loaded.parameters

@@ -7,7 +7,7 @@ import pytest
 from proxima.model.adapters.lora import Lora
 from tests.campaigns import campaign
 from tests.model.parallel.context_passes import outputs, scores, short
-from tests.model.parallel.expert_passes import few_chosen, same_loop
+from tests.model.parallel.expert_passes import few_chosen, gathers_ahead, same_loop
 from tests.model.parallel.loads import NO_DORA, same_files
 from tests.model.parallel.passes import LORA, Case, forward_only, holds_gradients, passes_of, rounded, without_adapter
 from tests.model.parallel.ranks import run_ranks
@@ -16,6 +16,7 @@ from tests.model.parallel.splits import TENSOR, same_head, whole_biases
 pytestmark = pytest.mark.slow
 
 AGAIN = {"gradient_checkpointing": True}
+COMPILED = {"compile": True}
 VARLEN = {"attention": "varlen"}
 HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}
@@ -37,12 +38,15 @@ CASES = [
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
     Case(model="qwen2", layout=C2, ranks=2, settings=AGAIN | VARLEN, passes=(IN_PARTS,), then=(outputs, short)),
     Case(model="llama", layout=C2, ranks=2, trains="scalar", then=(scores,)),
-    Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({}, {"parts": 2, "busy": 1})),
+    Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({}, {"parts": 2, "busy": 1}), then=(gathers_ahead,)),
 ]
 BREADTH = [
     Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="qwen3", ranks=2, settings=COMPILED | AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
+    Case(model="windows", layout=C2, settings=COMPILED | VARLEN, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="qwen2", layout=HYBRID, trains="head", settings=COMPILED, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, settings=VARLEN, passes=(IN_PARTS,), then=(forward_only, outputs)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
     Case(model="six", layout=E2, passes=({"parts": 2},)),

@@ -17,7 +17,7 @@ from proxima_plan.devices import CPU, GIB, MEASURED, Devices
 from proxima_plan.engine_settings import ARGUMENTS, CACHE_GIB, GPU_MEMORY
 from proxima_plan.forecast import StepPlan, plan_recipe, planned_config
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS, sync_memory
+from proxima_plan.memory import CACHE, COMPUTES, CONTEXT, FRAGMENTED, MARGIN, WEIGHTS, sync_memory, with_rows
 from proxima_plan.proposals import proposals, remedies, words_of
 from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
@@ -33,6 +33,9 @@ def planned(
         ranks, code = plan.layout.ranks, resolved.import_code
         decided = decided_in(planned_config(resolved.config, devices)[0], resolved.config)
         words = [f"{path}={dtype}" for path, dtype in decided.items()]
+        rows = with_rows(plan.recipe.spec, plan.recipe.model, plan.layout, devices.kind).log_prob_chunk
+        if rows is not None:
+            words.append(f"model.log_prob_chunk={rows}")
         rehearsal = rehearse_recipe(str(resolved.recipe), [*overrides, *words], ranks, import_code=code)
         ratio = sum(plan.memory.trainer.values()) / rehearsal.peak - 1
         counted = f"{rehearsal.peak / GIB:.2f} GiB of a rank, counted in {rehearsal.seconds:.0f} s"

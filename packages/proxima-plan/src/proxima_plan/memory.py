@@ -14,6 +14,7 @@ from typing import Any
 from proxima.config.sections.model_section import ModelConfig
 from proxima.engine.local.decoder import padded_rows
 from proxima.engine.local.kv_cache import ROUND
+from proxima.model.log_prob import ROWS_ON_CPU, rows_of_logits
 from proxima_plan.devices import CPU, GIB, DeviceKind
 from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.model_size import ModelFacts
@@ -179,11 +180,21 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, tokens: int, residual: int, 
 
 def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:
     """The rounded head, and the larger of two: a chunk of logits with its softmax; or a chunk of their gradient with
-    that of the head, which grows chunk by chunk."""
-    chunk, head = min(spec.log_prob_chunk, tokens) * model.vocabulary, model.vocabulary * model.hidden
+    that of the head, which grows chunk by chunk, in float32."""
+    rows = spec.log_prob_chunk or ROWS_ON_CPU
+    chunk, head = min(rows, tokens) * model.vocabulary, model.vocabulary * model.hidden
     rounded = head * compute if compute != element else 0
-    gradient = 0 if spec.lora is not None else head * (compute + element)
-    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
+    summed = element if tokens <= rows else 4
+    whole = 0 if spec.lora is not None else head
+    added = chunk * compute + whole * (compute + summed)  # a chunk's product with the sum, when its softmax is gone
+    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + whole * (compute + element), added)
+
+
+def with_rows(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, device: DeviceKind) -> ModelConfig:
+    """The settings of a model with the rows of logits that a GPU's memory allows, where they leave these open."""
+    if spec.log_prob_chunk is not None or device.name == CPU:
+        return spec
+    return replace(spec, log_prob_chunk=rows_of_logits(int(device.memory * GIB), layout.local(model).vocabulary))
 
 
 def sync_memory(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, *, first: bool) -> int:
@@ -207,7 +218,7 @@ def device_memory(
     counted: Mapping[str, int] | None = None,
 ) -> DeviceMemory:
     """Return the memory of a layout. `counted`: bytes of a rank from a rehearsal, which replace the formula."""
-    estimated, host = trainer_memory(spec, model, layout, load, fused=device.fused)
+    estimated, host = trainer_memory(with_rows(spec, model, layout, device), model, layout, load, fused=device.fused)
     rank = dict(counted or estimated)
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
     total, source = int(device.memory * GIB), "formula" if counted is None else "rehearsal"

@@ -15,7 +15,6 @@ KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"
 # Waits of a step with two updates, by function, whatever the number of micro-batches. A step that waits more often, or
 # elsewhere, must be entered here, with a reason.
 UPDATE = {
-    "SharedUpdate.accumulate": 2,  # the denominators, to the device
     "TrainStack._step": 2,  # the gradient norm: is it finite, or 0
     "TrainStack._weight_norm": 3,  # before, and after each update
     "TrainStack.update": 1,  # the loss
@@ -24,7 +23,6 @@ STATISTICS = {"HostCopies.wait": 2}  # the token statistics of each update
 METRICS = {"on_host": 1}
 POLICY = UPDATE | STATISTICS | METRICS
 FILLED = POLICY | {"HostCopies.wait": 3}  # and a forward stage before the updates
-WHOLE = {name: count for name, count in POLICY.items() if name != "SharedUpdate.accumulate"}  # denominators are there
 CRITIC = {name: 2 * count for name, count in POLICY.items()} | {"HostCopies.wait": 3}  # two models; values, statistics
 LISTED = {"next policy": 3}  # inside a micro-batch: which tokens lack `next_log_prob`, only the device knows
 
@@ -41,11 +39,7 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
     "entropy": (RL, ["algorithm.entropy_bonus=0.01"], POLICY),
     "pruning": ("cpu/cppo_prune.yaml", [], FILLED),
     "sampling masks": ("cpu/top_p_replay.yaml", [], POLICY),
-    "distillation": (
-        "cpu/distill.yaml",
-        ["algorithm.distillation.path=MODEL"],
-        FILLED | {"SharedUpdate.accumulate": 4},
-    ),
+    "distillation": ("cpu/distill.yaml", ["algorithm.distillation.path=MODEL"], FILLED),
     "online dpo": ("cpu/online_dpo.yaml", [], FILLED),
     "sft": ("cpu/sft.yaml", [], UPDATE),
     "dpo": ("cpu/dpo.yaml", [], POLICY),
@@ -53,11 +47,11 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
     "kto": ("cpu/dpo.yaml", ["preference.loss=[kto]"], UPDATE | METRICS),
     "reward model": ("cpu/reward.yaml", [], UPDATE | METRICS),
     "critic": (RL, ["algorithm=ppo", "critic=model"], CRITIC),
-    "value head": (RL, ["algorithm=ppo", "critic=head"], FILLED | {"SharedUpdate.accumulate": 4}),
-    "clip_cov": (RL, ["algorithm.surrogate=clip_cov"], WHOLE),
-    "m2po": (RL, ["algorithm.surrogate=m2po"], WHOLE),
-    "second_moment": (RL, ["algorithm.correction=[second_moment]"], WHOLE),
-    "dropping rejection": (RL, ["algorithm.correction=[{kind: rejection, rejected: drop, upper: 2}]"], WHOLE),
+    "value head": (RL, ["algorithm=ppo", "critic=head"], FILLED),
+    "clip_cov": (RL, ["algorithm.surrogate=clip_cov"], POLICY),
+    "m2po": (RL, ["algorithm.surrogate=m2po"], POLICY),
+    "second_moment": (RL, ["algorithm.correction=[second_moment]"], POLICY),
+    "dropping rejection": (RL, ["algorithm.correction=[{kind: rejection, rejected: drop, upper: 2}]"], POLICY),
     "next policy": ("cpu/sdp.yaml", [], FILLED | {"LossTokens.of": 12}),
 }
 

@@ -19,6 +19,7 @@ from proxima.engine.local.fast_decoder import supports
 from proxima.engine.serve.launch import ADAPTER_RANKS
 from proxima.model.adapters.adapter_files import check_start
 from proxima.model.adapters.lora import Lora, missing_peft, target_layers
+from proxima.model.compilation import check_compiles
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.files import base_of, local_place
@@ -64,7 +65,12 @@ class ModelConfig:
     attention: Annotated[Attention, "keeps packed sequences apart; varlen: flash attention, on a GPU"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt, and what prompts begin with, once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
-    log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
+    compile: Annotated[
+        bool, "torch.compile each layer, and the output head: a minute more once; has only run on CPUs so far"
+    ] = False
+    log_prob_chunk: Annotated[
+        int | None, "rows of logits alive at once; null: 512 on a CPU, 2,048 to 8,192 on a GPU, by its memory"
+    ] = None
     max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
     lora: Annotated[Lora | None, "train adapters in place of the weights; null: off"] = None
     vision_lr_ratio: Annotated[
@@ -72,7 +78,8 @@ class ModelConfig:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
+        chunk = self.log_prob_chunk
+        require(chunk is None or chunk >= 1, "log_prob_chunk", chunk, "must be >= 1")
         require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
         ratio = self.vision_lr_ratio
         require(0 <= ratio <= 1, "vision_lr_ratio", ratio, "must be in [0, 1]", remedy="0 does not train it")
@@ -128,12 +135,17 @@ def models_are_supported(r: Resolved[Any], model: ModelConfig) -> Findings:
                 require_length(config, model.max_length)
             require_known_length(config, model.max_length, "model.max_length")
             proof = proof_before_loading(config, model.max_length, scalar=scalar)
-            proof.attention(model.attention if path == "model.path" else "auto", recompute=model.gradient_checkpointing)
+            asked = model.attention if path == "model.path" else "auto"
+            attention = proof.attention(asked, recompute=model.gradient_checkpointing)
+            if model.compile:
+                parallel = r.get("placement.tensor_parallel") or 1
+                check_compiles(config, attention=attention, tensor_parallel=parallel)
             engine = r.get("engine")
             if path == "model.path" and not scalar and ENGINES.holds(engine, "local", "local_process"):
                 first_proven(proof, fast=engine.decoder != "general" and supports(proof.twin) is None)
         except FieldError as error:
-            yield (error.field if error.field in ("model.attention", "model.max_length") else path), error.requirement
+            own = ("model.attention", "model.compile", "model.max_length")
+            yield (error.field if error.field in own else path), error.requirement
         except UserError as error:
             yield path, str(error)
 

@@ -2,9 +2,10 @@
 before weights are loaded, by config and shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from types import MethodType
 from typing import Any
 
@@ -99,6 +100,8 @@ def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> N
     shard_experts(model, meshes, sharding, settings)
     for layer in decoder_layers(model):
         fully_shard(layer, **settings, reshard_after_forward=sharding.reshard_after_forward)
+    if meshes.expert is not None:
+        prefetch_layers(list(decoder_layers(model)))
     for unit in _outer_units(model):
         fully_shard(unit, **settings, reshard_after_forward=True)
     # Also the root: unsharded weights that a forward without gradient left behind would outlive an optimizer step. Its
@@ -108,6 +111,18 @@ def shard_model(model: nn.Module, sharding: Sharding, device: torch.device) -> N
     setattr(model, PASS, _call)
     register_fsdp_forward_method(model, PASS)
     _sum_gradients(model)
+
+
+def prefetch_layers(layers: Sequence[nn.Module]) -> None:
+    """Let each sharded layer gather the next one with its experts, a unit of their own, before it computes, and in the
+    backward pass the one before. By default FSDP gathers a unit when the host reaches it, and with experts that the
+    ranks split, the host waits in each layer for the numbers of rows: the network would be idle meanwhile. A layer
+    whose experts are gathered early takes their memory early, as one more layer at once."""
+    units: list[list[Any]] = [list(filter(is_sharded, layer.modules())) for layer in layers]
+    for unit, after in pairwise(units):
+        unit[0].set_modules_to_forward_prefetch(after)
+        # what a backward pass needs first comes last in a layer
+        after[0].set_modules_to_backward_prefetch(unit[::-1])
 
 
 def shard_head(head: nn.Linear, sharding: Sharding, device: torch.device) -> None:

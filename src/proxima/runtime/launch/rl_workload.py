@@ -58,7 +58,8 @@ class RlWorkload:
         self.chosen: list[Outcome] = []
         self.data = load_run_data(config)
         self.chosen += self.data.chosen
-        self.model = replace(config.model.source(config.seed, config.placement), images=self.data.images)
+        source = config.model.source(config.seed, config.placement)
+        self.model = replace(source, images=self.data.images, lends_memory=lends_memory(config))
         self.notes, self.images = self.data.notes, self.data.images
         self._make_learner = partial(make_learner, config, self.model, engines=self.data.engines)
         self.checkpoint: Checkpoint | None = None  # that the run resumes from
@@ -160,6 +161,12 @@ class RlWorkload:
 
 
 # ---- the parts of its loop -------------------------------------------------------------------------------------------
+
+
+def lends_memory(config: RunConfig) -> bool:
+    """True if servers read new weights from the memory of the ranks."""
+    transfer = setting(config.engine, "transfer")
+    return transfer == "ipc" or (transfer == AUTO and bool(setting(config.placement, "colocate")))
 
 
 def make_generator(

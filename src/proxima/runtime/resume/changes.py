@@ -26,7 +26,9 @@ from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment.agents import AGENT, RUNNERS
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
+from proxima.model.log_prob import ROWS_ON_CPU
 from proxima.model.precision import device_kind
+from proxima.model.pretrained import resolve_device
 from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment
 from proxima.reward import REWARDS
 from proxima.runtime.resume.refuse import refusals
@@ -41,7 +43,13 @@ from proxima.task.protocol import EmptyPromptError, PlayedTask, Rows, is_played,
 from proxima.training.checkpoint import damage, read_checkpoint
 
 ROWS_READ = 20_000  # a larger data set is sampled at even distances
-LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+LAST_BITS = (
+    "model.device",
+    "model.gradient_checkpointing",
+    "model.compile",
+    "model.log_prob_chunk",
+    "engine.prefill_tokens",
+)
 DTYPES = ("model.compute_dtype", "engine.dtype")
 FIELD = "data.template_date"
 STARTED = "the day on which the run was started"
@@ -123,10 +131,16 @@ def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:
     )
 
 
+def _on_cpu(values: Mapping[str, Any]) -> bool:
+    return resolve_device(str(values.get("model.device", "auto"))).type == "cpu"
+
+
 def numerics_note(journal: Journal, config: Any) -> str | None:
     """A warning if settings or versions that change the last bits of the numbers differ from those in the journal."""
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
+    if "model.log_prob_chunk" in now and now["model.log_prob_chunk"] is None:
+        now["model.log_prob_chunk"] = ROWS_ON_CPU if _on_cpu(values) else "by the GPU's memory"
     now |= {name: package_version(name) for name in ("torch", "transformers")}
     if "bfloat16" in map(values.get, DTYPES) and not torch.cuda.is_available():
         now["compiler"] = " ".join(compiler()) or None
