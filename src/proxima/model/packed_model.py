@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
+from proxima.model.architecture import decoder_layers
 from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
 from proxima.model.attention_cost import pair_cost
 from proxima.model.compilation import check_compiles, compile_layers
 from proxima.model.images.image_inputs import ImageReader
 from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
 from proxima.model.parallel.context import ContextGroup
-from proxima.model.parallel.shard import decoder_layers
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
 from proxima.model.pretrained import LoadedModel
