@@ -127,6 +127,28 @@ async def test_no_pause_waits_for_servers_that_would_load_the_former_weights(fle
     check(asked, await collect(engine, asked), 2)
 
 
+async def test_one_that_leaves_while_it_is_being_held_gives_its_completions_back(fleet):
+    asked = requests(4, 2)
+    engine, servers = fleet(2, facts=IN_PLACE, published=True)
+    task = await begun(engine, servers, asked)
+    leaver = engine._pool.replicas[0]
+    leaver.dialect = Leaves(lambda: engine._pool.remove(leaver, "it is not listed any more"))
+    await engine.publish(update(2))
+    go_on(servers)
+    check(asked, await asyncio.wait_for(task, 20))
+
+
+class Leaves(PlainDialect):
+    """A dialect whose server leaves at the moment when it is paused."""
+
+    def __init__(self, leave):
+        self.leave = leave
+
+    async def pause(self, client, facts, mode):
+        await super().pause(client, facts, mode)
+        self.leave()
+
+
 @pytest.mark.parametrize("others", [0, 1])
 async def test_one_that_returns_during_an_update_is_in_service_with_the_next_weights(others, fleet):
     """Its transport has no copies, and the trainer is changing the weights; also if it is the only server."""

@@ -235,7 +235,8 @@ class Replica:
         await self.dialect.pause(self.client, self.facts, "keep")
         self.pause = "held"
         for call in self.running.values():
-            call.limit(None)
+            if call.cancel_reason is None:  # the server may have left meanwhile, which ends its calls
+                call.limit(None)
 
     async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
         """End running completions and keep their tokens: a stream that is closed ends its request. Without `which`, end
