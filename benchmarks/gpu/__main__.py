@@ -2,7 +2,7 @@
 
 import sys
 
-from benchmarks.gpu.run import main
+from benchmarks.gpu.all_parts import main
 
 if __name__ == "__main__":
     sys.exit(main())

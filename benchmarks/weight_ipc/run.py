@@ -31,8 +31,8 @@ from benchmarks.side import device
 from proxima.engine.http.dialect import NewWeights, ServerFacts
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights.buckets import Bucket
-from proxima.engine.http.weights.group import GroupTransport
 from proxima.engine.http.weights.ipc import IpcTransport
+from proxima.engine.http.weights.process_group import GroupTransport
 from proxima.engine.protocol import ServerError, WeightUpdate
 
 TRANSPORTS = {"ipc": IpcTransport, "group": GroupTransport}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import harness
-from benchmarks.gpu import forecast, run, schedule, updates
+from benchmarks.gpu import all_parts, forecast, schedule, updates
 from benchmarks.gpu.record import Record, earlier, exit_code, lines_of
 from benchmarks.gpu.schedule import LONGER, QUARTER, Part, Schedule
 from benchmarks.gpu.sizes import WHOLE, config_of
@@ -60,7 +60,7 @@ def test_all_parts_share_one_limit():
     assert [shared.left(name) for name in parts] == [70.0, 370.0, 370.0]
     now = 401.0
     assert all(shared.left(name) < 0 for name in parts)
-    assert sum(part.minutes for part in QUARTER.values()) == run.MINUTES
+    assert sum(part.minutes for part in QUARTER.values()) == all_parts.MINUTES
     even = Schedule(400.0, {**LONGER, **parts}, even=True, clock=lambda: now)
     assert all(even.left(name) == 400.0 for name in parts)
 
@@ -101,16 +101,16 @@ def visit(tmp_path, monkeypatch):
         parts[name] = Part(f"{tmp_path}/{name}.py {'{own}' if name == 'own' else '{out}'}")
     parts["absent"] = Part("-m nothing", needs=("no_such_package",))
     monkeypatch.setenv("PYTHONPATH", str(schedule.ROOT), prepend=":")
-    monkeypatch.setattr(run, "PARTS", parts)
+    monkeypatch.setattr(all_parts, "PARTS", parts)
     monkeypatch.setattr(schedule, "LEAST", 0.0)
-    monkeypatch.setattr(run, "commit", lambda: "none")
-    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(all_parts, "commit", lambda: "none")
+    monkeypatch.setattr(all_parts.signal, "signal", lambda *_: None)
     out = tmp_path / "gpu.jsonl"
 
     def visited(*names, minutes):
         words = ["--rehearse", "--minutes", str(minutes), "--json-out", str(out), "--only", *names]
         monkeypatch.setattr(sys, "argv", ["gpu", *words, "--logs", str(tmp_path / "logs")])
-        return run.main(), [{key: line[key] for key in line if key != "at"} for line in lines_of(out)]
+        return all_parts.main(), [{key: line[key] for key in line if key != "at"} for line in lines_of(out)]
 
     return visited
 
@@ -188,10 +188,10 @@ def test_a_folder_without_weights_gets_random_ones(tiny_model, tmp_path):
     from transformers import AutoModelForCausalLM
 
     whole, shape = tiny_model("llama"), tmp_path / "shape"
-    assert run.with_weights(whole, tmp_path) == whole
+    assert all_parts.with_weights(whole, tmp_path) == whole
     shutil.copytree(whole, shape, ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "place").mkdir()
-    made = run.with_weights(shape, tmp_path / "place")
+    made = all_parts.with_weights(shape, tmp_path / "place")
     sizes = [sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(m).parameters()) for m in (whole, made)]
     assert sizes[0] == sizes[1] and {f.name for f in shape.iterdir()} < {f.name for f in made.iterdir()}
 
@@ -199,7 +199,7 @@ def test_a_folder_without_weights_gets_random_ones(tiny_model, tmp_path):
 def test_without_a_gpu_it_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu"])
-    assert run.main() == 2
+    assert all_parts.main() == 2
     output = capsys.readouterr()
     assert output.out == "" and output.err.count("\n") == 1 and "--rehearse" in output.err
 

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3_5ForConditionalGeneration,
 )
 
-from proxima.engine.http.weights.folder import WeightFolders
+from proxima.engine.http.weights.weight_folders import WeightFolders
 from proxima.model.adapters.lora import Lora
 from proxima.model.input_files import INDEX, left_out_note, left_out_of
 from proxima.model.load import load, save, save_trained

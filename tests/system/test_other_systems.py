@@ -20,7 +20,7 @@ for module in pkgutil.walk_packages(proxima.__path__, "proxima."):
         importlib.import_module(module.name)
 
 from pathlib import Path
-from proxima.engine.http.weights.folder import WeightFolders
+from proxima.engine.http.weights.weight_folders import WeightFolders
 from proxima.model.load import load
 from proxima.system import linux, machine
 from tests.engine.http.test_weight_folder import written

@@ -17,7 +17,7 @@ from tests.engine.http.plain_servers import engine_over, fakes, update
 @pytest.fixture(autouse=True)
 def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights for servers are not written to this machine's /dev/shm."""
-    monkeypatch.setattr("proxima.engine.http.weights.folder.SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr("proxima.engine.http.weights.weight_folders.SHARED_MEMORY", tmp_path)
 
 
 @pytest.fixture(autouse=True)

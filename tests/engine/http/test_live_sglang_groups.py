@@ -19,7 +19,7 @@ import torch
 from proxima.engine.http.dialect import is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weights import buckets as weight_buckets
-from proxima.engine.http.weights import group as group_transport
+from proxima.engine.http.weights import process_group as group_transport
 from proxima.engine.protocol import ServerError
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers

@@ -28,7 +28,7 @@ from proxima.data.flow import Completion, Prompt
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights import buckets as weight_buckets
-from proxima.engine.http.weights.group import SenderGroup
+from proxima.engine.http.weights.process_group import SenderGroup
 from proxima.engine.http.weights.stream import StreamedWeights
 from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.local.local_engine import collect

@@ -22,9 +22,9 @@ from proxima.engine.http.dialect import is_incomplete
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.sglang import Sglang
 from proxima.engine.http.weights import buckets as weight_buckets
-from proxima.engine.http.weights import group as group_transport
+from proxima.engine.http.weights import process_group as group_transport
 from proxima.engine.http.weights.buckets import plan_buckets, without_gaps
-from proxima.engine.http.weights.group import SenderGroup
+from proxima.engine.http.weights.process_group import SenderGroup
 from proxima.engine.http.weights.sync import Report, WeightSync
 from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate

@@ -20,8 +20,8 @@ from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.vllm import VllmDialect
-from proxima.engine.http.weights.folder import WeightFolders
 from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.weight_folders import WeightFolders
 from proxima.engine.protocol import Sampling, ServerError, WeightUpdate
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel

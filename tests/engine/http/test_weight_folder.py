@@ -11,8 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import UserError
-from proxima.engine.http.weights import folder as staged_files
-from proxima.engine.http.weights.folder import WeightFolders, folder_bytes
+from proxima.engine.http.weights import weight_folders as staged_files
+from proxima.engine.http.weights.weight_folders import WeightFolders, folder_bytes
 from proxima.model.load import load
 from proxima.model.pretrained import LoadedModel
 from tests.engine.http.received import received

@@ -20,15 +20,15 @@ from proxima.engine.http.client import Address, ServerClient
 from proxima.engine.http.dialect import GroupMember, ServerFacts, ServerHealth, is_incomplete
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.http.weights import buckets as weight_buckets
-from proxima.engine.http.weights import group as group_transport
+from proxima.engine.http.weights import process_group as group_transport
 from proxima.engine.http.weights import transport as weight_transport
 from proxima.engine.http.weights.buckets import plan_buckets, plan_of
-from proxima.engine.http.weights.folder import FolderTransport
-from proxima.engine.http.weights.group import GroupTransport, host_for, own_addresses
 from proxima.engine.http.weights.ipc import IpcTransport
+from proxima.engine.http.weights.process_group import GroupTransport, host_for, own_addresses
 from proxima.engine.http.weights.stream import OutdatedError, StreamedWeights
 from proxima.engine.http.weights.sync import WeightSync
 from proxima.engine.http.weights.transport import PushRound, Receivers, choose_transport
+from proxima.engine.http.weights.weight_folders import FolderTransport
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.pretrained import LoadedModel
 from tests.engine.http.fake_vllm import FakeVllm, unread

@@ -21,7 +21,7 @@ from proxima.model.perturbation import perturbed_weights
 OUTER = 0  # the unit of the weights outside of decoder layers; the first layer is unit 1
 
 
-class Ranks(Protocol):
+class SharingRanks(Protocol):
     """The ranks that hold the model."""
 
     size: int
@@ -52,7 +52,7 @@ class LayerLender:
         merged in their own dtype, so a model that has some ignores it.
     """
 
-    def __init__(self, policy: Any, ranks: Ranks, announced: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, policy: Any, ranks: SharingRanks, announced: Callable[[], AbstractContextManager[None]]) -> None:
         self.policy, self.sharded, self.ranks = policy, policy.model, ranks
         self.unit_of = unit_of_parameter(self.sharded)
         self.dtype: torch.dtype | None = None

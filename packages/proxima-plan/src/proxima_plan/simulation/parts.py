@@ -113,6 +113,8 @@ class TimedStack:
     """The methods of a `TrainStack` that a learner calls: an update takes its time and changes nothing. The engine
     knows the completions that an item stands for."""
 
+    changes = 0
+
     def __init__(self, thread: TimedThread) -> None:
         self.thread = thread
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from proxima.engine.http.dialect import ADAPTER, WeightsInFolder
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.weights.folder import StagedTransport, WeightFolders
 from proxima.engine.http.weights.transport import PushRound, Receivers
+from proxima.engine.http.weights.weight_folders import StagedTransport, WeightFolders
 from proxima.model.adapters.adapter_files import WEIGHTS, write_matrices
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.parallel.lending import lender_of

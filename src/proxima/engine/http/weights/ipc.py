@@ -22,9 +22,9 @@ from proxima.data import UserError
 from proxima.engine.http.dialect import NewWeights
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weights.buckets import Bucket, filled_buckets
-from proxima.engine.http.weights.folder import LockedFolder, remove_leftovers
 from proxima.engine.http.weights.stream import NAME, Errors, StreamedWeights, StreamTransport
 from proxima.engine.http.weights.transport import Receivers
+from proxima.engine.http.weights.weight_folders import LockedFolder, remove_leftovers
 from proxima.engine.protocol import ServerError, WeightUpdate
 from proxima.model.parallel.lending import lender_of, lent, rounded
 from proxima.system.linux import SHARED_MEMORY, allocate

@@ -21,8 +21,8 @@ from proxima.engine.http.dialect import NewWeights
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.buckets import Bucket, filled_buckets, plan_of, weight_bytes
-from proxima.engine.http.weights.folder import DTYPES
 from proxima.engine.http.weights.transport import PushRound, WeightTransport
+from proxima.engine.http.weights.weight_folders import DTYPES
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.parallel.lending import lent, perturbing, rounded
 
@@ -150,7 +150,7 @@ class StreamTransport(WeightTransport):
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
 
 
-async def in_own_thread(call: Callable[..., T], *arguments: Any) -> T:
+async def in_new_thread(call: Callable[..., T], *arguments: Any) -> T:
     """Like `asyncio.to_thread`, but not in one of the loop's threads, which are few: if sends to many servers took them
     all, the calls that these sends wait for could not look up the servers' names."""
     thread = ThreadPoolExecutor(1)

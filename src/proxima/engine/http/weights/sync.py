@@ -38,7 +38,7 @@ from proxima.engine.http.weights.transport import (
     check_served_base,
     choose_transport,
     is_this_machine,
-    kind_of,
+    transport_kind,
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import adapter_names
@@ -83,7 +83,7 @@ class WeightSync:
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
         self.spec, self.setup = spec, setup
         self.kind = "folder"  # until `choose`
-        self.transport: WeightTransport = kind_of(self.kind)(spec, setup)
+        self.transport: WeightTransport = transport_kind(self.kind)(spec, setup)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._images = image_store(setup.tokenizer)
         self._shown = WrittenTokens.of(self._tokens, setup.tokenizer)
@@ -102,7 +102,7 @@ class WeightSync:
         """
         shared, adapter_rank = self.setup.shares_devices, self.setup.adapter_rank
         self.kind, reason = choose_transport(Receivers(facts, self.spec, shared, adapter_rank))
-        self.transport = kind_of(self.kind)(self.spec, self.setup)
+        self.transport = transport_kind(self.kind)(self.spec, self.setup)
         # outside training the model here is not the one that is trained
         ignored = self.spec.adapters_only and self.transport.sends != "adapters"
         also = "; engine.adapters_only has no effect outside training" if ignored else ""
@@ -131,7 +131,7 @@ class WeightSync:
                 raise UserError(message, remedy=error.remedy) from error
             await self.transport.close()
             self.kind = "folder"
-            self.transport = kind_of(self.kind)(self.spec, self.setup)
+            self.transport = transport_kind(self.kind)(self.spec, self.setup)
             return f"engine: new weights are sent by folder: {error.reason}"
         return None
 

@@ -1,7 +1,7 @@
 """Ways to send weights to servers: `WeightTransport`, and the choice among its kinds.
 
 To write another one: (1) a class that has the members of `WeightTransport`, in a file here or in a package of yours;
-`StagedTransport` of `folder.py` has most of those of a transport whose copies outlive an optimizer step,
+`StagedTransport` of `weight_folders.py` has most of those of a transport whose copies outlive an optimizer step,
 `StreamTransport` of `stream.py` those of one that reads the trainer's own memory; (2) its name in `engine.transfer`: a
 line in `TRANSPORTS`, or `my_pkg.my_module:MyTransport`; (3) if the server has other calls for it, they go into its
 dialect (`to_vllm.py`, `to_sglang.py`), (4) and what runs inside a vLLM server into `in_server/proxima_vllm_worker.py`,
@@ -78,18 +78,18 @@ def choose_transport(servers: Receivers) -> tuple[str, str]:
             check_adapters(server, servers.adapter_rank, server.server)
         return "adapters", "set by engine.adapters_only"
     if spec.transfer != "auto":
-        if (problem := kind_of(spec.transfer).unreached(servers)) is not None:
-            able = [kind for kind in _chosen_from() if kind_of(kind).unreached(servers) is None]
+        if (problem := transport_kind(spec.transfer).unreached(servers)) is not None:
+            able = [kind for kind in _chosen_from() if transport_kind(kind).unreached(servers) is None]
             raise FieldError("transfer", spec.transfer, problem, remedy=f"use {', '.join(able)} or auto")
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
         return "folder", "engine.weight_folder is set"
-    able = [kind for kind in _chosen_from() if kind_of(kind).unreached(servers) is None]
-    kind = min(able, key=lambda kind: kind_of(kind).cost(servers))
-    return kind, kind_of(kind).reason(servers)
+    able = [kind for kind in _chosen_from() if transport_kind(kind).unreached(servers) is None]
+    kind = min(able, key=lambda kind: transport_kind(kind).cost(servers))
+    return kind, transport_kind(kind).reason(servers)
 
 
-def kind_of(name: str) -> "type[WeightTransport]":
+def transport_kind(name: str) -> "type[WeightTransport]":
     """The class of a kind: of the table, or `package.module:Class`."""
     return TRANSPORTS[name] if name in TRANSPORTS else class_of(name)
 

@@ -38,7 +38,7 @@ from proxima.engine.http.weights.stream import (
     OutdatedError,
     StreamedWeights,
     StreamTransport,
-    in_own_thread,
+    in_new_thread,
 )
 from proxima.engine.http.weights.transport import Receivers
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
@@ -98,10 +98,10 @@ class GroupTransport(StreamTransport):
             await replica.dialect.check_transfer(replica.client, question, 3 * FORM_SECONDS)
 
         async def form() -> None:
-            await in_own_thread(group.form, host_for(replicas[0].url, addresses))
+            await in_new_thread(group.form, host_for(replicas[0].url, addresses))
 
         outcomes = await asyncio.gather(*map(join, replicas), form(), return_exceptions=True)
-        await in_own_thread(group.abort)
+        await in_new_thread(group.abort)
         errors = [error for error in outcomes if error is not None]
         if not errors:
             return
@@ -320,7 +320,7 @@ class _Sending:
             if pending or any(task.exception() for task in tasks):
                 self._failed = True
                 self._begin.set()
-                await in_own_thread(self.group.abort)
+                await in_new_thread(self.group.abort)
                 await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         finally:
             if not all(task.done() for task in tasks):
