@@ -81,6 +81,7 @@ class FakeSglang(SmallHttpServer):
         self.running: dict[str, Running] = {}
         self.prefixes: dict[tuple, int] = {}
         self.paused, self.stale, self.starting = False, 0, False
+        self.released = set()  # parts of its memory
         self.random = np.random.default_rng(0)
         self._logits: dict[tuple, torch.Tensor] = {}
         self.controls = 0  # calls that pause
@@ -114,6 +115,8 @@ class FakeSglang(SmallHttpServer):
             ("POST", "/pause_generation"): self.pause,
             ("POST", "/continue_generation"): self.resume,
             ("POST", "/flush_cache"): self.flush,
+            ("POST", "/release_memory_occupation"): self.release,
+            ("POST", "/resume_memory_occupation"): self.take_back,
             ("POST", "/update_weights_from_disk"): self.update_weights_from_disk,
             **self.updates.table(),
             ("GET", "/health"): lambda _: httpx.Response(503 if self.starting else 200),
@@ -122,6 +125,16 @@ class FakeSglang(SmallHttpServer):
             ("GET", "/v1/loads"): lambda _: {"timestamp": "", "version": "0.0.fake", "loads": [self.load()]},
             ("GET", "/v1/models"): lambda _: {"data": [{"max_model_len": self.options.context_length}]},
         }
+
+    def release(self, body):
+        assert self.paused and not self.running, "release_memory_occupation while there are requests"
+        self.released |= set(body["tags"])
+        return {}
+
+    def take_back(self, body):
+        assert self.released >= set(body["tags"])
+        self.released -= set(body["tags"])
+        return {}
 
     def model_info(self):
         return {

@@ -280,6 +280,23 @@ async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
             await talk.load_folder(handover(tmp_path))
 
 
+async def test_it_releases_its_devices_and_takes_them_back(tiny, monkeypatch):
+    """Only if it keeps its weights meanwhile, by its options."""
+    async with fake(tiny) as talk:
+        info = talk.server.server_info
+        for backup in (False, True):
+            more = {"enable_memory_saver": True, "enable_weights_cpu_backup": backup}
+            monkeypatch.setattr(talk.server, "server_info", lambda more=more: info() | more)
+            assert (await talk.dialect.probe(talk.client)).sleeps == backup
+        await talk.pause("abort")
+        await talk.sleep()
+        assert talk.server.released == {"kv_cache", "weights"}
+        await talk.wake()
+        assert talk.server.released == {"kv_cache"}
+        await talk.wake_cache()
+        assert not talk.server.released and talk.server.paused
+
+
 async def test_a_prompt_that_the_server_cuts_is_refused(tiny):
     long = request(prompt=tuple(1 + i % 60 for i in range(600)))
     async with fake(tiny, allow_auto_truncate=True) as cuts, fake(tiny) as refuses:

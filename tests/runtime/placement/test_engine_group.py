@@ -47,16 +47,21 @@ def test_what_the_servers_are_started_with(tmp_path):
     for engine, message in (
         (
             "{kind: vllm, transfer: group}",
-            r"engine\.transfer='group'.*two members of the group on one GPU.*weight_folder",
+            r"engine\.transfer='group'.*a group would have two members on one; use folder, ipc or auto",
         ),
-        ("sglang", r"placement\.colocate=True needs servers that sleep, which only vllm does"),
+        ("{kind: sglang, transfer: ipc}", r"engine\.transfer='ipc' is not offered by every server; use folder or auto"),
     ):
         with pytest.raises(FieldError, match=message):
             plan_of(engine, together)
     assert plan_of("{kind: vllm, weight_folder: /w}", together).shared
+    with pytest.raises(FieldError, match=r"engine\.transfer='ipc'.*set placement.colocate=true"):
+        plan_of("{kind: vllm, transfer: ipc}", "{kind: ray, engines: 2, gpus_per_engine: 1}")
     colocated = plan_of("vllm", together)
-    assert not colocated.shared
+    assert colocated.shared  # by ipc, to every node
     assert "--enable-sleep-mode" in colocated.arguments["serve"].arguments
+    assert not plan_of("{kind: vllm, transfer: folder}", together).shared
+    by_files = plan_of("sglang", together)
+    assert not by_files.shared and "--enable-memory-saver" in by_files.arguments["serve"].arguments
     on_a_cpu = plan_of("vllm", "{kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}")
     assert not on_a_cpu.arguments["serve"].arguments  # vLLM has no sleep mode there
 

@@ -301,11 +301,17 @@ def engines_can_start(placement: Any, engine: Any) -> Findings:
         if getattr(serve, name) != only:
             yield f"engine.serve.{name}", f"must be {only} with placement.engines: {why}"
     if placement.shares_gpus:
-        if kind != "vllm":
-            yield "placement.colocate", "needs servers that sleep, which only vllm does here; set it to false"
-        if engine.transfer == "group":
-            message = "is not possible with colocate: rank and server would be two members of the group on one GPU"
-            yield "engine.transfer", f"{message}; {SHARED_FOLDER}"
+        if not engine.dialect().sleep_options:
+            yield "placement.colocate", f"needs servers that release their devices, and {kind} has no option for it"
+        try:
+            engine.way_of_weights(on_gpus=True, shared=True, adapter_rank=0)
+        except FieldError as error:
+            yield f"engine.{error.field}", error.requirement
+    elif engine.transfer == "ipc" and placement.gpus_per_engine:
+        yield (
+            "engine.transfer",
+            "needs servers on the GPUs of the ranks; set placement.colocate=true, or use group or auto",
+        )
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:

@@ -280,7 +280,7 @@ class Dialect(Protocol):
     file_names: ClassVar[bool] = False  # it takes weights under the names of the model's files
     gaps: ClassVar[bool] = True  # its workers take buckets with gaps between tensors
     offers: ClassVar[tuple[str, ...]] = ("folder",)  # the `transfers` of a server that proxima starts
-    sleep_option: ClassVar[str | None] = None  # the server's option to release its devices; None: it has none
+    sleep_options: ClassVar[tuple[str, ...]] = ()  # the server's options to release its devices, see `sleep`
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""

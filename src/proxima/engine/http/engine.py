@@ -264,15 +264,28 @@ class ServerSpec(ServerSettings):
         if self.serve is None:
             return check_servers_of(self, needs)
         dialect = self.dialect()
-        if needs.publishes:  # a kind's ways to take weights are known before a server runs
-            device, rank = "cuda" if needs.sleeps else None, needs.adapter_rank
-            facts = ServerFacts(
-                server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=rank
-            )
-            choose_transport(Receivers([facts], self, needs.sleeps, rank))
+        if needs.publishes:
+            self.way_of_weights(on_gpus=needs.sleeps, shared=needs.sleeps, adapter_rank=needs.adapter_rank)
         with within("serve"):
             check_serve(dialect.kind, self.serve, model=needs.model.path)
         return []
+
+    def way_of_weights(self, *, on_gpus: bool, shared: bool, adapter_rank: int) -> str:
+        """How new weights get to servers that proxima starts: a kind's ways are known before one runs.
+
+        Args:
+            on_gpus: they compute on GPUs, as far as known.
+            shared: on those of the trainer's ranks.
+            adapter_rank: of the run's adapters; 0: none.
+
+        Raises:
+            FieldError: the way that the recipe names does not reach them.
+        """
+        dialect, device = self.dialect(), "cuda" if on_gpus else None
+        facts = ServerFacts(
+            server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=adapter_rank
+        )
+        return choose_transport(Receivers([facts], self, shared, adapter_rank))[0]
 
     def longest_sequence(self) -> int | None:
         """See `EngineSpec.longest_sequence`."""

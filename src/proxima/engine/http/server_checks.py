@@ -200,8 +200,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         served = "no quantization" if facts.quantization is None else f"quantization={facts.quantization}"
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
     if needs.sleeps and not facts.sleeps:
-        option = spec.dialect().sleep_option
-        remedy = f"{'' if option is None else f'start it with {option}, or '}set placement.colocate=false"
+        options = " ".join(spec.dialect().sleep_options)
+        remedy = f"{options and f'start it with {options}, or '}set placement.colocate=false"
         raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes and not facts.takes_weights:
         raise UserError(f"{name} can't load new weights", remedy=CONTROL)

@@ -65,6 +65,7 @@ from proxima.engine.serve.launch import SPARE
 
 GENERATE = "/generate"
 LOADS = "/v1/loads"
+MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
 IDLE_SECONDS = 5.0  # that a call to flush the cache waits until no request holds on to it
 SAMPLED = "output_token_sampling_logprobs"  # under the distribution sampled from, beside sampling masks
 MASK_OPTION, LARGEST_MASK = "--sampling-mask-max-tokens", 4096  # the largest top-k of a mask: option and default
@@ -81,6 +82,7 @@ class SglangDialect(Dialect):
     file_names: ClassVar[bool] = True
     gaps: ClassVar[bool] = False
     offers: ClassVar[tuple[str, ...]] = TRANSFERS
+    sleep_options: ClassVar[tuple[str, ...]] = ("--enable-memory-saver", "--enable-weights-cpu-backup")
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):
@@ -155,6 +157,16 @@ class SglangDialect(Dialect):
             ServerError: it was not emptied, because requests still use it: status 400.
         """
         await client.post_text(f"/flush_cache?timeout={IDLE_SECONDS:g}")
+
+    async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
+        """See `Dialect.sleep`. The weights are kept in host memory by `--enable-weights-cpu-backup`."""
+        await client.post("/release_memory_occupation", {"tags": ["kv_cache", "weights"]}, seconds=MOVE_SECONDS)
+
+    async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
+        await client.post("/resume_memory_occupation", {"tags": ["weights"]}, seconds=MOVE_SECONDS)
+
+    async def wake_cache(self, client: ServerClient, facts: ServerFacts) -> None:
+        await client.post("/resume_memory_occupation", {"tags": ["kv_cache"]}, seconds=MOVE_SECONDS)
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The weight version and the queue. The server names its model after the folder of the last weights: the result
@@ -372,6 +384,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         routed_experts=settings.get("enable_return_routed_experts") is True,
         latest_routes=True,
         batch_invariant=deterministic,
+        sleeps=all(settings.get(name) is True for name in ("enable_memory_saver", "enable_weights_cpu_backup")),
         joint_groups=False,
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
         **await group_facts(client, settings),

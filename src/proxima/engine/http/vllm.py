@@ -73,7 +73,7 @@ class VllmDialect(Dialect):
     length_option: ClassVar[str] = "--max-model-len"
     checks_transfers: ClassVar[bool] = True
     offers: ClassVar[tuple[str, ...]] = ("folder", "group", "ipc", "adapters")
-    sleep_option: ClassVar[str | None] = "--enable-sleep-mode"
+    sleep_options: ClassVar[tuple[str, ...]] = ("--enable-sleep-mode",)
 
     async def probe(self, client: ServerClient) -> ServerFacts:
         with as_expected(client, ""):

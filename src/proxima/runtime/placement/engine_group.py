@@ -28,7 +28,6 @@ from proxima.system.atomic_files import write_atomic
 
 CHECK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
-SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         raise FieldError(field, attrgetter(field)(config), message)
     serve = engine.serve or Serve()
     if placement.shares_gpus:
-        serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
+        serve = replace(serve, arguments=(*engine.dialect().sleep_options, *serve.arguments))
     settings = engine.launch_options(config.model.adapter_rank) | {
         "kind": engine.dialect().kind,
         "serve": serve,
@@ -85,8 +84,11 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         "max_length": config.model.max_length,
         "log": RunFolder(folder.absolute()).engine_log,
     }
-    by_group = engine.transfer in ("auto", "group") and not placement.shares_gpus
-    shared = engine.weight_folder is not None or by_group
+    if placement.shares_gpus:
+        way = engine.way_of_weights(on_gpus=True, shared=True, adapter_rank=config.model.adapter_rank)
+    else:  # on a CPU, too, servers of other nodes get them over a group
+        way = "group" if engine.transfer == "auto" else engine.transfer
+    shared = engine.weight_folder is not None or way not in ("folder", "adapters")
     return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, shared=shared)
 
 
