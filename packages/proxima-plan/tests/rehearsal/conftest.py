@@ -38,11 +38,11 @@ def one_layer(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPa
 @pytest.fixture(scope="session")
 def rehearse(process: Connection, tiny_model: Callable[[str], Path], one_layer: Path) -> Callable[..., Any]:
     """`rehearse(name, recipe, overrides, …)` calls a function of `worker` on a Qwen3 of one layer, or another
-    `kind`, of two; once for the same arguments."""
+    `kind`, of two, or the model in a folder; once for the same arguments."""
     known: dict[str, Any] = {}
 
     def call(name: str, recipe: str, overrides: list[str], *more: Any, kind: str = "") -> Any:
-        model = str(tiny_model(kind) if kind else one_layer)
+        model = kind if Path(kind).is_dir() and kind else str(tiny_model(kind) if kind else one_layer)
         words = ["train.tokens_per_micro_batch=100", *(word.replace("MODEL", model) for word in overrides)]
         arguments = (str(ROOT / "recipes" / recipe), [f"model.path={model}", *words], *more)
         key = f"{name}{arguments}"

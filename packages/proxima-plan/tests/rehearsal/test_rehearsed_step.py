@@ -1,5 +1,7 @@
 """Every training kind on a fake device: nothing is on the wrong device, and what waits is listed here."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -148,3 +150,18 @@ def test_experts_in_float32_wait_for_each_layer(rehearse):
     """Grouped products, which CUDA has in bfloat16 alone."""
     wide = rehearse("rehearsed", RL, ["model.compute_dtype=float32"], SHAPE, 1, kind="qwen3_moe")
     assert wide.inside.total() == 4 * wide.micro_batches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["model.lora={rank: 4}"]])
+def test_new_weights_leave_the_devices_without_a_wait_or_a_whole_copy(more, rehearse, one_layer, tmp_path):
+    """Of a model with 24 layers on four ranks, a bucket for each tensor: at most a layer, the embedding and two buckets
+    are there. The proof waits once, for its log-probs."""
+    shutil.copytree(one_layer, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 24}))
+    layout = ["placement={kind: torchrun}", "model.compute_dtype=bfloat16", *more]
+    sent = rehearse("weights_sent", RL, layout, 4, kind=str(tmp_path))
+    assert sent.bytes > 0 and not sent.waits
+    assert sent.held < 0.25 * sent.whole
+    assert dict(sent.proof) == {"trainer_log_prob": 1}

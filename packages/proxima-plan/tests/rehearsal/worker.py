@@ -16,20 +16,29 @@ from pathlib import Path, PurePath
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import proxima
+from proxima.config.outcomes import decided_on_gpus
 from proxima.config.resolution import resolve
 from proxima.core.metrics import SumCount
 from proxima.data import UserError
+from proxima.engine.http.vllm import Vllm
+from proxima.engine.http.weights import buckets
+from proxima.engine.http.weights.probe import trainer_log_prob
+from proxima.engine.http.weights.stream import StreamTransport
+from proxima.engine.protocol import WeightUpdate
 from proxima.model.micro_batch import micro_batches
+from proxima.model.parallel.lending import lent
 from proxima.training.offline.sft_method import SftObjective
 from proxima_plan.rehearsal import rehearsal
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch
 from proxima_plan.rehearsal.fake_device import fake_device
-from proxima_plan.rehearsal.fake_training import StepShape, Training
+from proxima_plan.rehearsal.fake_ranks import fake_ranks
+from proxima_plan.rehearsal.fake_training import FakeLoader, StepShape, Training, trainings
 from proxima_plan.rehearsal.rehearsal import Rehearsal, rehearse_step
 
 SHAPE = StepShape(groups=4, size=2, prompt=8, length=16, updates=2)
@@ -199,3 +208,42 @@ def host_states(recipe: str, overrides: Sequence[str]) -> tuple[int, int, list[s
         small.copy_(there[:4])
     sizes = [state.untyped_storage().nbytes() for state in (large, small)]
     return *sizes, list(watch.waits)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """New weights on their way from the ranks' devices, as rank 0 sends them, and what it held beside its own part.
+
+    bytes, held, whole: of what was sent, of the most that was there at once for it, and of the model.
+    waits, proof: where the host waited for the device, to send them, and for the log-probs of the proof.
+    """
+
+    bytes: int
+    held: int
+    whole: int
+    waits: Counter[str]
+    proof: Counter[str]
+
+
+def weights_sent(recipe: str, overrides: Sequence[str], ranks: int) -> SimpleNamespace:
+    """Send the weights of a sharded model, in bfloat16, a bucket of which holds one tensor."""
+    config = decided_on_gpus(resolve(recipe, overrides, root=None).config)
+    device, setup = fake_device(), SimpleNamespace(tokenizer=None, compute=None)
+    buckets.BUCKET = 1
+    with fake_ranks(ranks, 1) as group, FakeTensorMode(allow_non_fake_inputs=True), PlaceWatch() as watch:
+        sharding = rehearsal._sharding(config, ranks)
+        stack = trainings(config, FakeLoader(config.model.path, device, group, sharding))[0].stack
+        module = stack.lent_model().model
+        transport: Any = StreamTransport(Vllm(), setup)
+        weights = transport.prepare(WeightUpdate(version=0, module=module), "v0", "bfloat16")
+        rest = watch.bytes.total
+        watch.restart()
+        with weights.lent():
+            for _, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
+                assert content.device == device
+        waits, held = +watch.places, watch.bytes.most - rest
+        watch.restart()
+        with lent(module):
+            trainer_log_prob(module, np.arange(24, dtype=np.int32))
+        whole = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+        return SimpleNamespace(**vars(Sent(weights.size, held, whole, waits, +watch.places)))

@@ -96,8 +96,9 @@ def empty_like(model: Any, device: torch.device, *, weights: bool = True) -> Any
     if conversions is not None:
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())
-    for name, buffer in plain.named_buffers():
-        buffer.data = sources[name].detach().to(device, copy=True)
+    for name, _ in list(plain.named_buffers()):
+        owner, _, last = name.rpartition(".")
+        plain.get_submodule(owner)._buffers[last] = sources[name].detach().to(device, copy=True)
     plain.generation_config = copy.deepcopy(optional_attribute(model, "generation_config"))
     return plain
 

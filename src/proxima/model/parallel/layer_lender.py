@@ -55,6 +55,7 @@ class LayerLender:
     def __init__(self, policy: Any, ranks: SharingRanks, announced: Callable[[], AbstractContextManager[None]]) -> None:
         self.policy, self.sharded, self.ranks = policy, policy.model, ranks
         self.unit_of = unit_of_parameter(self.sharded)
+        self._dtypes = {name: parameter.dtype for name, parameter in self.sharded.named_parameters()}
         self.dtype: torch.dtype | None = None
         self._announced = announced
         self._loaded = set[int]()  # units; one layer at most
@@ -154,8 +155,8 @@ class LayerLender:
             self._loaded -= set(units)
 
     def _empty(self, parameters: Iterator[tuple[str, nn.Parameter]]) -> None:
-        for _, parameter in parameters:
-            one = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        for name, parameter in parameters:
+            one = torch.zeros((), dtype=self._dtypes[name], device=parameter.device)
             parameter.data = one.expand(parameter.shape)  # has a shape and takes no memory
 
 
