@@ -1,4 +1,4 @@
-"""Sends adapters alone, as a folder of a few MB that peft could read. Receivers keep the base they were started with.
+"""Sends adapters alone, as a folder of a few MB that peft could read. Servers keep the base they were started with.
 
 The proof compares log-probs of base and adapter together. The perturbed copy moves every matrix of the adapter, so it
 shows that the server has each of them. The base is not sent, and so not perturbed: one that moves the log-probs by less

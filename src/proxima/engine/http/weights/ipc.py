@@ -34,7 +34,7 @@ Handles = dict[str, dict[str, Any]]  # of the memory of a bucket, by the device 
 
 
 class IpcTransport(StreamTransport):
-    """See `WeightTransport`. Receivers load weights with proxima's worker."""
+    """See `WeightTransport`. Servers load weights with proxima's worker."""
 
     @classmethod
     def unreached(cls, servers: Receivers) -> str | None:
