@@ -19,7 +19,8 @@ for module in pkgutil.walk_packages(proxima.__path__, "proxima."):
     if not module.name.endswith("__main__") and "in_server" not in module.name:
         importlib.import_module(module.name)
 
-from pathlib import Path
+import torch
+from proxima.engine.http.weights.ipc import _BucketMemory
 from proxima.engine.http.weights.weight_folders import WeightFolders
 from proxima.model.load import load
 from proxima.system import linux, machine
@@ -27,7 +28,10 @@ from tests.engine.http.test_weight_folder import written
 
 assert linux.kernel_id() == b"" and linux.core_wait() == 0.0 and not linux.has_nvidia_gpu()
 assert machine.memory_bytes() == (None, None) and machine.usable_cores() >= 1 and machine.processor_name()
-assert written(WeightFolders(buckets=True), load(sys.argv[1])).is_dir()
+assert written(WeightFolders(), load(sys.argv[1])).is_dir()
+memory = _BucketMemory(torch.device("cpu"), named=True)
+assert memory.handle(memory.allocate(100))["cpu"]["size"] == 100
+memory.free()
 assert main(["train", "tiny.yaml", "folder=run"]) == 0
 assert main(["train", "tiny.yaml", "folder=run", "reward=python"]) == 2
 """
