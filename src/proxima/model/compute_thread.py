@@ -37,6 +37,11 @@ class ComputeThread:
         return job[0]
 
     @property
+    def serving(self) -> bool:
+        """True within `serve`; elsewhere a call runs in place."""
+        return self._jobs is not None
+
+    @property
     def wanted(self) -> bool:
         """True if another call is waiting, or, where calls run in place, if the event loop may be."""
         return self._jobs is None or not self._jobs.empty()

@@ -222,8 +222,14 @@ class SharedUpdate:
     def _batch_statistics(self) -> StatisticsShare:
         """This rank's share of the objective's statistics of all items, which rank 0 computes. Collective."""
         objective = self.objective
-        sequences = {i: objective.statistics_sequences(item) for i, item in self.share.items.items()}
-        cuts, parts = self._cuts(sequences), []
+        sequences, parts = dict[int, Sequence[Trajectory]](), list[tuple[PackedBatch, TokenOutputs]]()
+        problem: Exception | None = None
+        try:
+            sequences |= {i: objective.statistics_sequences(item) for i, item in self.share.items.items()}
+        except Exception as error:  # the other ranks have items for which it does not fail
+            problem = error
+        self.ranks.agree(problem)
+        cuts = self._cuts(sequences)
         idle = self.ranks.maximum(len(cuts)) - len(cuts)
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
@@ -233,7 +239,6 @@ class SharedUpdate:
         order = list(chain.from_iterable(cuts))
         gathered = self.ranks.gather_shares((order, parts), device=self.model.device)
         make: Callable[[int], StatisticsShare] | None = None
-        problem: Exception | None = None
         if self.whole is not None:
             try:
                 make = self._make_statistics(self.whole, gathered)
@@ -251,11 +256,11 @@ class SharedUpdate:
         denominators = self.objective.denominators(whole.items, statistics)
         row = {i: row for row, i in enumerate(i for order, _ in gathered for i in order)}
 
-        def make(share: int) -> StatisticsShare:
-            of_cuts = [statistics.take([row[i] for i in cut]) for cut in whole.shares[share].cuts]
-            return StatisticsShare(of_cuts, denominators, statistics.metrics if share == 0 else {})
-
-        return make
+        shares = list[StatisticsShare]()
+        for number, share in enumerate(whole.shares):
+            of_cuts = [statistics.take([row[i] for i in cut]) for cut in share.cuts]
+            shares.append(StatisticsShare(of_cuts, denominators, {} if number else statistics.metrics))
+        return shares.__getitem__
 
     def _cuts(self, sequences: Mapping[int, Sequence[Trajectory]]) -> list[list[int]]:
         """The micro-batches of this rank's items by other sequences of theirs, as indices of all items."""

@@ -211,7 +211,6 @@ class TrainStack:
                 are not finite, or their norm has grown by more than a factor of `EXPLODED`.
         """
         began = time.perf_counter()
-        self.changes += 1
         dealt = None if updates is None else [self._dealt(objective, items) for items in updates]
         with self._call(Update, objective, planned, should_continue is not None):
             shared = self._shared(objective, dealt)
@@ -236,6 +235,7 @@ class TrainStack:
                 if at_start:
                     measured.append(update.measure_first(first, before_first))
                 metrics += measured
+                self.changes += 1
                 norms.append(norm := self._step())
                 result.skipped += update.skipped
                 result.flops += update.flops

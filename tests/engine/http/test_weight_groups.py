@@ -363,8 +363,11 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
     monkeypatch.setattr("proxima.engine.http.weights.sync.is_this_machine", lambda url: here)
     servers[0].worker.engine.join = join  # type: ignore[method-assign]
     sync = object.__new__(WeightSync)
-    sync.spec, sync.setup = Vllm(), SimpleNamespace(tokenizer=None, compute=None)  # type: ignore[assignment]
-    sync.transport = GroupTransport(sync.spec, sync.setup)
+    monkeypatch.setenv("T", "key")
+    remote = {} if here else {"url": "http://192.0.2.1:1", "allow_remote": True, "token_env": "T"}
+    setup: Any = SimpleNamespace(tokenizer=None, compute=None, shares_devices=False, adapter_rank=0)
+    sync.spec, sync.setup = Vllm(**remote), setup  # type: ignore[arg-type]
+    sync.kind, sync.transport = "group", GroupTransport(sync.spec, sync.setup)
     if not here:
         with pytest.raises(UserError, match=r"no process group .*no way to .*let the servers connect"):
             await sync.check(servers[:2], UPDATE)
@@ -397,33 +400,41 @@ async def test_a_group_that_is_asked_for_and_not_possible_is_an_error(
     await sync.transport.close()
 
 
-async def test_a_server_must_be_on_gpus_of_the_ranks(
+async def test_handles_are_for_the_gpus_of_the_ranks_and_groups_for_others(
     servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pusher, gpus = Pusher(IpcTransport), {torch.device("cpu"): "GPU-a", torch.device("cuda:1"): "GPU-a"}
-    await pusher.transport.check(servers, UPDATE)  # on CPUs there is nothing to compare
+    """A handle of GPU memory is valid on that GPU, and NCCL refuses two members on one."""
+    ipc, group = (Pusher(kind).transport for kind in (IpcTransport, GroupTransport))
+    await ipc.check(servers, UPDATE)  # on CPUs there is nothing to compare
     for server in servers:
         server.facts, server.worker.engine.device = replace(FACTS, device="cuda"), torch.device("cuda:1")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="9001 computes on a GPU, and the trainer sees none; use engine.transfer=group"):
-        await pusher.transport.check(servers, UPDATE)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match="9001 computes on a GPU, and the trainer on a CPU; use engine.transfer=group"):
+        await ipc.check(servers, UPDATE)
+    gpus = {torch.device("cuda:0"): "GPU-a", torch.device("cuda:1"): "GPU-a"}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=gpus[device]))
-    await pusher.transport.check(servers, UPDATE)
+    for module in ("stream", "ipc", "process_group"):
+        monkeypatch.setattr(f"proxima.engine.http.weights.{module}.device_of", lambda module: torch.device("cuda:0"))
+    await ipc.check(servers, UPDATE)
+    with pytest.raises(UserError, match="9001 is on a GPU of the trainer's.*use engine.transfer=ipc"):
+        await group._check_devices(servers, UPDATE)
     gpus[torch.device("cuda:1")] = "GPU-b"
     with pytest.raises(UserError, match="does not share the trainer's GPUs, GPU-a: .*a worker is on GPU GPU-b"):
-        await pusher.transport.check(servers, UPDATE)
+        await ipc.check(servers, UPDATE)
+    await group._check_devices(servers, UPDATE)
     for server in servers:
-        server.worker.engine.device = torch.device("cpu")
-    await pusher.transport.close()
+        server.facts, server.worker.engine.device = FACTS, torch.device("cpu")
+    with pytest.raises(UserError, match="9001 computes on a CPU, and the trainer on a GPU"):
+        await ipc.check(servers, UPDATE)
+    for transport in (ipc, group):
+        await transport.close()
 
 
 @pytest.mark.parametrize("kind", [GroupTransport, IpcTransport])
 async def test_weights_that_are_being_trained_are_not_sent(kind: type[Any], servers: list[FakeServer]) -> None:
-    """Neither before a call to a server nor, if the update begins after that, in the middle of it."""
-    pusher, answers, before = Pusher(kind), [True, False], servers[0].values()
+    """Nor if the update begins while a group is formed; a server is then closed when it is resumed."""
+    pusher, before = Pusher(kind), servers[0].values()
     weights = pusher.prepare()
-    for held in ([False], answers):
+    for held in ([False], [True, False])[: 1 + (kind is GroupTransport)]:
         update = replace(weights.update, holds=lambda held=held: held.pop(0))
         with pytest.raises(OutdatedError, match="it gets the next ones"):
             await pusher.transport.push(servers[0], replace(weights, update=update))

@@ -197,7 +197,7 @@ class HttpEngine:
         await self._loop.run(self._pool.resume())
 
     async def sleep(self) -> None:
-        await self._loop.run(self._pool.sleep())
+        await self._loop.run(self._keeper.sleep())
 
     async def wake(self) -> None:
         await self._loop.run(self._pool.wake())

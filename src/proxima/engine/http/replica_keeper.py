@@ -52,6 +52,7 @@ class ReplicaKeeper:
         self._loading: dict[Replica, asyncio.Timeout] = {}  # ends the loading of weights of a returning replica
         self._goes_first = False  # newer weights wait for `_syncing`
         self._awaiting = set[Replica]()  # those that return with the next weights: the trainer no longer has the newest
+        self._returning = set[Replica]()  # those that something tries to put back into service at this moment
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
@@ -141,8 +142,8 @@ class ReplicaKeeper:
                 self.sync.newest = staged
                 self.version, self.reports = update.version, []
                 await self._push_to_all(pool.serving, first=first)
-                for replica in list(self._awaiting):
-                    await self._try_return(replica, holds_lock=True)
+                late = [replica for replica in self._awaiting if replica not in self._returning]
+                await asyncio.gather(*(self._try_return(replica, holds_lock=True) for replica in late))
             except BaseException:
                 pool.loading = False
                 raise
@@ -185,6 +186,13 @@ class ReplicaKeeper:
         await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
             return await self.sync.push(replica, push_round)
+
+    async def sleep(self) -> None:
+        """See `ReplicaPool.sleep`. A server that is loading weights to return is put to sleep, too."""
+        self.pool.asleep = True
+        for loading in self._loading.values():
+            loading.reschedule(0.0)
+        await self.pool.sleep()
 
     # ---- servers that join and leave ---------------------------------------------------------------------------------
 
@@ -248,7 +256,7 @@ class ReplicaKeeper:
                 replica.status.check_soon.clear()
                 if replica.in_service:
                     await self._check(replica)
-                elif replica.status.may_return and not self.pool.asleep:  # the trainer is using its devices
+                elif replica.status.may_return and not self.pool.asleep and replica not in self._returning:
                     await self._try_return(replica)
                 self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
@@ -278,12 +286,19 @@ class ReplicaKeeper:
             pool.trust(replica)
 
     async def _try_return(self, replica: Replica, *, holds_lock: bool = False) -> None:
-        """Put it back into service, if it is healthy.
+        """Put it back into service, if it is healthy. One attempt at a time: it resumes the server, and another one may
+        be loading weights into it.
 
         Args:
             holds_lock: `_syncing` is held.
         """
-        self._awaiting.discard(replica)
+        self._returning.add(replica)
+        try:
+            await self._attempt_return(replica, holds_lock=holds_lock)
+        finally:
+            self._returning.discard(replica)
+
+    async def _attempt_return(self, replica: Replica, *, holds_lock: bool) -> None:
         try:
             await self._check_return(replica)
             if holds_lock:
@@ -296,11 +311,14 @@ class ReplicaKeeper:
                 await self._take_in(replica)
         except (ServerError, UserError) as error:
             reason = error.reason
-            if isinstance(error, OutdatedError) and replica in self._keeping:
-                self._awaiting.add(replica)
             status = replica.status
             if replica not in self._keeping:
                 return
+            if isinstance(error, OutdatedError):
+                self._awaiting.add(replica)
+            if self.pool.asleep:  # the trainer is using its devices
+                with suppress(ServerError, UserError):
+                    await replica.sleep()
             if replica in self.pool.joining:
                 if reason != status.reason:
                     self.pool.events.append(f"engine: {replica.url} can't join yet: {reason}")
@@ -331,14 +349,19 @@ class ReplicaKeeper:
             ServerError, UserError: it has not got them.
         """
         proof = replica.proof
-        if replica.in_service:  # it has returned meanwhile
+        if replica.in_service or replica not in self._keeping:  # it has returned meanwhile, or left
             return
+        if self.pool.asleep:
+            await replica.sleep()
+            raise ServerError(replica.url, "", "the trainer is using its devices")
         if self._newest is not None:
             await replica.stop("interrupted")
             try:
                 async with asyncio.timeout(None) as self._loading[replica]:
                     await self._push(replica)
-            except TimeoutError:  # newer weights are on their way
+            except TimeoutError:  # newer weights are on their way, or the trainer uses its devices
+                if self.pool.asleep:
+                    await replica.sleep()
                 replica.status.check_soon.set()
                 return
             except OutdatedError:
@@ -361,6 +384,7 @@ class ReplicaKeeper:
             return
         self.pool.welcome(replica)
         self._interrupted.discard(replica)
+        self._awaiting.discard(replica)
 
     def _fail_if_none_works(self) -> None:
         """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`
@@ -369,6 +393,7 @@ class ReplicaKeeper:
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.known)
         works = produced != self._produced or any(replica.status.works for replica in pool.replicas)
+        works = works or bool(self._awaiting or self._loading)  # these wait for the trainer
         self._produced = produced
         if works or pool.asleep or not awaited:
             self._idle_since = None

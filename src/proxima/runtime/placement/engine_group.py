@@ -86,9 +86,11 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
     }
     if placement.shares_gpus:
         way = engine.way_of_weights(on_gpus=True, shared=True, adapter_rank=config.model.adapter_rank)
+        reaches_all = way not in ("folder", "adapters")
     else:  # on a CPU, too, servers of other nodes get them over a group
-        way = "group" if engine.transfer == "auto" else engine.transfer
-    shared = engine.weight_folder is not None or way not in ("folder", "adapters")
+        adapters_only = engine.adapters_only and config.model.adapter_rank > 0
+        reaches_all = engine.transfer not in ("folder", "ipc") and not adapters_only
+    shared = engine.weight_folder is not None or reaches_all
     return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, shared=shared)
 
 

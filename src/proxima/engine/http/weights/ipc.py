@@ -6,7 +6,7 @@ tensor-parallel, and on any node. Without GPUs the memory is that of a file on t
 
 import asyncio
 import base64
-import math
+import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -22,11 +22,19 @@ from proxima.data import UserError
 from proxima.engine.http.dialect import NewWeights
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.weights.buckets import Bucket, filled_buckets
-from proxima.engine.http.weights.stream import NAME, Errors, StreamedWeights, StreamTransport
+from proxima.engine.http.weights.stream import (
+    NAME,
+    Errors,
+    StreamedWeights,
+    StreamTransport,
+    device_name,
+    device_of,
+    devices_of,
+)
 from proxima.engine.http.weights.transport import Receivers
 from proxima.engine.http.weights.weight_folders import LockedFolder, remove_leftovers
 from proxima.engine.protocol import ServerError, WeightUpdate
-from proxima.model.parallel.lending import lender_of, lent, rounded
+from proxima.model.parallel.lending import lender_of, rounded
 from proxima.system.linux import SHARED_MEMORY, allocate
 
 REMEDY = "use engine.transfer=group, or start each server on GPUs of the trainer's ranks"
@@ -47,9 +55,10 @@ class IpcTransport(StreamTransport):
 
     @classmethod
     def cost(cls, servers: Receivers) -> float:
-        """See `WeightTransport`: a copy within a GPU; on a CPU one more than for a folder."""
+        """See `WeightTransport`: a copy within a GPU; on a CPU one more than for a folder. Servers that take no turns
+        with the ranks have other GPUs, as far as is known before `check`."""
         if servers.on_gpus:
-            return 0.02 if servers.shared else math.inf
+            return 0.02 if servers.shared else 0.5
         return 1.5
 
     @classmethod
@@ -60,11 +69,14 @@ class IpcTransport(StreamTransport):
         """See `WeightTransport`. A handle of GPU memory is valid on that GPU only: each worker must be on one of those
         of the ranks."""
         on_gpus = [replica for replica in replicas if replica.facts.device == "cuda"]
+        here = device_of(update.module).type
+        for replica in replicas:
+            if (replica in on_gpus) != (here == "cuda"):
+                ours, theirs = ("a GPU", "a CPU") if here == "cuda" else ("a CPU", "a GPU")
+                raise UserError(f"{replica.url} computes on {theirs}, and the trainer on {ours}", remedy=REMEDY)
         if not on_gpus:
             return
-        if not torch.cuda.is_available():
-            raise UserError(f"{on_gpus[0].url} computes on a GPU, and the trainer sees none", remedy=REMEDY)
-        devices = await self.compute(_devices, update.module)
+        devices = await self.compute(devices_of, update.module)
         for replica in on_gpus:
             try:
                 await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
@@ -74,10 +86,19 @@ class IpcTransport(StreamTransport):
 
     async def send(self, weights: StreamedWeights, replicas: Sequence[Replica], *, alone: bool) -> Errors:
         """See `StreamTransport`. A server that fails does not keep the others from theirs."""
-        await self.compute(weights.check)
         delivery = _Delivery(replicas)
-        calls = {asyncio.create_task(_load(replica, weights, delivery)): replica for replica in replicas}
         streaming = asyncio.create_task(self.compute(_stream, weights, delivery))
+        turn = asyncio.create_task(delivery.turn.wait())  # before it nothing is asked of a server
+        try:
+            await asyncio.wait({turn, streaming}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            delivery.stop()
+            raise
+        finally:
+            turn.cancel()
+        if not delivery.turn.is_set():
+            await streaming  # raises
+        calls = {asyncio.create_task(_load(replica, weights, delivery)): replica for replica in replicas}
         try:
             await asyncio.wait({*calls, streaming})  # each call has a deadline, and the stream ends with the last one
         finally:
@@ -109,11 +130,15 @@ class _Delivery:
         self._loop = asyncio.get_running_loop()
         self._queues = {replica: asyncio.Queue[Mapping[str, Any] | _Ended]() for replica in replicas}
         self._loading = set[Replica]()  # those that have not loaded the last update
+        self.turn = asyncio.Event()  # the weights can be read now
         self._changed, self._stopped = threading.Condition(), False
 
+    def begin(self) -> None:
+        """The weights can be read from now on. Called in the thread for tensor work, as the next three."""
+        self._loop.call_soon_threadsafe(self.turn.set)
+
     def give(self, update: Mapping[str, Any]) -> None:
-        """Wait until every server has loaded the update before, and give all of them this one. Called in the thread for
-        tensor work.
+        """Wait until every server has loaded the update before, and give all of them this one.
 
         Raises:
             _NobodyLeft: no server takes it.
@@ -185,6 +210,7 @@ def _stream(weights: StreamedWeights, delivery: _Delivery) -> None:
     whole = False
     try:
         with weights.lent():
+            delivery.begin()
             lender = lender_of(weights.module)
             fill = partial(_fill, plan=weights.plan, dtype=weights.dtype, file_names=weights.file_names)
             problem = fill(_Alone(weights.module), delivery) if lender is None else lender.everywhere(fill, delivery)
@@ -221,7 +247,7 @@ def _fill(
     """Every rank fills the same buckets, each in its own memory; rank 0 delivers the handles of all. Returns its
     problem, after which the ranks are still together."""
     module, ranks = lender.module, lender.ranks
-    memory = _BucketMemory(_device_of(module), named=delivery is not None)
+    memory = _BucketMemory(device_of(module), named=delivery is not None)
     problem: BaseException | None = None
     try:
         with rounded(module, dtype):
@@ -266,9 +292,9 @@ class _BucketMemory:
         if self.device.type == "cuda" or not self.named:
             return torch.empty(size, dtype=torch.uint8, device=self.device)
         if self._folder is None:
-            parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
-            remove_leftovers(parent)
-            self._folder = LockedFolder(parent)
+            remove_leftovers(SHARED_MEMORY)
+            room = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 4 * size
+            self._folder = LockedFolder(SHARED_MEMORY if room else Path(tempfile.gettempdir()))
         file = self._folder.path / f"bucket-{len(self._files)}"
         with file.open("xb") as opened:
             allocate(opened, size)
@@ -280,7 +306,7 @@ class _BucketMemory:
         """The handle of filled memory, by its device; the bytes are there when it returns."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-            return {_name_of(self.device): _cuda_handle(content)}
+            return {device_name(self.device): _cuda_handle(content)}
         if (file := self._files.get(content.data_ptr())) is None:
             return {}
         return {"cpu": {"file": str(file), "size": content.numel()}}
@@ -289,30 +315,6 @@ class _BucketMemory:
         """Remove the files."""
         if self._folder is not None:
             self._folder.remove()
-
-
-def _device_of(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def _name_of(device: torch.device) -> str:
-    """The name of a GPU that is the same in every process."""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def _devices(module: nn.Module) -> list[str]:
-    """The names of all ranks' GPUs; in the thread for tensor work."""
-    lender = lender_of(module)
-    if lender is None:
-        return [_name_of(_device_of(module))]
-    with lent(module):
-        names: list[str] = lender.everywhere(_rank_devices)
-    return names
-
-
-def _rank_devices(lender: Any) -> list[str]:
-    names: list[str] = lender.ranks.gather(_name_of(_device_of(lender.module)))
-    return names
 
 
 def _cuda_handle(memory: Tensor) -> dict[str, Any]:

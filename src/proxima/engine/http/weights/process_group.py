@@ -14,6 +14,7 @@ over a group of its own.
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -38,12 +39,15 @@ from proxima.engine.http.weights.stream import (
     OutdatedError,
     StreamedWeights,
     StreamTransport,
+    device_of,
+    devices_of,
     in_new_thread,
 )
 from proxima.engine.http.weights.transport import Receivers
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.system.web_requests import is_loopback
 
+CPU = torch.device("cpu")
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
@@ -89,9 +93,10 @@ class GroupTransport(StreamTransport):
         not answer is left out: a push ejects it. Over NCCL this only shows that they reach the trainer's store."""
         if not replicas or not all(replica.dialect.checks_transfers for replica in replicas):
             return
+        await self._check_devices(replicas, update)
         addresses = await self._addresses(replica.url for replica in replicas)
         store = new_store(addresses, self.spec.weight_seconds)
-        group = SenderGroup(store, replicas, next(self._numbers), FORM_SECONDS)
+        group = SenderGroup(store, replicas, next(self._numbers), FORM_SECONDS, device_of(update.module))
 
         async def join(replica: Replica) -> None:
             question = {"group": asdict(group.member(replica.url, host_for(replica.url, addresses)))}
@@ -114,6 +119,18 @@ class GroupTransport(StreamTransport):
         reason = "no process group can be formed with " + ", ".join(replica.url for replica in replicas)
         raise UserError(f"{reason}: {one_line(str(errors[0]))}", remedy=REMEDY) from errors[0]
 
+    async def _check_devices(self, replicas: Sequence[Replica], update: WeightUpdate) -> None:
+        """Raise UserError if a server is on a GPU of the ranks: NCCL refuses two members on one."""
+        on_gpus = [replica for replica in replicas if replica.facts.device == "cuda"]
+        if not on_gpus or device_of(update.module).type != "cuda":
+            return
+        devices = await self.compute(devices_of, update.module)
+        for replica in on_gpus:
+            with suppress(ServerError):  # it is on another one
+                await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
+                reason = f"{replica.url} is on a GPU of the trainer's, which a group can't have two members on"
+                raise UserError(reason, remedy="use engine.transfer=ipc, or start it on another GPU")
+
     async def close(self) -> None:
         """End the groups."""
         self._drop_groups(*self._groups)
@@ -121,7 +138,6 @@ class GroupTransport(StreamTransport):
 
     async def send(self, weights: StreamedWeights, replicas: Sequence[Replica], *, alone: bool) -> Errors:
         """See `StreamTransport`. After a break it is sent again, to those that are sound."""
-        await self.compute(weights.check)
         if alone:
             return (await self._sent(weights, replicas))[0]
         failed, remaining = Errors(), list(replicas)
@@ -154,7 +170,8 @@ class GroupTransport(StreamTransport):
             # a worker is in one group at a time
             self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
             store = new_store(addresses, self.spec.weight_seconds)
-            group = SenderGroup(store, replicas, next(self._numbers), weights.seconds / 2)
+            device = device_of(weights.module)
+            group = SenderGroup(store, replicas, next(self._numbers), weights.seconds / 2, device)
             if reuse:
                 self._groups[urls] = group
         try:
@@ -180,16 +197,20 @@ class SenderGroup:
         store: its own, which ends with it: a member that still waits there is told.
         number: part of its name, so that no other group has it.
         seconds: deadline of each broadcast; shorter than that of the servers' calls, or all would end with one.
+        device: of the trainer's weights.
     """
 
-    def __init__(self, store: TCPStore, replicas: Sequence[Replica], number: int, seconds: float) -> None:
+    def __init__(
+        self, store: TCPStore, replicas: Sequence[Replica], number: int, seconds: float, device: torch.device = CPU
+    ) -> None:
         self.urls = tuple(replica.url for replica in replicas)
         self.name, self.port, self.seconds = f"{number}:{','.join(self.urls)}", store.port, seconds
         self.ranks, self.size = dict[str, int](), 1
         for replica in replicas:
             self.ranks[replica.url] = self.size
             self.size += replica.facts.workers
-        nccl = all(replica.facts.device == "cuda" for replica in replicas) and torch.cuda.is_available()
+        nccl = all(replica.facts.device == "cuda" for replica in replicas) and device.type == "cuda"
+        self.device = device if nccl else CPU
         self.backend = "nccl" if nccl else "gloo"
         self.formed = self.broken = False
         self.gaps = replicas[0].dialect.gaps
@@ -209,8 +230,7 @@ class SenderGroup:
         options.timeout = timedelta(seconds=self.seconds)
         try:
             with weights.lent():
-                device = next(weights.module.parameters()).device if self.backend == "nccl" else torch.device("cpu")
-                for bucket, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
+                for bucket, content in weights.filled(self._memory):
                     while sending:
                         sending.pop().wait(options.timeout)
                     for piece in [bucket] if self.gaps else without_gaps([bucket]):
@@ -220,6 +240,9 @@ class SenderGroup:
                     sending.pop().wait(options.timeout)
         finally:
             sending.clear()  # see `abort`
+
+    def _memory(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def _broadcast(self, content: Tensor, options: BroadcastOptions) -> Any:
         if self._group is None:
@@ -305,27 +328,44 @@ class _Sending:
         self.transport, self.weights, self.group = transport, weights, group
         self.replicas, self.addresses = replicas, addresses
         self.buckets = list(weights.plan) if group.gaps else without_gaps(weights.plan)
-        self._awaited, self._begin = set(replicas), asyncio.Event()  # set: all are ready, or one has failed
+        self._loop = asyncio.get_running_loop()
+        self._turn = asyncio.Event()  # the thread for tensor work has come to this send
+        self._awaited = set(replicas)  # those that are not ready to receive
+        self._begin, self._ready = asyncio.Event(), threading.Event()  # all are, or one has failed
         self._failed = False
 
     async def run(self) -> Errors:
-        """Return the error of each replica that has not got the weights."""
+        """Return the error of each replica that has not got the weights. Nothing is asked of a server before the thread
+        for tensor work is free: its deadlines would run while an update does.
+
+        Raises:
+            OutdatedError: the trainer no longer has these weights.
+        """
+        sending = asyncio.create_task(self.transport.compute(self._send))
+        turn = asyncio.create_task(self._turn.wait())
+        try:
+            await asyncio.wait({turn, sending}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._fail()
+            self.group.abort()
+            raise
+        finally:
+            turn.cancel()
+        if not self._turn.is_set():
+            await sending  # raises
         calls = {asyncio.create_task(self._load(replica)): replica for replica in self.replicas}
-        sending = asyncio.create_task(self._broadcast())
         tasks: set[asyncio.Task[None]] = {*calls, sending}
         try:
             _, pending = await asyncio.wait(
                 tasks, timeout=3 * self.weights.seconds, return_when=asyncio.FIRST_EXCEPTION
             )
             if pending or any(task.exception() for task in tasks):
-                self._failed = True
-                self._begin.set()
+                self._fail()
                 await in_new_thread(self.group.abort)
                 await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         finally:
             if not all(task.done() for task in tasks):
-                self._failed = True
-                self._begin.set()
+                self._fail()
                 self.group.abort()
                 for task in tasks:
                     task.cancel()
@@ -348,11 +388,19 @@ class _Sending:
                 errors[replica] = ServerError(replica.url, NAME, reason)
         return errors
 
-    async def _broadcast(self) -> None:
-        await self._begin.wait()
+    def _fail(self) -> None:
+        self._failed = True
+        self._begin.set()
+        self._ready.set()
+
+    def _send(self) -> None:
+        """In the thread for tensor work."""
+        self.weights.check()
+        self._loop.call_soon_threadsafe(self._turn.set)
+        if not self._ready.wait(self.weights.seconds):
+            raise RuntimeError("the servers were not ready in time")
         if not self._failed:
-            host = host_for(self.replicas[0].url, self.addresses)
-            await self.transport.compute(self.group.send, self.weights, host)
+            self.group.send(self.weights, host_for(self.replicas[0].url, self.addresses))
 
     async def _load(self, replica: Replica) -> None:
         member = self.group.member(replica.url, host_for(replica.url, self.addresses))
@@ -361,6 +409,7 @@ class _Sending:
             self._awaited.discard(replica)
             if not self._awaited:
                 self._begin.set()
+                self._ready.set()
             await self._begin.wait()
             if self._failed:
                 raise ServerError(replica.url, NAME, "another member failed")

@@ -24,7 +24,7 @@ from proxima.engine.http.weights.buckets import Bucket, filled_buckets, plan_of,
 from proxima.engine.http.weights.transport import PushRound, WeightTransport
 from proxima.engine.http.weights.weight_folders import DTYPES
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
-from proxima.model.parallel.lending import lent, perturbing, rounded
+from proxima.model.parallel.lending import lender_of, lent, perturbing, rounded
 
 T = TypeVar("T")
 Errors = dict[Replica, Exception]
@@ -144,10 +144,35 @@ class StreamTransport(WeightTransport):
         self._thread.shutdown(wait=False)
 
     async def compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run work in the thread for tensor work, between the trainer's updates."""
-        if self.setup.compute is not None:
+        """Run work in the thread for tensor work, between the trainer's updates; never in the event loop's own."""
+        if self.setup.compute is not None and self.setup.compute.serving:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *arguments))
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """The device on which weights are sent: the one on which they are trained."""
+    return next(module.parameters()).device
+
+
+def device_name(device: torch.device) -> str:
+    """The name of a GPU that is the same in every process."""
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+def devices_of(module: nn.Module) -> list[str]:
+    """The names of all ranks' GPUs; in the thread for tensor work."""
+    lender = lender_of(module)
+    if lender is None:
+        return [device_name(device_of(module))]
+    with lent(module):
+        names: list[str] = lender.everywhere(_gathered_names)
+    return names
+
+
+def _gathered_names(lender: Any) -> list[str]:
+    names: list[str] = lender.ranks.gather(device_name(device_of(lender.module)))
+    return names
 
 
 async def in_new_thread(call: Callable[..., T], *arguments: Any) -> T:

@@ -39,6 +39,7 @@ from proxima.engine.http.weights.transport import (
     choose_transport,
     is_this_machine,
     transport_kind,
+    ways_of,
 )
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import adapter_names
@@ -125,15 +126,30 @@ class WeightSync:
             if self.spec.transfer != "auto":
                 message = f"engine.transfer={self.spec.transfer!r} is not possible: {error.reason}"
                 raise UserError(message, remedy=error.remedy) from error
-            here = await asyncio.to_thread(lambda: all(is_this_machine(replica.url) for replica in replicas))
-            if not here:
+            first = self.kind
+            await self.transport.close()
+            if not await self._take_another_way(replicas, update, first):
                 message = f"engine: weights can't be sent: {error.reason}"
                 raise UserError(message, remedy=error.remedy) from error
-            await self.transport.close()
-            self.kind = "folder"
-            self.transport = transport_kind(self.kind)(self.spec, self.setup)
-            return f"engine: new weights are sent by folder: {error.reason}"
+            return f"engine: new weights are sent by {self.kind}: {error.reason}"
         return None
+
+    async def _take_another_way(self, replicas: Sequence[Replica], update: WeightUpdate, first: str) -> bool:
+        """Take the cheapest of the other ways that `auto` knows, if one is open; `first` is not."""
+        facts = [replica.facts for replica in replicas]
+        receivers = Receivers(facts, self.spec, self.setup.shares_devices, self.setup.adapter_rank)
+        here = await asyncio.to_thread(lambda: all(is_this_machine(replica.url) for replica in replicas))
+        for kind in ways_of(receivers):
+            if kind == first or (kind == "folder" and not here):  # whose folder servers elsewhere do not see
+                continue
+            self.kind, self.transport = kind, transport_kind(kind)(self.spec, self.setup)
+            try:
+                await self.transport.check(replicas, update)
+            except UserError:
+                await self.transport.close()
+                continue
+            return True
+        return False
 
     async def prepare(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:
         """Copy the weights for the transport, and compute the log-probs that the probe expects. Until `newest` is set
@@ -266,7 +282,7 @@ class WeightSync:
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work in the thread for tensor work, between the trainer's updates."""
-        if self.setup.compute is not None:
+        if self.setup.compute is not None and self.setup.compute.serving:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.to_thread(work, *arguments)
 

@@ -79,13 +79,12 @@ def choose_transport(servers: Receivers) -> tuple[str, str]:
         return "adapters", "set by engine.adapters_only"
     if spec.transfer != "auto":
         if (problem := transport_kind(spec.transfer).unreached(servers)) is not None:
-            able = [kind for kind in _chosen_from() if transport_kind(kind).unreached(servers) is None]
-            raise FieldError("transfer", spec.transfer, problem, remedy=f"use {', '.join(able)} or auto")
+            able = ", ".join(sorted(ways_of(servers)))
+            raise FieldError("transfer", spec.transfer, problem, remedy=f"use {able} or auto")
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
         return "folder", "engine.weight_folder is set"
-    able = [kind for kind in _chosen_from() if transport_kind(kind).unreached(servers) is None]
-    kind = min(able, key=lambda kind: transport_kind(kind).cost(servers))
+    kind = ways_of(servers)[0]
     return kind, transport_kind(kind).reason(servers)
 
 
@@ -94,9 +93,10 @@ def transport_kind(name: str) -> "type[WeightTransport]":
     return TRANSPORTS[name] if name in TRANSPORTS else class_of(name)
 
 
-def _chosen_from() -> list[str]:
-    """The kinds among which `auto` chooses; adapters alone are asked for by a field of their own."""
-    return [kind for kind in TRANSPORTS if kind != "adapters"]
+def ways_of(servers: Receivers) -> list[str]:
+    """The kinds that reach these servers, the cheapest first; adapters alone are asked for by a field of their own."""
+    able = [kind for kind in TRANSPORTS if kind != "adapters" and transport_kind(kind).unreached(servers) is None]
+    return sorted(able, key=lambda kind: transport_kind(kind).cost(servers))
 
 
 def is_this_machine(url: str) -> bool:
