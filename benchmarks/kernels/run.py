@@ -141,7 +141,7 @@ def row(model: dict[str, Any], device: DeviceKind) -> dict[str, Any]:
     peak, bandwidth = device.bf16 * 1e12, device.bandwidth * 1e12 * rates.decode
     useful = depth * (model["layer_flops"] + 3 * model["attention"]) + 0.75 * model["head_flops"]  # one is recomputed
     computes = (depth * model["layer_flops"] + model["head_flops"]) / (peak * (device.products or rates.products))
-    computes += depth * 3.5 * model["attention"] / (peak * rates.attention)
+    computes += depth * 3.5 * model["attention"] / (peak * rates.flash2)
     rows = rows_of_logits(int(device.memory * GIB), model["vocabulary"])
     moved = {
         "eager": depth * model["layer_bytes"] + model["head_bytes"][BEFORE],

@@ -7,6 +7,7 @@ from typing import Any
 
 LEFT_OUT = (
     "time",
+    "device",
     "sync",
     "memory",
     "rate",

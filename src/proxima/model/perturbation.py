@@ -33,7 +33,7 @@ def perturbed_weights(module: nn.Module, amounts: Sequence[float]) -> Iterator[N
         with torch.no_grad():
             for number, parameter, amount in changed:
                 local, places = _own_part(parameter)
-                for rows, drawn in _draws(1 + number, parameter, local, places):  # the hash of 0 and 0 is 0
+                for rows, drawn in _draws(number, parameter, local, places):
                     local[rows].add_(drawn.mul_(3**0.5 * amount).to(local.dtype))
             for number, weight in enumerate(_token_rows(module)):
                 if id(weight) not in moved:

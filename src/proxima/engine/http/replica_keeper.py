@@ -316,7 +316,7 @@ class ReplicaKeeper:
                 return
             if isinstance(error, OutdatedError):
                 self._awaiting.add(replica)
-            if self.pool.asleep:  # the trainer is using its devices
+            if self.pool.asleep and replica.pause != "asleep":  # the trainer is using its devices
                 with suppress(ServerError, UserError):
                     await replica.sleep()
             if replica in self.pool.joining:
@@ -351,17 +351,14 @@ class ReplicaKeeper:
         proof = replica.proof
         if replica.in_service or replica not in self._keeping:  # it has returned meanwhile, or left
             return
-        if self.pool.asleep:
-            await replica.sleep()
-            raise ServerError(replica.url, "", "the trainer is using its devices")
+        await self._sleep_if_all_do(replica)
         if self._newest is not None:
             await replica.stop("interrupted")
             try:
                 async with asyncio.timeout(None) as self._loading[replica]:
                     await self._push(replica)
             except TimeoutError:  # newer weights are on their way, or the trainer uses its devices
-                if self.pool.asleep:
-                    await replica.sleep()
+                await self._sleep_if_all_do(replica)
                 replica.status.check_soon.set()
                 return
             except OutdatedError:
@@ -377,14 +374,22 @@ class ReplicaKeeper:
         while stopped != (stops := self.pool.paused and not self.pool.draining):
             stopped = stops  # not during `drain`, which waits for what the server is to continue
             await (replica.stop("interrupted") if stops else replica.resume())
-        if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
-            await replica.sleep()
-            raise ServerError(replica.url, "", "the trainer is using its devices")
+        await self._sleep_if_all_do(replica)
         if replica not in self._keeping:  # it has left meanwhile
             return
         self.pool.welcome(replica)
         self._interrupted.discard(replica)
         self._awaiting.discard(replica)
+
+    async def _sleep_if_all_do(self, replica: Replica) -> None:
+        """Put it to sleep if the others are, perhaps since it began to return; it tries again when the trainer is done.
+
+        Raises:
+            ServerError: they are.
+        """
+        if self.pool.asleep:
+            await replica.sleep()
+            raise ServerError(replica.url, "", "the trainer is using its devices")
 
     def _fail_if_none_works(self) -> None:
         """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`
