@@ -77,6 +77,9 @@ class Reader:
     def __init__(self) -> None:
         self.weights, self.devices = dict[str, torch.Tensor](), set[str]()
 
+    def begin(self) -> None:
+        """It waits for the first bucket."""
+
     def give(self, update: Mapping[str, Any]) -> None:
         content = update["content"]
         read = [views(handle, content["tensors"]) for handle in content["handles"].values()]

@@ -27,9 +27,9 @@ from proxima.engine.http.weights.stream import (
     Errors,
     StreamedWeights,
     StreamTransport,
-    device_name,
     device_of,
     devices_of,
+    gpu_name,
 )
 from proxima.engine.http.weights.transport import Receivers
 from proxima.engine.http.weights.weight_folders import LockedFolder, remove_leftovers
@@ -306,7 +306,7 @@ class _BucketMemory:
         """The handle of filled memory, by its device; the bytes are there when it returns."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-            return {device_name(self.device): _cuda_handle(content)}
+            return {gpu_name(self.device): _cuda_handle(content)}
         if (file := self._files.get(content.data_ptr())) is None:
             return {}
         return {"cpu": {"file": str(file), "size": content.numel()}}

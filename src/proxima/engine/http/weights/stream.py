@@ -155,7 +155,7 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def device_name(device: torch.device) -> str:
+def gpu_name(device: torch.device) -> str:
     """The name of a GPU that is the same in every process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
@@ -164,14 +164,14 @@ def devices_of(module: nn.Module) -> list[str]:
     """The names of all ranks' GPUs; in the thread for tensor work."""
     lender = lender_of(module)
     if lender is None:
-        return [device_name(device_of(module))]
+        return [gpu_name(device_of(module))]
     with lent(module):
         names: list[str] = lender.everywhere(_gathered_names)
     return names
 
 
 def _gathered_names(lender: Any) -> list[str]:
-    names: list[str] = lender.ranks.gather(device_name(device_of(lender.module)))
+    names: list[str] = lender.ranks.gather(gpu_name(device_of(lender.module)))
     return names
 
 
