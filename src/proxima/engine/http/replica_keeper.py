@@ -93,7 +93,8 @@ class ReplicaKeeper:
         label = self.sync.label_of(self.tag, next(self._numbers), update.version)
         if self._newest is None:  # a server that came late must not end the run
             initial = [replica for replica in self.pool.serving if replica not in self._late]
-            self.pool.events += [line] if (line := await self.sync.check(initial, update)) is not None else []
+            line = await self.sync.check(initial, update)
+            self.pool.events += [] if line is None else [line]
         staged = await self.sync.prepare(update, label, self.facts.dtype)
         self._prepare_seconds = monotonic() - started_at
         return staged

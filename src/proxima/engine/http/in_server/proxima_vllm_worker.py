@@ -148,7 +148,8 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
 
         if self.kernels is not None:
             self._close()
-        self.loaded, self.whole, self.own_fault = set[str](), False, False
+        self.loaded = set[str]()
+        self.whole = self.own_fault = False
         self.kernels = _forget_packed_experts(self.model)
         with self._closed_on_error():
             initialize_layerwise_reload(self.model)

@@ -227,7 +227,8 @@ class _Alone:
     rank = 0
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.ranks = module, self
+        self.module = module
+        self.ranks = self
 
     def share_value(self, value: Any) -> Any:
         return value

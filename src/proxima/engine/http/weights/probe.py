@@ -123,7 +123,8 @@ def precision_of(module: nn.Module) -> torch.dtype:
 
 def _pass_of_ranks(lender: Any, *, tokens: Ints, other: bool = False) -> Tensor:
     """[T - first_compared] a packed pass of the tokens on every rank, with gradient where grad is enabled."""
-    policy, first = lender.policy, first_compared(tokens)
+    policy = lender.policy
+    first = first_compared(tokens)
     item = Trajectory(group=0, prompt_tokens=tokens[:first], tokens=tokens[first:])
     trained_in = policy.compute_dtype
     try:
@@ -287,7 +288,8 @@ def _other(dtype: torch.dtype) -> torch.dtype:
 def _in_other_dtype(module: nn.Module) -> Iterator[None]:
     """Within the block the module computes in bfloat16 what is otherwise in float32, and the other way round; each
     layer is converted while it runs."""
-    dtype, layers = _other(next(module.parameters()).dtype), list(decoder_layers(module))
+    dtype = _other(next(module.parameters()).dtype)
+    layers = list(decoder_layers(module))
     inner = {id(parameter) for layer in layers for parameter in layer.parameters()}
     kept = dict[nn.Parameter, Tensor]()
 

@@ -126,10 +126,12 @@ class GroupTransport(StreamTransport):
             return
         devices = await self.compute(devices_of, update.module)
         for replica in on_gpus:
-            with suppress(ServerError):  # it is on another one
+            try:
                 await replica.dialect.check_transfer(replica.client, {"devices": devices}, self.spec.call_seconds)
-                reason = f"{replica.url} is on a GPU of the trainer's, which a group can't have two members on"
-                raise UserError(reason, remedy="use engine.transfer=ipc, or start it on another GPU")
+            except ServerError:  # it is on another one
+                continue
+            reason = f"{replica.url} is on a GPU of the trainer's, and a group can't have two members on one"
+            raise UserError(reason, remedy="use engine.transfer=ipc, or start it on another GPU")
 
     async def close(self) -> None:
         """End the groups."""
@@ -321,12 +323,15 @@ class _Sending:
         self,
         transport: GroupTransport,
         weights: StreamedWeights,
-        group: "SenderGroup",
+        group: SenderGroup,
         replicas: Sequence[Replica],
         addresses: Addresses,
     ) -> None:
-        self.transport, self.weights, self.group = transport, weights, group
-        self.replicas, self.addresses = replicas, addresses
+        self.transport = transport
+        self.weights = weights
+        self.group = group
+        self.replicas = replicas
+        self.addresses = addresses
         self.buckets = list(weights.plan) if group.gaps else without_gaps(weights.plan)
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Event()  # the thread for tensor work has come to this send

@@ -35,6 +35,12 @@ class OutdatedError(ServerError):
     """The trainer has begun to change the weights that a server was to be sent; it gets the next ones."""
 
 
+def check_held(update: WeightUpdate) -> None:
+    """Raise OutdatedError unless the trainer has these weights; in the thread for tensor work."""
+    if not update.holds():
+        raise OutdatedError("", "", "the weights are being trained; it gets the next ones")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamedWeights(NewWeights):
     """Weights in the trainer's memory.
@@ -60,8 +66,7 @@ class StreamedWeights(NewWeights):
     def check(self) -> None:
         """Raise OutdatedError unless the trainer has these weights. Called in the thread for tensor work, as all that
         follows."""
-        if not self.update.holds():
-            raise OutdatedError("", "", "the weights are being trained; it gets the next ones")
+        check_held(self.update)
 
     @contextmanager
     def lent(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from proxima.engine.http.weights.probe import (
     strengths,
     trainer_log_prob,
 )
-from proxima.engine.http.weights.stream import OutdatedError
+from proxima.engine.http.weights.stream import check_held
 from proxima.engine.http.weights.transport import (
     ADAPTED,
     PushRound,
@@ -101,21 +101,23 @@ class WeightSync:
         Raises:
             FieldError: the one that the recipe names does not reach all of them.
         """
-        shared, adapter_rank = self.setup.shares_devices, self.setup.adapter_rank
-        self.kind, reason = choose_transport(Receivers(facts, self.spec, shared, adapter_rank))
+        self.kind, reason = choose_transport(self._receivers(facts))
         self.transport = transport_kind(self.kind)(self.spec, self.setup)
         # outside training the model here is not the one that is trained
         ignored = self.spec.adapters_only and self.transport.sends != "adapters"
         also = "; engine.adapters_only has no effect outside training" if ignored else ""
         return f"engine: new weights are sent by {self.kind}: {reason}{also}"
 
+    def _receivers(self, facts: Sequence[ServerFacts]) -> Receivers:
+        return Receivers(facts, self.spec, self.setup.shares_devices, self.setup.adapter_rank)
+
     def label_of(self, tag: str, number: int, version: int) -> str:
         """The servers' name for the weights of an engine's publication `number`."""
         return f"{tag}.{number}.v{version}{ADAPTED if self.transport.sends == 'adapters' else ''}"
 
     async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> str | None:
-        """Before the first weights, check that they can be sent as chosen to these servers. If `auto` chose another way
-        than files, and servers can read those, choose files. Returns a line for the user if that has changed.
+        """Before the first weights, check that they can be sent as chosen to these servers. If they can't, and `auto`
+        chose, take the cheapest of the other ways. Returns a line for the user if that has changed.
 
         Raises:
             UserError: there is no way.
@@ -136,13 +138,12 @@ class WeightSync:
 
     async def _take_another_way(self, replicas: Sequence[Replica], update: WeightUpdate, first: str) -> bool:
         """Take the cheapest of the other ways that `auto` knows, if one is open; `first` is not."""
-        facts = [replica.facts for replica in replicas]
-        receivers = Receivers(facts, self.spec, self.setup.shares_devices, self.setup.adapter_rank)
         here = await asyncio.to_thread(lambda: all(is_this_machine(replica.url) for replica in replicas))
-        for kind in ways_of(receivers):
+        for kind in ways_of(self._receivers([replica.facts for replica in replicas])):
             if kind == first or (kind == "folder" and not here):  # whose folder servers elsewhere do not see
                 continue
-            self.kind, self.transport = kind, transport_kind(kind)(self.spec, self.setup)
+            self.kind = kind
+            self.transport = transport_kind(kind)(self.spec, self.setup)
             try:
                 await self.transport.check(replicas, update)
             except UserError:
@@ -176,8 +177,8 @@ class WeightSync:
         """
         staged, start = self.newest, monotonic()
         assert staged is not None
-        joined = Receivers([replica.facts], self.spec, self.setup.shares_devices, self.setup.adapter_rank)
-        if (problem := self.transport.unreached(joined)) is not None:  # it was not there when this was chosen
+        problem = self.transport.unreached(self._receivers([replica.facts]))
+        if problem is not None:  # it was not there when this was chosen
             reason = f"engine: {replica.url} can't be sent weights by {self.kind}, as the others are: it {problem}"
             raise UserError(reason, remedy="start it with the same options as the others")
         metrics = Report()
@@ -295,8 +296,7 @@ class WeightSync:
 
     def _stage_perturbed(self, update: WeightUpdate, label: str, dtype: str | None) -> StagedWeights:
         module = update.module
-        if not update.holds():
-            raise OutdatedError("", "", "the weights are being trained; it gets the next ones")
+        check_held(update)
         with lent(module):
             if self._amounts is None:
                 names = adapter_names(module) if self.transport.sends == "adapters" else None

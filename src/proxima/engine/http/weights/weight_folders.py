@@ -150,8 +150,13 @@ class StagedTransport(WeightTransport):
         """
         folders = self._folders if amounts is None else self._perturbed
         folder = folders.write(update.module, self.setup.tokenizer, label, dtype)
-        seconds, size = self.spec.weight_seconds, self._written(folder)
-        return WeightsInFolder(version=update.version, label=label, folder=folder, seconds=seconds, size=size)
+        return WeightsInFolder(
+            version=update.version,
+            label=label,
+            folder=folder,
+            seconds=self.spec.weight_seconds,
+            size=self._written(folder),
+        )
 
     def _written(self, folder: Path) -> int:
         return folder_bytes(folder)
