@@ -55,7 +55,7 @@ def test_what_it_writes_runs(here, done, proxima, monkeypatch, tiny_model, suffi
     assert "# A parameter with the name of a column gets its value: land" in Path("mine/reward.py").read_text()
     monkeypatch.chdir(here / "mine")
     model = f"model.path={tiny_model('llama')}"
-    shown = done("explain", "recipe.yaml", model, "--all")
+    shown = " ".join(done("explain", "recipe.yaml", model, "--all").split())  # lines break by the length of paths
     assert f"../my.{suffix}" in shown and "right_words" in shown and "held out: " in shown
     code, _, err = proxima("train", "recipe.yaml", *SMALL, VARIED, model, "folder=run", "--quiet")
     assert (code, err) == (0, "")

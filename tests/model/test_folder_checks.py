@@ -22,6 +22,7 @@ WRONG = [
     ("config.json", {"num_hidden_layers": -1}, "num_hidden_layers=-1, which must be a whole number"),
     ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, which must be a whole number"),
     ("config.json", {"num_hidden_layers": 2.0}, "num_hidden_layers=2.0, which must be a whole number"),
+    ("config.json", {"auto_map": None}, "auto_map=None, which must be an object"),
     ("config.json", {"hidden_size": True}, "hidden_size=True, which must be a whole number"),
     ("config.json", {"vocab_size": 10**300}, "vocab_size=100000"),
     ("config.json", b'{"vocab_size": 1' + b"0" * 400 + b"}", "can't be read: an integer of 401 digits"),

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from proxima.data import FieldError, UserError
@@ -14,6 +15,7 @@ from proxima.task.image_files import open_image
 from tests.tiny import make_tiny
 
 LFS = POINTER + b"v1\noid sha256:" + b"7" * 64 + b"\nsize 988097824\n"
+BIN = "pytorch_model.bin"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIRST, SECOND = (f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
 
@@ -80,6 +82,22 @@ def test_a_part_of_a_file_is_named(sharded, left, said):
     assert refused.endswith("download or copy that file again")
     (sharded / SECOND).write_bytes(whole)
     check_path(str(sharded))
+
+
+@pytest.mark.parametrize(
+    "left",
+    [lambda whole: whole[: len(whole) // 2], lambda whole: b"", lambda whole: b"<!DOCTYPE html><title>404</title>"],
+    ids=["half", "empty", "a page"],
+)
+def test_a_part_of_a_file_of_torch_is_named(left, tmp_path):
+    folder = make_tiny("llama", tmp_path / "model")
+    tensors = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    for pickled in (True, False):
+        torch.save(tensors, folder / BIN, _use_new_zipfile_serialization=not pickled)
+        check_path(str(folder))
+    (folder / BIN).write_bytes(left((folder / BIN).read_bytes()))
+    assert refusal(folder).startswith(f"has {BIN}, which is no whole file of torch: its ")
 
 
 def test_an_index_may_name_the_single_file(sharded):

@@ -15,6 +15,7 @@ import yaml
 
 from proxima.data import FieldError, FieldErrors, UserError
 from proxima.data.errors import counted, suggestion
+from proxima.data.json_reader import load_json
 from proxima.reward.math.marked import as_number
 from proxima.task.column_mapping import is_chat
 from proxima.task.file_formats import data_suffix, headless, looks_like_data
@@ -305,7 +306,7 @@ def _trained_by(data: str, what: str, recipe: str, mapped: Mapping[str, str], mo
 
 def _ends_with_answer(value: Any) -> bool:
     """Return True for a chat whose last message is the assistant's."""
-    chat = json.loads(value) if isinstance(value, str) else value
+    chat = load_json(value) if isinstance(value, str) else value
     last = chat[-1] if chat else None
     return isinstance(last, Mapping) and (last.get("role") or last.get("from")) in ("assistant", "gpt", "model")
 

@@ -16,6 +16,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
+from zipfile import is_zipfile
 
 import torch
 
@@ -252,6 +253,7 @@ def _sha(file: Path, size: int, modified: int, changed: int) -> str:
 LARGEST_FILE = 1 << 26  # bytes, of JSON beside the vocabulary
 LARGEST_HEADER = 100_000_000  # bytes, by safetensors
 LARGEST_POINTER = 1 << 10  # bytes, by git-lfs's specification
+PICKLE = b"\x80"  # how a pickle begins
 WEIGHT_SETS = (("model", ".safetensors"), ("pytorch_model", ".bin"))
 REMEDY = "repair the file, or download the folder again"
 
@@ -291,7 +293,8 @@ LIST_OF_IDS = "must be a token id, or a list of them"
 TEXTS = "must be a list of texts"
 IDS = (LIST_OF_IDS, _sizes(-1, 2**31 - 1)[1])
 Rules = tuple[tuple[str, tuple[str, Callable[[Any], bool]]], ...]
-# names of keys → what their values must be; null is allowed everywhere, and of several rules the first counts
+AUTO_MAP = "auto_map"  # transformers looks for names in it wherever it is there
+# names of keys → what their values must be; null is allowed but for `auto_map`, and of several rules the first counts
 CONFIG: Rules = (
     (r"eos_token_id", IDS),
     (r"(bos|pad|unk|sep|cls|mask|decoder_start)_token_id", ID),
@@ -310,6 +313,7 @@ CONFIG: Rules = (
     (r"(rope_scaling|rope_parameters|quantization_config|text_config|vision_config)", _of("an object", dict)),
     (r"layer_types|mlp_layer_types", _of("a list", list)),
     (r"(torch_)?dtype", _of("a text", str)),
+    (AUTO_MAP, _of("an object", dict)),
 )
 GENERATION: Rules = (
     *CONFIG[:2],
@@ -326,6 +330,7 @@ TOKENIZER: Rules = (
     (r"(additional|extra)_special_tokens", _of("a list or an object", list, dict)),
     (r"added_tokens_decoder", _of("an object", dict)),
     (r"tokenizer_class", _of("a text", str)),
+    (AUTO_MAP, _of("an object or a list", dict, list)),
 )
 FILES: Mapping[str, Rules] = {
     "config.json": CONFIG,
@@ -371,13 +376,15 @@ def refuse_pointers(path: str, folder: Path, field_name: str = "model.path") -> 
 
 
 def refuse_partial_weights(path: str, folder: Path, field_name: str = "model.path") -> None:
-    """Raise FieldError if a safetensors file in the folder of a model or an adapter is not as long as its header says,
-    as after a download that broke off, or has no such header."""
-    for file in sorted(folder.glob("*.safetensors")):
+    """Raise FieldError if a file of weights in the folder of a model or an adapter is not whole, as after a download
+    that broke off: safetensors not as long as their header says, or without one; a file of torch without its end."""
+    files = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*model*.bin"))]
+    for file in files:
         if not file.is_file():
             continue
         facts = file.stat()
-        problem = _partial(file, facts.st_size, facts.st_mtime_ns)
+        partial = _partial if file.suffix == ".safetensors" else _partial_archive
+        problem = partial(file, facts.st_size, facts.st_mtime_ns)
         if problem:
             remedy = "download or copy that file again"
             raise FieldError(field_name, path, f"has {file.name}, which {problem}", remedy=remedy)
@@ -399,6 +406,17 @@ def _partial(file: Path, size: int, modified: int) -> str | None:
         return "is no safetensors file: its header is damaged"
     whole = 8 + length + max(ends, default=0)
     return None if size == whole else f"has {size:,} bytes in the place of {whole:,}"
+
+
+@lru_cache(maxsize=1024)
+def _partial_archive(file: Path, size: int, modified: int) -> str | None:
+    """What is wrong with a file of torch: a zip archive, whose table of contents is its end; of torch before 1.6 a
+    pickle."""
+    with file.open("rb") as opened:
+        pickled = opened.read(len(PICKLE)) == PICKLE
+    if pickled or is_zipfile(file):
+        return None
+    return f"is no whole file of torch: its {size:,} bytes have no table of contents at their end"
 
 
 def check_weight_set(path: str, folder: Path, stem: str, suffix: str) -> None:
@@ -466,7 +484,7 @@ def _problem(file: Path, rules: Rules, facts: tuple[int, int, int]) -> str | Non
 def _wrong(values: Mapping[str, Any], rules: Rules, above: str = "") -> Iterator[str]:
     for key, value in values.items():
         rule = next((rule for name, rule in rules if re.fullmatch(name, key)), None)
-        if value is not None and rule is not None and not rule[1](value):
+        if (value is not None or key == AUTO_MAP) and rule is not None and not rule[1](value):
             yield f"{above}{key}={_shown(value)}, which {rule[0]}"
         elif isinstance(value, dict) and key.endswith("_config"):  # the part about text, images or sound
             yield from _wrong(value, rules, f"{above}{key}.")
