@@ -94,6 +94,7 @@ FILES = {
     "escape.yaml": "seed: 1\x1b",
     "bomb.yaml": f"extends: tiny.yaml\n{BOMB}\n",
     "surrogate.yaml": 'extends: tiny.yaml\ndata: {system: "\\ud83d"}\n',
+    "large.yaml": "extends: tiny.yaml\n#" + "x" * (1 << 20),
     "file": "x",
     "list.yaml": "[1]",
     "sub/file": "x",

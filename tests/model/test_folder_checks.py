@@ -8,7 +8,7 @@ from proxima.cli.main import main
 from proxima.data import FieldError
 from proxima.model.adapters.lora import Lora
 from proxima.model.files import check_model_files
-from proxima.model.pretrained import load_generation_config, load_tokenizer
+from proxima.model.pretrained import load_config, load_generation_config, load_tokenizer
 from tests.model.folders import edited
 
 WRONG = [
@@ -91,3 +91,13 @@ def test_the_generation_config_is_refused_like_the_others(tiny_model, tmp_path):
 def test_a_rank_that_no_adapter_has(rank):
     with pytest.raises(FieldError, match=f"rank={rank} must be in "):
         Lora(rank=rank)
+
+
+def test_a_part_that_a_family_does_not_have(tiny_model, tmp_path):
+    """transformers leaves it a dict, and takes it for the config of the text."""
+    change = json.dumps(
+        json.loads((tiny_model("llama") / "config.json").read_text()) | {"text_config": {"vocab_size": 3}}
+    )
+    folder = edited(tiny_model("llama"), tmp_path / "m", change.encode(), "config.json")
+    with pytest.raises(FieldError, match="such as text_config, which a llama does not have"):
+        load_config(str(folder))

@@ -279,6 +279,9 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     kernel = config._attn_implementation
     bound, remedy = f"names code of the hub for its attention, {kernel}", "leave attn_implementation out of config.json"
     require("/" not in str(kernel), "model.path", path, bound, remedy=remedy)  # transformers would download and run it
+    bound = f"has config.json with the config of a part, such as text_config, which a {config.model_type} does not have"
+    is_built = not isinstance(config.get_text_config(), dict)
+    require(is_built, "model.path", path, bound, remedy="remove it from config.json, or download the folder again")
     return config
 
 
