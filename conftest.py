@@ -21,6 +21,8 @@ os.environ.pop("COLUMNS", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.campaigns import dealt
+
 # Timing says nothing about correctness, and a flaky failure is of no use to anybody.
 settings.register_profile(
     "proxima", database=None, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -74,14 +76,17 @@ def isolate_home(scratch: Path) -> None:
 SIBLINGS: dict[str, str | None] = {}  # each collected test → the small test that stands for it, where it is a campaign
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by `-m`
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before and after pytest deselects tests by `-m`
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Put the tests that wait first: xdist gives the first part of the list to one worker, which waits while the others
     compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         campaign = item.get_closest_marker("campaign")
         SIBLINGS[item.nodeid] = campaign and campaign.args[0]
+    yield
+    if hasattr(config, "workerinput"):
+        items[:] = dealt(items, config.workerinput["workercount"])
 
 
 @pytest.fixture(scope="session")

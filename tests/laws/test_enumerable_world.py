@@ -195,6 +195,6 @@ def test_rows_of_the_page_are_up_to_date(bias_page, monkeypatch):
         assert set("\n".join(part()).splitlines()) <= set(page), "run make docs"
 
 
-@pytest.mark.campaign("tests/laws/test_enumerable_world.py::test_rows_of_the_page_are_up_to_date")
+@pytest.mark.campaign("tests/laws/test_enumerable_world.py::test_rows_of_the_page_are_up_to_date", minutes=3)
 def test_page_is_up_to_date(bias_page):
     assert bias_page.PAGE.read_text(encoding="utf-8") == bias_page.page(), "run make docs"

@@ -36,7 +36,7 @@ def everything(model: Policy, shape) -> list[torch.Tensor]:
     "backend",
     [
         pytest.param("eager", marks=pytest.mark.slow),
-        pytest.param("inductor", marks=pytest.mark.campaign(f"{SMALL}[eager]")),
+        pytest.param("inductor", marks=pytest.mark.campaign(f"{SMALL}[eager]", minutes=3)),
     ],
 )
 def test_a_compiled_policy_is_the_same(backend, monkeypatch):

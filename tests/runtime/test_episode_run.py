@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from benchmarks.kills.episodes import campaign
+from benchmarks.kills import episodes
 from proxima.config.resolution import resolve
 from proxima.config.schema import EvaluateConfig
 from proxima.data import UserError
@@ -69,13 +69,14 @@ def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):
 BESIDE = "tests/runtime/test_episode_resume.py::test_workers_and_engines_of_an_asynchronous_run_are_killed"
 
 
-@pytest.mark.campaign(BESIDE)
+@pytest.mark.campaign(BESIDE, minutes=4)
 def test_kills_of_trainers_engines_and_workers_at_any_instant(monkeypatch, tmp_path):
     monkeypatch.setenv(MARK, "")  # all three are changed, for good
     monkeypatch.setattr(starting, "subprocess", starting.subprocess)
     monkeypatch.setattr(Activity, "stage", Activity.stage)
-    result = campaign(tmp_path, tmp_path / "runs.jsonl", 10, kinds=["async"])
-    assert result["wrong"] == [] and sum(result["kills"].values()) >= 10
+    monkeypatch.setattr(episodes, "STEPS", 4)
+    result = episodes.campaign(tmp_path, tmp_path / "runs.jsonl", 8, kinds=["async"])
+    assert result["wrong"] == [] and sum(result["kills"].values()) >= 8
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from .conftest import running
 from .data_of_clients import program, same, weights
 from .plain_client import Client
 
+HERE = "packages/proxima-tinker/tests/test_served_kills.py"
+
 
 class Killed:
     """A server in a process of its own, which is killed and started again on the same port."""
@@ -76,9 +78,9 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path, tiny_model):
     check(tmp_path, tiny_model, kills=2, steps=6)
 
 
-@pytest.mark.campaign("packages/proxima-tinker/tests/test_served_kills.py::test_a_killed_server_goes_on_where_it_was")
-def test_fifty_kills(tmp_path, tiny_model):
-    check(tmp_path, tiny_model, kills=50, steps=220)
+@pytest.mark.campaign(f"{HERE}::test_a_killed_server_goes_on_where_it_was", minutes=2)
+def test_twenty_kills(tmp_path, tiny_model):
+    check(tmp_path, tiny_model, kills=20, steps=90)
 
 
 @pytest.mark.slow
