@@ -55,6 +55,16 @@ def test_every_weight_is_loaded_and_copied(kind, decoder, dtype):
     assert not torch.allclose(before, expected, atol=0.1)
 
 
+def test_equal_sequences_run_once():
+    """As the rows of a step that are not in use are."""
+    decoder, ran = RecomputeDecoder(loaded("llama").model, torch.float32), []
+    decoder.backbone.register_forward_hook(lambda *_: ran.append(1))
+    states, _ = decoder.prefill([ids(3, 2), ids(6, 1), ids(3, 2), ids(3, 2)])
+    assert len(ran) == 2
+    alone = [decoder.prefill([ids(*each)])[0][0] for each in ((3, 2), (6, 1), (3, 2), (3, 2))]
+    assert torch.equal(states, torch.stack(alone))
+
+
 def test_what_has_a_fast_path():
     made = [type(make_decoder(loaded(kind), Local())) for kind in KINDS]
     assert made == [FastDecoder] * 3 + [GeneralDecoder]

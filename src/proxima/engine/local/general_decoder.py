@@ -155,8 +155,10 @@ class RecomputeDecoder(ModelCopy):
 
     def _last(self, sequences: Sequence[Tensor]) -> Tensor:
         """The last hidden state of each sequence, one sequence at a time: with padding to the longest, a row's last
-        bits would depend on its neighbours."""
-        return torch.stack([self._forward(ids)[-1] for ids in sequences])
+        bits would depend on its neighbours. Equal ones, such as the rows of a step that are not in use, run once."""
+        keys = [tuple(ids.tolist()) for ids in sequences]
+        last = {key: self._forward(ids)[-1] for key, ids in dict(zip(keys, sequences, strict=True)).items()}
+        return torch.stack([last[key] for key in keys])
 
     def _forward(self, tokens: Tensor) -> Tensor:
         with self.autocast():
