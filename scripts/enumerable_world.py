@@ -1,9 +1,11 @@
 """Worlds so small that expectations are exact sums: the gradient, bias and spread of any loss (docs/bias.md)."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import combinations_with_replacement, product
+from math import factorial, prod
 from typing import Any
 
 import torch
@@ -40,7 +42,8 @@ class EnumerableWorld:
         vocabulary: V, the number of tokens including the end token, >= 2.
         horizon: T, the maximum length, >= 1. There are P = Σ_{t<T} (V − 1)^t prefixes.
         seed: the seed of rewards and logits.
-    Edge cases: `moments` with groups of size G enumerates S^G batches for S completions; the defaults have S = 31.
+    Edge cases: `moments` with groups of size G enumerates C(S + G − 1, G) batches for S completions; the defaults have
+        S = 31.
     """
 
     vocabulary: int = 3
@@ -168,8 +171,11 @@ class EnumerableWorld:
         )
         likelihood = self.probability(behavior_log_prob.detach())
         mean, square = torch.zeros_like(policy), 0.0
-        for chosen in map(torch.tensor, product(range(len(self.completions)), repeat=group_size)):
-            weight = float(likelihood[chosen].prod())
+        # the order of a batch changes no loss: each batch once, as often as it has orders
+        for group in combinations_with_replacement(range(len(self.completions)), group_size):
+            orders = factorial(group_size) // prod(map(factorial, Counter(group).values()))
+            chosen = torch.tensor(group)
+            weight = orders * float(likelihood[chosen].prod())
             own = whole.take(chosen)
             batch = replace(own, advantage=self.token_advantage(advantage, chosen, own))
             gradient = -torch.autograd.grad(loss(batch), policy, retain_graph=True)[0]
