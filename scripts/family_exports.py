@@ -143,9 +143,9 @@ def moved(config: Any) -> Any:
 
 def models(name: str) -> Iterator[tuple[str, Any]]:
     """Models of a type, by the name of their variant."""
-    from scripts.family_sweep import changed, changes, classes, configs, made
+    from scripts.family_sweep import changed, changes, class_of, configs, made
 
-    kind, config_class = classes()[name]
+    kind, config_class = class_of(name)
     _, base = next(configs(kind, config_class))
     base = changed(moved(base), FITTED.get(name, {}))
     yield name, made(kind, base)
@@ -317,8 +317,8 @@ def environment(old: Path | None) -> dict[str, str]:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "src")]
-    from scripts.family_sweep import classes
+    from scripts.family_sweep import types
 
     given = sys.argv[1:]
-    for row in (sweep if given else swept)(given or list(classes()), Path(os.environ[OLD])):
+    for row in (sweep if given else swept)(given or types(), Path(os.environ[OLD])):
         print(json.dumps(row), flush=True)

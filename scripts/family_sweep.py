@@ -18,6 +18,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,23 @@ DRAWS = "dropout and noise"  # a variant that must agree, and is in no table
 OF_LOGITS = re.compile(r".*(logit.*(cap|scal|mult|width)|lm_head_mult|output_mult).*")
 
 
-def classes() -> dict[str, tuple[Any, Any]]:
-    """Of each model type, the class and that of its config."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as mapping
+@cache
+def types() -> list[str]:
+    """The names of all types; one that is another name of a config is left out."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 
-    kinds = {config: mapping[config] for config in mapping}
-    first = {config: kind[0] if isinstance(kind, tuple) else kind for config, kind in kinds.items()}
-    return {config.model_type: (kind, config) for config, kind in sorted(first.items(), key=lambda x: x[0].model_type)}
+    return sorted({CONFIG_MAPPING[name].model_type for name in NAMES})
+
+
+def class_of(name: str) -> tuple[Any, Any]:
+    """The class of a type and that of its config; those of the others are not imported."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config = CONFIG_MAPPING[name]
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    return kind[0] if isinstance(kind, tuple) else kind, config
 
 
 def made(kind: Any, config: Any) -> Any:
@@ -139,7 +150,8 @@ def own_log_prob(model: Any, row: Any) -> Any:
     return torch.stack([log_prob[count - 1 + i, token] for i, token in enumerate(row.tokens)])
 
 
-def trainer(kind: Any, config: Any) -> tuple[float, str]:
+def trainer(kind: Any, config: Any, *, both: bool) -> tuple[float, str]:
+    """With layers that are recomputed in the backward pass, if the type has layers; with `both` without that too."""
     import torch
 
     from proxima.data import FieldError
@@ -155,7 +167,9 @@ def trainer(kind: Any, config: Any) -> tuple[float, str]:
     ]
     expected = torch.cat([own_log_prob(alone, row) for row in rows])
     errors = []
-    for checkpointing in (False, True):
+    for checkpointing in (False, True) if both else (True, False):
+        if errors and not both:
+            break
         loaded = LoadedModel(model=made(kind, config).train(), tokenizer=tiny_tokenizer(), path="tiny")
         try:
             policy = Policy(loaded, gradient_checkpointing=checkpointing)
@@ -210,18 +224,30 @@ def sweep(names: Sequence[str]) -> Iterator[dict[str, Any]]:
 
     transformers.logging.set_verbosity_error()
     warnings.filterwarnings("ignore")
-    known = classes()
     for name in names:
+        kind, config_class = class_of(name)
+        found = {"name": name, "class": kind.__name__}
         try:
-            variants = list(configs(*known[name]))
+            variants = dict(configs(kind, config_class))
         except Exception as error:
             reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
-            yield {"name": name, "class": known[name][0].__name__, "variant": "", "built": reason}
+            yield found | {"variant": "", "built": reason}
             continue
-        for variant, config in variants:
-            kind = known[name][0]
-            found = {"name": name, "class": kind.__name__, "variant": variant}
-            yield found | {"trainer": verdict(trainer, kind, config), "engine": verdict(engine, kind, config)}
+        # what agrees although it could draw, agrees without: nothing is drawn in eval mode
+        if DRAWS in variants and agrees(drawn := measured(kind, variants[DRAWS], bare=True)):
+            yield found | {"variant": ""} | drawn
+            del variants[""], variants[DRAWS]
+        for variant, config in variants.items():
+            yield found | {"variant": variant} | measured(kind, config, bare=not variant)
+
+
+def measured(kind: Any, config: Any, *, bare: bool) -> dict[str, Any]:
+    """The verdicts of both sides; the trainer of what is not `bare` runs in one way."""
+    return {"trainer": verdict(partial(trainer, both=bare), kind, config), "engine": verdict(engine, kind, config)}
+
+
+def agrees(row: dict[str, Any]) -> bool:
+    return all(row[side]["verdict"] == "agrees" for side in ("trainer", "engine"))
 
 
 def swept(names: Sequence[str]) -> list[dict[str, Any]]:
@@ -324,10 +350,10 @@ def main() -> int:
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
     if not given.write:
-        for row in sweep(given.names or list(classes())):
+        for row in sweep(given.names or types()):
             print(json.dumps(row), flush=True)
         return 0
-    rows = swept(list(classes()))
+    rows = swept(types())
     page = PAGE.read_text(encoding="utf-8")
     before, after = page.split(BEGIN)[0], page.split(END)[1]
     PAGE.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}", encoding="utf-8")
