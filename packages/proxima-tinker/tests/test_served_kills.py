@@ -80,7 +80,7 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path, tiny_model):
 
 @pytest.mark.campaign(f"{HERE}::test_a_killed_server_goes_on_where_it_was", minutes=2)
 def test_twenty_kills(tmp_path, tiny_model):
-    check(tmp_path, tiny_model, kills=20, steps=90)
+    check(tmp_path, tiny_model, kills=20, steps=100)
 
 
 @pytest.mark.slow
