@@ -4,9 +4,10 @@ import pytest
 from transformers import Qwen3NextConfig
 
 from proxima.config.resolution import resolve
-from proxima.data import UserError
-from proxima_plan.devices import read_devices
-from proxima_plan.forecast import plan_recipe
+from proxima.config.sections.model_section import ModelConfig
+from proxima.data import FieldError, UserError
+from proxima_plan.devices import device_kinds, read_devices
+from proxima_plan.forecast import attention_path, plan_recipe
 
 from .plans import changed, planned
 
@@ -39,6 +40,20 @@ def test_a_step_waits_for_completions_begun_at_most_its_lag_before():
     times = plans[1].times.engine_alone()
     assert engines[1] > 3946 * times.decode_step(1, 150)[0]
     assert engines[1] > engines[2] > engines[8] > 3050 / 3946 * engines[2] / 2
+
+
+def test_each_choice_of_attention_has_one_rate():
+    kinds = device_kinds()
+
+    def path(attention: str, device: str = "H100-80G", **load) -> str:
+        spec = ModelConfig(path="here", compute_dtype="bfloat16", attention=attention)
+        return attention_path(spec, kinds[device], changed(**load))
+
+    assert [path(name) for name in ("flash3", "varlen", "auto", "padded")] == ["flash3", "flash2", "flash2", "sdpa"]
+    assert [path("packed", shared=shared) for shared in (True, False)] == ["masked", "sdpa"]
+    assert path("flash3", "H200-141G") == "flash3" and path("auto", "MI300X-192G") == "sdpa"
+    with pytest.raises(FieldError, match="flash3.*is for Hopper GPUs.*B200-180G; set model.attention=auto"):
+        path("flash3", "B200-180G")
 
 
 def test_a_plan_as_json():

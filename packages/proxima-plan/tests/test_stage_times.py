@@ -130,6 +130,7 @@ def test_paths_of_attention():
         ratio = other[COMPUTE] / flash2[COMPUTE]
         assert ratio == pytest.approx(rates.flash2 / share, rel=0.01), path
         assert other[BANDWIDTH] == flash2[BANDWIDTH]
+    assert times.update(long).how == f"attention by flash attention 2, at {rates.flash2:g} of the peak"
     compiled = planned(load=changed(compiled=True)).times.update(long).parts
     assert compiled[COMPUTE] == flash2[COMPUTE] and compiled[BANDWIDTH] < 0.8 * flash2[BANDWIDTH]
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
 from proxima.config.sections.data_section import tasks_of, world_of
@@ -24,9 +26,11 @@ from proxima.engine.local.fast_decoder import FastDecoder, supports
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import format_of, why_format
 from proxima.kernels.compiled import PRODUCTS, unavailable
+from proxima.model.architecture import head_dim_of
+from proxima.model.attention import flash_path
 from proxima.model.files import local_place
-from proxima.model.precision import DECIDED, ComputeDtype, dtype_choice
-from proxima.model.pretrained import check_device, resolve_device
+from proxima.model.precision import DECIDED, ComputeDtype, compute_dtype, dtype_choice
+from proxima.model.pretrained import DTYPES, check_device, resolve_device
 from proxima.model.proof import Proof, proof_before_loading
 from proxima.process.containers import auto_engine
 from proxima.process.sandbox import auto_sandbox
@@ -219,20 +223,27 @@ def model_outcomes(config: Any) -> Iterator[Outcome]:
         if model.attention == AUTO:
             scalar = setting(config, "reward_model") is not None
             proof = proof_before_loading(files.config, model.max_length, scalar=scalar)
-            recompute = model.gradient_checkpointing
-            yield attention_outcome(proof, proof.attention(recompute=recompute), recompute=recompute)
+            attention, device = proof.attention(recompute=model.gradient_checkpointing), resolve_device(model.device)
+            if attention == "packed" and not _shows_images(config):
+                computes = compute_dtype(model.compute_dtype, model.device, DTYPES[model.dtype])
+                attention = flash_path([head_dim_of(files.config)], device, computes) or attention
+            yield attention_outcome(model, proof, attention, device)
         if setting(setting(config, "engine"), "decoder") == AUTO:
             proof = proof_before_loading(files.config, model.max_length)
-            yield decoder_outcome(proof, images=any(setting(task, "images") for task in tasks_of(config).values()))
+            yield decoder_outcome(proof, images=_shows_images(config))
         played = [task for task in tasks_of(config).values() if is_played(task)]
         if played and config.episode.tool_format == AUTO:
             yield tool_format_outcome(files.tokenizer, config.data.template_arguments)
 
 
-def attention_outcome(proof: Proof, attention: str, *, recompute: bool) -> Outcome:
-    """The attention that `auto` has chosen for a model, with what its proof says of it; `recompute`: with gradient
-    checkpointing."""
-    return Outcome("model.attention", attention, proof.why(attention, recompute=recompute))
+def _shows_images(config: Any) -> bool:
+    return any(setting(task, "images") for task in tasks_of(config).values())
+
+
+def attention_outcome(model: Any, proof: Proof, attention: str, device: torch.device) -> Outcome:
+    """The attention that `auto` has chosen for a model, by its section, on a device, with what its proof says of it."""
+    reason = proof.why(attention, device, recompute=model.gradient_checkpointing)
+    return Outcome("model.attention", attention, reason)
 
 
 def decoder_outcome(proof: Proof, *, images: bool) -> Outcome:

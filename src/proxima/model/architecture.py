@@ -72,6 +72,13 @@ class TextConfig:
         )
 
 
+def head_dim_of(config: Any) -> int:
+    """The values of an attention head, by a config of transformers; 0: it names no heads."""
+    text = config.get_text_config()
+    heads = optional_attribute(text, "num_attention_heads") or 0
+    return TextConfig.of(config).head_dim or (text.hidden_size // heads if heads else 0)
+
+
 def parts(model: nn.Module) -> tuple[Any, Any]:
     """The decoder stack of a causal language model, and its output head.
 

@@ -6,12 +6,15 @@ exact, needs no [L, L] mask, and lets the parts that sequences share be run once
 
 `varlen` is torch's flash attention: it gets the lengths of the segments in one call per layer, in place of rectangles
 and a mask. A segment's queries attend to its keys, those of its context followed by its own, causally and aligned at
-their ends. It needs a GPU and 16-bit products. `padded` has one row per sequence, for every causal model.
+their ends. It needs a GPU and 16-bit products. `flash3` is the same call of flash attention 3, for Hopper GPUs, a
+package of its own. `padded` has one row per sequence, for every causal model.
 """
 
+import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.packed_batch import PackedBatch, indices_of
 from proxima.data.transfer import to_device
 from proxima.model.architecture import optional_attribute
@@ -30,6 +33,9 @@ from proxima.model.moe import RoutingPass
 
 NAME = "proxima_packed"
 HALF = (torch.bfloat16, torch.float16)
+WIDEST_HEAD = 256  # values of a head, of flash attention
+HOPPER = 9  # major number of the GPUs' compute capability
+FLASH3 = "flash_attn_interface"  # the module of flash attention 3
 SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
 # log2 of the segment length below which all share a bucket: more buckets would cost more than the padding
 SHORTEST = 4
@@ -262,39 +268,80 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
 
 
 def hidden_varlen(
-    backbone: nn.Module, batch: PackedBatch, routing: RoutingPass | None = None, images: ShownImages | None = None
+    backbone: nn.Module,
+    batch: PackedBatch,
+    routing: RoutingPass | None = None,
+    images: ShownImages | None = None,
+    *,
+    path: str = "varlen",
 ) -> Tensor:
-    """Torch's flash attention for sequences of different lengths, on a GPU.
+    """Flash attention for sequences of different lengths, on a GPU; `path` is a key of `FLASH`.
 
     Raises:
         UserError: there is no GPU, or products are not of 16 bits.
     """
     segments = None if images is None else images.segments
-    return packed_states(backbone, batch, routing, images, segments=segments, attend=flash_attention(batch))
+    return packed_states(backbone, batch, routing, images, segments=segments, attend=flash_attention(batch, path))
 
 
-def has_flash(model: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if `varlen` computes this model's products of `dtype` on `device`, an Nvidia GPU since Ampere: `auto`
-    chooses it there."""
+def flash_path(heads: Collection[int], device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return the key of `FLASH` that `auto` chooses, on an Nvidia GPU since Ampere; None if none computes products of
+    `dtype` on `device` with heads of these sizes. Layers may differ in theirs."""
     if dtype not in HALF or device.type != "cuda" or torch.version.hip:
-        return False
+        return None
     if torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    from inspect import signature
-
+        return None
+    if not heads or not 0 < max(heads) <= WIDEST_HEAD or any(size % 8 for size in heads):
+        return None
+    if flash3_problem(device) is None:
+        return "flash3"
     from torch.nn.attention.varlen import varlen_attn
 
-    modules = list(model.modules())
-    sizes = [size for module in modules if isinstance(size := optional_attribute(module, "head_dim"), int)]
-    fits = bool(sizes) and max(sizes) <= 256 and all(size % 8 == 0 for size in sizes)  # layers may differ
-    return fits and "window_size" in signature(varlen_attn).parameters  # torch 2.11
+    return "varlen" if "window_size" in inspect.signature(varlen_attn).parameters else None  # torch 2.11
 
 
-def flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
-    """`attend` of `packed_attention` for a batch; its tensors are sent to the device once."""
-    from torch.nn.attention.varlen import varlen_attn
+def head_sizes(model: nn.Module) -> list[int]:
+    """The values of a head in each layer that names them."""
+    sizes = (optional_attribute(module, "head_dim") for module in model.modules())
+    return [size for size in sizes if isinstance(size, int)]
 
-    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+
+@cache
+def flash3_problem(device: torch.device) -> str | None:
+    """Why flash attention 3 does not compute on a device; None if it does."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device)[0] != HOPPER:
+        return "is for Hopper GPUs (H100, H200)"
+    try:
+        importlib.import_module(FLASH3)
+    except ModuleNotFoundError as error:
+        if error.name == FLASH3:
+            return f"is not installed (package flash-attn-3, module {FLASH3})"
+        return f"can't be imported: {error}"
+    except (ImportError, OSError, RuntimeError) as error:  # built for another torch
+        return f"can't be imported: {error}"
+    return None
+
+
+def why_flash(path: str, device: torch.device) -> str:
+    """Why `auto` has chosen a key of `FLASH` on a device."""
+    if path == "flash3":
+        return "flash attention 3 is installed for this GPU"
+    return f"the GPU has flash attention 2, torch's own; flash attention 3 {flash3_problem(device)}"
+
+
+def require_flash3(attention: str, device: torch.device) -> None:
+    """Raise FieldError for `model.attention=flash3` on a GPU where it does not compute; what has no GPU is found out by
+    its first pass, as for `varlen`."""
+    if attention != "flash3" or device.type != "cuda":
+        return
+    problem = flash3_problem(device)
+    if problem is not None:
+        raise FieldError("model.attention", attention, problem, remedy="install it, or set model.attention=auto")
+
+
+def flash_attention(batch: PackedBatch, path: str = "varlen") -> Callable[..., Tensor]:
+    """`attend` of `packed_attention` for a batch, by a key of `FLASH`; its tensors are sent to the device once."""
+    compute = FLASH[path]()
     contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
     rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
     device = batch.tokens.device
@@ -302,20 +349,60 @@ def flash_attention(batch: PackedBatch) -> Callable[..., Tensor]:
     reaches = [length + count for length, count, _ in rows]
     seen = to_device(indices_of([span for _, _, spans in rows for span in spans]), device)
     ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
+    longest = max(lengths), max(reaches)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
-        _require_flash(q)
+        _require_flash(q, path)
         keys, values = (x.index_select(0, seen) for x in (k, v))
-        options: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+        before = -1 if window is None else window - 1  # keys before the query that it attends to; -1: all
+        return compute(q, keys, values, *ends, *longest, scale, before)
+
+    return attend
+
+
+def _torch_kernel() -> Callable[..., Tensor]:
+    """Torch's flash attention: q [L, H, D], keys and values [M, H_kv, D], the ends of both, the longest of both."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    takes_groups = "enable_gqa" in inspect.signature(varlen_attn).parameters  # since torch 2.12
+
+    def compute(q: Tensor, keys: Tensor, values: Tensor, *lengths_scale_before: Any) -> Tensor:
+        *lengths, scale, before = lengths_scale_before
+        options: dict[str, Any] = {"scale": scale, "window_size": (before, 0)}
         if takes_groups:
-            options["enable_gqa"] = q.shape[1] != k.shape[1]
-        elif q.shape[1] != k.shape[1]:
-            keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (keys, values))
-        out: Any = varlen_attn(q, keys, values, *ends, max(lengths), max(reaches), **options)
+            options["enable_gqa"] = q.shape[1] != keys.shape[1]
+        elif q.shape[1] != keys.shape[1]:
+            keys, values = (x.repeat_interleave(q.shape[1] // keys.shape[1], dim=1) for x in (keys, values))
+        out: Any = varlen_attn(q, keys, values, *lengths, **options)
         attended: Tensor = out
         return attended
 
-    return attend
+    return compute
+
+
+def _flash3_kernel() -> Callable[..., Tensor]:
+    """Flash attention 3 with the arguments of `_torch_kernel`. Heads of keys are read by their group of queries."""
+    function: Any = importlib.import_module(FLASH3).flash_attn_varlen_func
+
+    def compute(q: Tensor, keys: Tensor, values: Tensor, *lengths_scale_before: Any) -> Tensor:
+        ends, ends_of_keys, longest, longest_of_keys, scale, before = lengths_scale_before
+        out: Any = function(
+            q,
+            keys,
+            values,
+            cu_seqlens_q=ends,
+            cu_seqlens_k=ends_of_keys,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest_of_keys,
+            softmax_scale=scale,
+            causal=True,
+            window_size=(before, 0),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
+        attended: Tensor = out[0] if isinstance(out, tuple) else out  # its first releases also give sums of rows
+        return attended
+
+    return compute
 
 
 def _ends(lengths: Sequence[int]) -> Tensor:
@@ -323,11 +410,11 @@ def _ends(lengths: Sequence[int]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 
-def _require_flash(query: Tensor) -> None:
+def _require_flash(query: Tensor, path: str) -> None:
     if not query.is_cuda or query.dtype not in HALF:
         here = f"{query.device.type} in {str(query.dtype).removeprefix('torch.')}"
         remedy = "use model.attention=packed, or model.compute_dtype=bfloat16 on a GPU"
-        raise UserError(f"model.attention=varlen does not compute on {here}; {remedy}.")
+        raise UserError(f"model.attention={path} does not compute on {here}; {remedy}.")
 
 
 def hidden_padded(
@@ -350,9 +437,13 @@ def hidden_padded(
     return hidden.index_select(0, torch.cat(predict))
 
 
+#: path → makes the kernel that attends to sequences of different lengths
+FLASH: Mapping[str, Callable[[], Callable[..., Tensor]]] = {"flash3": _flash3_kernel, "varlen": _torch_kernel}
+
 #: path → the states [N, D] that predict the response tokens
 ATTENTION: Mapping[str, Callable[..., Tensor]] = {
     "packed": hidden_packed,
     "varlen": hidden_varlen,
+    "flash3": partial(hidden_varlen, path="flash3"),
     "padded": hidden_padded,
 }

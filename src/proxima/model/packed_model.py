@@ -14,7 +14,7 @@ from proxima.data import UserError, require
 from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import decoder_layers
-from proxima.model.attention import ATTENTION, has_flash, hugging_face_name
+from proxima.model.attention import ATTENTION, flash_path, head_sizes, hugging_face_name, require_flash3
 from proxima.model.attention_cost import pair_cost
 from proxima.model.compilation import check_compiles, compile_layers
 from proxima.model.images.image_inputs import ImageReader
@@ -87,8 +87,8 @@ class PackedModel:
     Args:
         loaded: model and tokenizer.
         attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `padded` if the model's
-            proof finds that packed sequences would mix, else `varlen` where it computes, on a GPU in 16 bits, else
-            `packed`.
+            proof finds that packed sequences would mix, else `flash3` or `varlen` where one of them computes, on a GPU
+            in 16 bits, else `packed`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
@@ -117,7 +117,8 @@ class PackedModel:
         split = sharding if sharding is not None and sharding.context_parallel > 1 else None  # of tokens between ranks
         path = proof.attention(attention, recompute=gradient_checkpointing)
         if attention == "auto" and path == "packed" and loaded.images is None:
-            path = "varlen" if has_flash(self.model, self.device, compute_dtype) else path
+            path = flash_path(head_sizes(self.model), self.device, compute_dtype) or path
+        require_flash3(attention, self.device)
         attention = path
         self.attention = attention
         self.share_prompt = share_prompt and attention != "padded"

@@ -28,7 +28,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.packed_batch import pack
 from proxima.data.trajectory import Trajectory
 from proxima.model.architecture import TextConfig, model_class, parts, scalar_parts
-from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.attention import ATTENTION, FLASH, hugging_face_name, why_flash
 from proxima.model.faults import is_ours
 from proxima.model.parallel.sharding import plain_type
 from proxima.model.positions import fixed_length, fixed_length_of
@@ -252,22 +252,23 @@ class Proof:
         if path is None:
             reason = "a batch of several sequences does not give the log-probs that each has alone"
             raise self.refused(f"{reason} ({'; '.join(f'{name}: {problem}' for name, problem in tried.items())})")
-        if asked == "auto" or asked == path or (asked == "varlen" and path == "packed"):
+        if asked == "auto" or asked == path or (asked in FLASH and path == "packed"):
             return path if asked == "auto" else asked
         bound = f"does not keep the sequences of a {self.name} apart ({tried['packed']})"
         raise FieldError("model.attention", asked, bound, remedy="set model.attention=auto, or padded")
 
-    def why(self, attention: str, *, recompute: bool = False) -> str:
+    def why(self, attention: str, device: torch.device, *, recompute: bool = False) -> str:
         """Why `auto` has chosen this attention.
 
         Args:
+            device: on which the model computes.
             recompute: with gradient checkpointing.
         """
         if attention == "padded":
             problem = self.problem("packed", recompute=recompute)
             return f"packed does not keep the sequences of a {self.name} apart ({problem})"
         kept = "it keeps the sequences of a batch apart, as a small copy of the model shows"
-        return kept if attention == "packed" else f"{kept}, and the GPU has flash attention"
+        return f"{kept}, and {why_flash(attention, device)}" if attention in FLASH else kept
 
 
 def sequences(twin: Any) -> list[Trajectory]:

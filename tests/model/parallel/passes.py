@@ -14,6 +14,7 @@ from torch import nn
 
 from proxima.model import compilation
 from proxima.model.adapters.lora import Lora, adapter_off
+from proxima.model.attention import FLASH
 from proxima.model.model_source import ModelSource
 from proxima.model.packed_model import PackedModel
 from proxima.model.parallel.gather import total_norm, whole_tensor
@@ -151,10 +152,10 @@ def model_of(source: ModelSource, trains: str, path: str | None = None) -> Packe
 
 
 def both_of(folder: Path, layout: dict[str, Any], trains: str = "policy", **settings) -> tuple[PackedModel, Any]:
-    """The model of one process, and that of many. `varlen`, by its stand-in, is compared with `packed`, and compiled
-    layers, in torch's own operations, with others."""
+    """The model of one process, and that of many. Flash attention, by its stand-in, is compared with `packed`, and
+    compiled layers, in torch's own operations, with others."""
     compilation.BACKEND = "eager"
-    if settings.get("attention") == "varlen":
+    if settings.get("attention") in FLASH:
         stand_in(pytest.MonkeyPatch())  # until this process ends
     own = settings | {"attention": "auto", "compile": False}
     plain = model_of(source(folder, **own), trains)

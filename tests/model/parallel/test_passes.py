@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 AGAIN = {"gradient_checkpointing": True}
 COMPILED = {"compile": True}
-VARLEN = {"attention": "varlen"}
+VARLEN, FLASH3 = ({"attention": path} for path in ("varlen", "flash3"))
 HYBRID = {"kind": "hybrid"}
 REPLICATE = {"kind": "replicate"}
 C2, C3, C4 = ({"context_parallel": size} for size in (2, 3, 4))
@@ -36,7 +36,7 @@ CASES = [
     Case(model="qwen2", ranks=2, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
-    Case(model="qwen2", layout=C2, ranks=2, settings=AGAIN | VARLEN, passes=(IN_PARTS,), then=(outputs, short)),
+    Case(model="qwen2", layout=C2, ranks=2, settings=AGAIN | FLASH3, passes=(IN_PARTS,), then=(outputs, short)),
     Case(model="llama", layout=C2, ranks=2, trains="scalar", then=(scores,)),
     Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({}, {"parts": 2, "busy": 1}), then=(gathers_ahead,)),
 ]

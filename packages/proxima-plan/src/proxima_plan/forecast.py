@@ -11,7 +11,7 @@ from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lin
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.model_section import ModelConfig
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, require
 from proxima.model.pretrained import resolve_device
 from proxima_plan.devices import CPU, MEASURED, DeviceKind, Devices, this_machine
 from proxima_plan.host_memory import host_memory
@@ -20,6 +20,8 @@ from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
 from proxima_plan.stage_times import Sequences, Stage, StageTimes
 from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
+
+HOPPER = ("H20", "H100", "H200", "H800")  # devices that flash attention 3 is for
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,16 @@ def planned_config(config: Any, devices: Devices) -> tuple[Any, list[str]]:
 
 
 def attention_path(spec: ModelConfig, kind: DeviceKind, load: Load) -> str:
-    """Return the path of attention in the trainer, as `PackedModel` chooses it: one of the rates of a device."""
+    """Return the path of attention in the trainer, as `PackedModel` chooses it: one of the rates of a device. Flash
+    attention 3 is counted where the recipe asks for it: whether the machine has it installed is not known here.
+
+    Raises:
+        FieldError: it asks for it on other devices than Hopper GPUs.
+    """
+    if spec.attention == "flash3":
+        bound, remedy = f"is for Hopper GPUs, and this is a plan for {kind.name}", "set model.attention=auto"
+        require(kind.name.startswith(HOPPER), "model.attention", spec.attention, bound, remedy=remedy)
+        return "flash3"
     if kind.name == CPU:
         return "sdpa"
     halves = spec.compute_dtype in ("bfloat16", "float16")

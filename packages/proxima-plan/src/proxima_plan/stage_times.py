@@ -23,6 +23,15 @@ def host_seconds(rates: Rates, sequences: float, tokens: float) -> float:
     return rates.host_sequence * sequences + rates.host_token * tokens
 
 
+#: the path of attention in the trainer, a rate of a device, in words
+ATTENTION_PATHS = {
+    "flash3": "flash attention 3",
+    "flash2": "flash attention 2",
+    "sdpa": "causal rectangles",
+    "masked": "rectangles with a mask",
+}
+
+
 class Stage(NamedTuple):
     """The seconds of a stage by cause, the bytes that one device sends by group, and the arithmetic in words."""
 
@@ -228,7 +237,9 @@ class StageTimes(PlacedModel):
         exposed = self._seconds(blocking) + max(0.0, self._seconds(overlapped) - hidden)
         sent = {where: send.size for where, send in [*blocking.items(), *overlapped.items()]}
         parts = {COMPUTE: compute, BANDWIDTH: moved, NETWORK: exposed, FIXED: max(0.0, launches - compute - moved)}
-        return Stage(name, parts, sent)
+        path = self.load.attention
+        how = f"attention by {ATTENTION_PATHS[path]}, at {getattr(self.device.rates, path):g} of the peak"
+        return Stage(name, parts, sent, how if gradients else "")
 
     def _slowest(self, lengths: tuple[float, ...]) -> Slowest:
         """Return what the slowest share computes of sequences of these lengths."""

@@ -19,6 +19,7 @@ from proxima.engine.local.fast_decoder import supports
 from proxima.engine.serve.launch import ADAPTER_RANKS
 from proxima.model.adapters.adapter_files import check_start
 from proxima.model.adapters.lora import Lora, missing_peft, target_layers
+from proxima.model.attention import require_flash3
 from proxima.model.compilation import check_compiles
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
@@ -37,6 +38,7 @@ from proxima.model.pretrained import (
     check_path,
     load_config,
     load_shape,
+    resolve_device,
     rowless_ids,
 )
 from proxima.model.proof import proof_before_loading
@@ -47,7 +49,7 @@ from proxima.training import OPTIMIZERS
 MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
 BFLOAT16_STEP = 2**-8
 TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
-Attention = Literal["auto", "packed", "varlen", "padded"]
+Attention = Literal["auto", "packed", "varlen", "flash3", "padded"]
 
 
 UNSERVED = {"lm_head", "embed_out"}  # names of output heads
@@ -62,7 +64,9 @@ class ModelConfig:
         ComputeDtype, "of the matrix products of forward and backward (autocast); auto: the faster one on this machine"
     ] = "auto"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
-    attention: Annotated[Attention, "keeps packed sequences apart; varlen: flash attention, on a GPU"] = "auto"
+    attention: Annotated[
+        Attention, "keeps packed sequences apart; varlen: torch's flash attention, on a GPU; flash3: on Hopper GPUs"
+    ] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt, and what prompts begin with, once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     compile: Annotated[
@@ -203,8 +207,9 @@ def model_can_compute(model: ModelConfig) -> Findings:
         yield "model.compute_dtype", message
     try:
         check_device(model.device, "model.device")
+        require_flash3(model.attention, resolve_device(model.device))
     except FieldError as error:
-        yield "model.device", error.requirement
+        yield error.field, error.requirement
 
 
 def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:

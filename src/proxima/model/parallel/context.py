@@ -5,9 +5,9 @@
     attention: rank r gets some heads of all L tokens, by an all-to-all, and gives them back by another
     outputs of each response token: of the rank that holds the state which predicts it; then all have all of them
 
-So attention is that of one process, `packed` or `varlen`, including shared prompts and windows, and a loss sees whole
-sequences. The ranks of a group compute the same loss, and each differentiates only its own outputs: the sum of their
-gradients is that of one process.
+So attention is that of one process, `packed` or flash attention over whole sequences, including shared prompts and
+windows, and a loss sees whole sequences. The ranks of a group compute the same loss, and each differentiates only its
+own outputs: the sum of their gradients is that of one process.
 
 Source: arXiv 2309.14509. Differs: the number of heads need not be divisible by the ranks, and key heads are repeated
 where necessary.
@@ -29,7 +29,7 @@ from proxima.data import FieldError, require
 from proxima.data.field_checks import tensor_hints
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.transfer import to_device
-from proxima.model.attention import Segments, ShownImages, attend_segments, flash_attention, packed_states
+from proxima.model.attention import FLASH, Segments, ShownImages, attend_segments, flash_attention, packed_states
 from proxima.model.moe import RoutingPass
 from proxima.model.parallel.mesh import add_parts, exchange, meshes_of
 from proxima.model.parallel.sharding import Sharding
@@ -109,8 +109,8 @@ class ContextGroup:
         self, backbone: nn.Module, part: PackedBatch, routing: RoutingPass | None, images: ShownImages | None
     ) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""
-        if self.attention == "varlen":
-            of_heads = flash_attention(part)
+        if self.attention in FLASH:
+            of_heads = flash_attention(part, self.attention)
         else:
             of_heads = partial(_rectangles, Segments(part))
         attend = partial(self._attend, of_heads, part.edges[-1])

@@ -77,9 +77,9 @@ class OfflineWorkload:
         self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         if config.model.attention == AUTO:
-            proof = proof_of(stack.model.model)
-            recompute = config.model.gradient_checkpointing
-            self.chosen.append(attention_outcome(proof, stack.model.attention, recompute=recompute))
+            model = stack.model
+            proof = proof_of(model.model)
+            self.chosen.append(attention_outcome(config.model, proof, model.attention, model.device))
         samples = None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             assert isinstance(config.eval, SampledEvalConfig)

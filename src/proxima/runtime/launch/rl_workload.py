@@ -89,8 +89,8 @@ class RlWorkload:
         services.opened.callback(learner.close)
         if config.model.attention == AUTO:
             model = learner.stack.model
-            recompute = config.model.gradient_checkpointing
-            self.chosen.append(attention_outcome(proof_of(model.model), model.attention, recompute=recompute))
+            proof = proof_of(model.model)
+            self.chosen.append(attention_outcome(config.model, proof, model.attention, model.device))
         if setting(config.engine, "decoder") == AUTO and data.engines.get("engine") is not None:
             self.chosen.append(decoder_outcome(proof_of(loaded.model), images=self.images is not None))
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
