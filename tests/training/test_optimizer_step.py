@@ -1,5 +1,8 @@
 """Every kind of optimizer on ranks and over checkpoints: the state is the same whoever holds it."""
 
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from proxima.model.load import save
-from proxima.training import optimizer_8bit
+from proxima.training import optimizer, optimizer_8bit
 from proxima.training.optimizer import AdamW, WeightwiseOptimizer
 from proxima.training.optimizer_8bit import AdamW8bit
 from proxima.training.optimizer_muon import Muon
@@ -111,12 +114,73 @@ def test_weights_and_state_are_those_of_a_peer_to_the_bit(kind, monkeypatch):
     spec, peer = PEERS[kind]
     with torch.compiler.set_stance("force_eager"):
         theirs, plain = stepped(peer, steps=4)
-    ours, optimizer = stepped(spec, steps=4)
-    assert isinstance(optimizer, WeightwiseOptimizer) == (kind != "adamw")
+    ours, made = stepped(spec, steps=4)
+    assert isinstance(made, WeightwiseOptimizer) == (kind != "adamw")
     for name, weight in ours.items():
         assert torch.equal(weight, theirs[name]), name
-        slots, wanted = optimizer.state[weight], plain.state[theirs[name]]
+        slots, wanted = made.state[weight], plain.state[theirs[name]]
         assert {slot.removesuffix("_scale") for slot in slots} == wanted.keys(), name
         for slot, value in wanted.items():
             value = getattr(value, "codes", torch.as_tensor(value))
             assert slots[slot].dtype == value.dtype and torch.equal(slots[slot], value), (name, slot)
+
+
+class Streams:
+    """A device whose streams write down what they wait for, in the order in which the host gives it to them; what they
+    do is done at once."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, ...]] = []
+        self.own = self.Stream(None, "own")
+        self.made = iter(("up", "down"))
+        self.now = self.own
+
+    def Stream(self, device, name: str = "") -> SimpleNamespace:
+        name = name or next(self.made)
+        note = partial(self._note, name)
+        events = iter(range(10_000))
+        return SimpleNamespace(
+            name=name,
+            wait_stream=lambda other: note("waits for all of", other.name),
+            wait_event=lambda event: note("waits for", event),
+            record_event=lambda: f"{name} {next(events)}",
+            synchronize=lambda: note("is waited for"),
+        )
+
+    def _note(self, *words: str) -> None:
+        self.log.append(words)
+
+    def current_stream(self, device) -> SimpleNamespace:
+        return self.own
+
+    @contextmanager
+    def stream(self, stream: SimpleNamespace):
+        self.now = stream
+        yield
+        self.now = self.own
+
+
+def test_offloaded_moments_come_and_go_beside_the_steps(monkeypatch):
+    """In pieces; a buffer is filled again when its moments are back, the host waits once, and no bit changes."""
+    streams = Streams()
+    monkeypatch.setattr(optimizer, "ALONE", ())
+    monkeypatch.setattr(optimizer, "PIECE", 128)
+    monkeypatch.setattr(optimizer, "pinned", lambda state, device: state)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    ours, made = stepped(AdamW(**ADAMW, offload=True), steps=1)
+    pieces = sum(-(-weight.numel() // 128) for weight in ours.values())
+    assert pieces > 200
+    expected = [("up", "waits for all of", "own")]
+    for number in range(pieces):
+        if number >= optimizer.BUFFERS:
+            expected.append(("up", "waits for", f"down {number - optimizer.BUFFERS}"))
+        expected += [("own", "waits for", f"up {number}"), ("down", "waits for", f"own {number}")]
+    assert streams.log == [*expected, ("own", "waits for all of", "down"), ("down", "is waited for")]
+
+    streams.made = iter(("up", "down") * 4)
+    ours, made = stepped(AdamW(**ADAMW, offload=True), steps=4)
+    theirs, plain = stepped(decaying, steps=4)
+    for name, weight in ours.items():
+        assert torch.equal(weight, theirs[name]), name
+        for slot, value in plain.state[theirs[name]].items():
+            assert torch.equal(made.state[weight][slot], torch.as_tensor(value)), (name, slot)

@@ -5,16 +5,17 @@ clips and measures in the same pass over memory; `optimizer_8bit` and `optimizer
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from proxima.data import UserError, require
+from proxima.data.transfer import ALONE
 from proxima.kernels.adamw import AdamWKernels, Slots, adamw_kernels
 from proxima.model.parallel.sharding import own_slice
 
@@ -75,8 +76,9 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
 
     Args:
-        offload: keep the moments in host memory and copy them to the device for each weight's step. This saves 8 bytes
-            of device memory per weight and transfers 16 more per update. The weights are bit-identical.
+        offload: keep the moments in host memory and copy them to the device for each weight's step, see
+            `OffloadedAdamW`. This saves 8 bytes of device memory per weight and transfers 16 more per update. The
+            weights are bit-identical.
 
     Source: arXiv 1711.05101.
     """
@@ -86,7 +88,7 @@ class AdamW(Adam):
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
         if self.offload:
-            return WeightwiseOptimizer(self.groups(parameters), self.settings(), on_host=True)
+            return OffloadedAdamW(self.groups(parameters), self.settings())
         return torch.optim.AdamW(self.groups(parameters), **self.settings(), fused=True)
 
 
@@ -126,6 +128,8 @@ class Schedule:
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ADAM = ("step", *MOMENTS)
+PIECE = 1 << 24  # elements of a weight whose offloaded moments are copied at once
+BUFFERS = 3  # of pieces on the device: one arrives, one is computed, one leaves
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
@@ -136,48 +140,35 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
     Args:
         groups: as torch's optimizers take them.
         defaults: of a group's settings.
-        on_host: the state is in host memory, pinned if the weights are on a GPU.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any], *, on_host: bool = False) -> None:
+    def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any]) -> None:
         super().__init__(groups, {"weight_decay": 0.0} | defaults)
-        self.on_host = on_host
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.step_weights()
+
+    def step_weights(self) -> None:
+        """Update every weight that has a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self.step_weight(parameter, group)
-        if self.on_host:
-            self._wait_for_copies()
-
-    def _wait_for_copies(self) -> None:
-        """Wait once for the copies of the state to the host, which then may be read."""
-        devices = {own_slice(p).device for group in self.param_groups for p in group["params"]}
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
 
     def step_weight(self, parameter: nn.Parameter, group: dict[str, Any]) -> None:
         """Update one weight from its gradient, on its device. Every rank calls it for the same weights in the same
         order."""
-        weight, slots = own_slice(parameter), self.state[parameter]
+        step, *moments = (own_slice(tensor) for tensor in self.slots_of(parameter))
+        adamw_step(own_slice(parameter), own_slice(parameter.grad), moments, step, group)
+
+    def slots_of(self, parameter: nn.Parameter) -> list[Tensor]:
+        """The state of AdamW for a weight, in the order of `ADAM`, made at its first step."""
+        slots, weight = self.state[parameter], own_slice(parameter)
         if not slots:
-            slots["step"] = pinned(torch.zeros((), device=self.place("step", parameter)[1]), weight.device)
+            slots["step"] = torch.zeros((), device=self.place("step", parameter)[1])
             slots.update({name: self.zeros(name, parameter, weight.dtype) for name in MOMENTS})
-        kept = [own_slice(slots[name]) for name in ADAM]
-        at_once = not weight.is_cuda  # elsewhere memory is not pinned
-        step, first, second = here = [tensor.to(weight.device, non_blocking=not at_once) for tensor in kept]
-        beta1, beta2 = group["betas"]
-        adamw(
-            [weight], [own_slice(parameter.grad)], [first], [second], [], [step],
-            fused=True, amsgrad=False, maximize=False,
-            beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
-        )  # fmt: skip
-        for before, new in zip(kept, here, strict=True):
-            if new is not before:
-                before.copy_(new, non_blocking=not at_once)
+        return [slots[name] for name in ADAM]
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
         """The state entries of a weight after its first step."""
@@ -185,7 +176,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
 
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
         """The shape of a state entry that is not a scalar, and the device of any entry."""
-        return parameter.shape, torch.device("cpu") if self.on_host else parameter.device
+        return parameter.shape, parameter.device
 
     def zeros(self, slot: str, parameter: nn.Parameter, dtype: torch.dtype, columns: int = 1) -> Tensor:
         """A new state entry, with one element for every `columns` elements of a row of the weight."""
@@ -196,9 +187,103 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         return sharded_as(parameter, zeros, shape)
 
 
+def adamw_step(
+    weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: Tensor, group: Mapping[str, Any]
+) -> None:
+    """Torch's fused AdamW on a weight, its moments and the count of its steps, all on one device."""
+    first, second = moments
+    beta1, beta2 = group["betas"]
+    adamw(
+        [weight], [gradient], [first], [second], [], [step],
+        fused=True, amsgrad=False, maximize=False,
+        beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+    )  # fmt: skip
+
+
+class OffloadedAdamW(WeightwiseOptimizer):
+    """AdamW with moments in pinned host memory. A step computes on the weights' device, a piece of a weight after the
+    other, with copies on streams of their own and `BUFFERS` buffers of `PIECE` elements for each moment:
+
+        up       moments of piece 1 | of piece 2 | of piece 3, once a buffer is free  ··
+        own                         | step 1     | step 2                             ··
+        down                                     | moments of piece 1 | of piece 2    ··
+
+    The host waits for them once a step.
+    """
+
+    def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
+        return parameter.shape, torch.device("cpu")
+
+    def step_weights(self) -> None:
+        weights = [own_slice(p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not weights or weights[0].device.type in ALONE:
+            super().step_weights()
+            return
+
+        if pieces := list(self._pieces()):
+            self._step_pieces(pieces, weights[0].device)
+
+    def _pieces(self) -> Iterator["Piece"]:
+        """Parts of at most `PIECE` elements of every weight, its gradient and its moments; a weight that has gaps in
+        memory is one. The steps of the weights are counted."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                step, *moments = self.slots_of(parameter)
+                count = float(step)
+                step += 1
+                parts = [own_slice(tensor) for tensor in (parameter, parameter.grad, *moments)]
+                size = max(1, parts[0].numel())
+                if all(tensor.is_contiguous() for tensor in parts[:2]):
+                    parts, size = [tensor.view(-1) for tensor in parts], PIECE
+                for weight, gradient, first, second in zip(*(tensor.split(size) for tensor in parts), strict=True):
+                    if weight.numel():
+                        yield Piece(weight, gradient, (first, second), count, group)
+
+    def _step_pieces(self, pieces: Sequence["Piece"], device: torch.device) -> None:
+        module: Any = torch.get_device_module(device)
+        own, up, down = module.current_stream(device), module.Stream(device), module.Stream(device)
+        most = max(piece.weight.nbytes for piece in pieces)
+        buffers = [[torch.empty(most, dtype=torch.uint8, device=device) for _ in MOMENTS] for _ in range(BUFFERS)]
+        free: list[Any] = [None] * BUFFERS  # the event after which each is
+        up.wait_stream(own)  # which may still read the memory of the buffers
+        for number, piece in enumerate(pieces):
+            buffer = number % BUFFERS
+            moments = [each[: piece.weight.nbytes].view(piece.weight.dtype) for each in buffers[buffer]]
+            moments = [each.view(piece.weight.shape) for each in moments]
+            with module.stream(up):
+                if free[buffer] is not None:
+                    up.wait_event(free[buffer])
+                for there, here in zip(moments, piece.moments, strict=True):
+                    there.copy_(here, non_blocking=True)
+                arrived = up.record_event()
+            own.wait_event(arrived)
+            step = torch.full((), piece.count, device=device)
+            adamw_step(piece.weight, piece.gradient, moments, step, piece.group)
+            computed = own.record_event()
+            with module.stream(down):
+                down.wait_event(computed)
+                for there, here in zip(moments, piece.moments, strict=True):
+                    here.copy_(there, non_blocking=True)
+                free[buffer] = down.record_event()
+        own.wait_stream(down)  # before the buffers are freed
+        down.synchronize()
+
+
+class Piece(NamedTuple):
+    """A part of a weight with its gradient, on the device, its moments, on the host, and the count of its steps."""
+
+    weight: Tensor
+    gradient: Tensor
+    moments: tuple[Tensor, Tensor]
+    count: float
+    group: Mapping[str, Any]
+
+
 def pinned(state: Tensor, device: torch.device) -> Tensor:
     """A state in host memory pinned where its weight is on a GPU, so that no copy waits; any other as it is."""
-    return state.pin_memory() if device.type == "cuda" and state.device.type == "cpu" else state
+    return state.pin_memory() if device.type not in ALONE and state.device.type == "cpu" and state.dim() else state
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
@@ -292,8 +377,8 @@ def restore_state(
                 f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
             )
         state = value.to(place[1], copy=True)
-        plain = not hasattr(state, "to_local")
-        optimizer.state[parameters[owner]][key] = pinned(state, parameters[owner].device) if plain else state
+        own = pinned(own_slice(state), own_slice(parameters[owner]).device)
+        optimizer.state[parameters[owner]][key] = sharded_as(state, own, state.shape)
 
 
 def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:

@@ -33,6 +33,11 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
     "cppo": (RL, [], POLICY),
     "recompute": (RL, ["algorithm.proximal=recompute"], FILLED),
     "loglinear": (RL, ["algorithm.proximal=loglinear"], POLICY),
+    "offloaded moments": (
+        RL,
+        ["train.optimizer={kind: adamw, offload: true}"],
+        POLICY | {"OffloadedAdamW._step_pieces": 2},
+    ),
     "importance sampling": (RL, ["algorithm.correction=[importance]"], POLICY),
     "reference": (RL, [KL], FILLED),
     "lora": (RL, ["model.lora={rank: 4}", KL], FILLED),

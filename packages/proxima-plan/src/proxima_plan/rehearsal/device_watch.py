@@ -27,7 +27,6 @@ from proxima_plan.rehearsal.fake_device import COPIES, NAME, ON_SYNCHRONIZE
 aten = torch.ops.aten
 BLOCK = 512  # bytes: the rounding of CUDA's allocator
 TRANSFERS = (aten._to_copy.default, aten.copy_.default)
-PINNED = "_pinned_in_rehearsal"
 STEP = "optimizer's step"
 LARGEST = 2**20  # elements of an optimizer state with data in host memory; larger ones are one 0, expanded
 
@@ -57,6 +56,7 @@ class DeviceWatch(TorchDispatchMode):
         self.bytes, self.waits = LiveBytes(), Counter[str]()
         self.kind = ACTIVATIONS
         self._storages: dict[int, tuple[str, int, Any]] = {}
+        self._pinned = set[int]()  # where pinned memory begins
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
@@ -122,11 +122,17 @@ class DeviceWatch(TorchDispatchMode):
 
     def _pin(self, func: Any, tensor: Tensor) -> Any:
         if func is aten.is_pinned.default:
-            return hasattr(tensor, PINNED)
+            return self._is_pinned(tensor)
         with unset_fake_temporarily():
-            pinned = tensor.clone()
-        setattr(pinned, PINNED, True)
+            pinned = tensor[...] if _holds_no_data(tensor) else tensor.clone()
+        place = pinned.untyped_storage().data_ptr()
+        self._pinned.add(place)
+        weakref.finalize(pinned, self._pinned.discard, place)
         return pinned
+
+    def _is_pinned(self, tensor: Tensor) -> bool:
+        """True for pinned memory and for views of it."""
+        return not isinstance(tensor, FakeTensor) and tensor.untyped_storage().data_ptr() in self._pinned
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Copy within the device, or between it and the host; a copy to the host gets plausible data."""
@@ -140,14 +146,14 @@ class DeviceWatch(TorchDispatchMode):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         silent = kwargs.get("non_blocking") or (writes and len(args) > 2 and args[2])
-        if not (silent and hasattr(source if after else args[0], PINNED)):
+        if not (silent and self._is_pinned(source if after else args[0])):
             self.wait("copy to the device" if after else "copy to the host")
         if after:
             return args[0] if writes else self._kept(torch.empty(source.shape, dtype=dtype, device=NAME))
         with unset_fake_temporarily():
             if not writes:
                 return _plausible(source.shape, dtype)
-            if args[0].untyped_storage().nbytes() < args[0].nbytes:  # a large state, which holds no data
+            if _holds_no_data(args[0]):
                 return args[0]
             return args[0].copy_(_plausible(source.shape, dtype))
 
@@ -220,6 +226,11 @@ def _tolist(tensor: Tensor) -> Any:
 
 def _is_there(tensor: Any) -> bool:
     return isinstance(tensor, FakeTensor) and tensor.device.type == NAME
+
+
+def _holds_no_data(tensor: Tensor) -> bool:
+    """True for a large state in host memory, and for its parts."""
+    return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def _target(kwargs: Mapping[str, Any]) -> str | None:
