@@ -69,8 +69,9 @@ def test_what_only_some_runs_have_in_their_lines(plain, lines):
     plain.step(quiet(3, **BESIDE))
     plain.step(quiet(4, **{"reward/solver": 0.25, "reward/part/math": 0.5, "reward/invalid": 0}))
     devices = {"tokens_per_second/device": 12.4, "device/mfu": 0.314, "device/memory_allocated": 61.2 * 2**30}
+    devices["device/memory_planned"] = 58 * 2**30
     plain.step(quiet(5, **devices))
-    assert "430 tok/s  per device 12 tok/s  mfu 31.4 %  memory 61.2 GiB  4.1 s" in lines[4]
+    assert "430 tok/s  per device 12 tok/s  mfu 31.4 %  memory 61.2 GiB  planned 58.0 GiB  4.1 s" in lines[4]
     assert "tok/s  solver 0.25  4.1 s" in " ".join(lines[3].split(" ")) and "part" not in lines[3]
     assert "explained" not in lines[0] and "idle" not in lines[0]
     assert "masked 0.4 %  explained 0.42  gen" in lines[1]

@@ -112,10 +112,11 @@ def test_the_curves_are_those_of_the_viewer(whole):
 
 def test_the_devices_and_the_syncs_are_shown_where_they_were_measured(tmp_path):
     memory = {"device/memory_allocated": 61.2 * 2**30, "device/memory_reserved": 70 * 2**30}
+    memory["device/memory_planned"] = 58 * 2**30
     parts = {"sync/seconds": 1.24, "sync/send_seconds": 0.81, "sync/probe_max": 0.00314}
     measured = [{"tokens_per_second/device": speed, "device/mfu": speed / 100, **memory} for speed in (20.0, 30.0)]
     _, page = recorded(tmp_path / "run", [record(i, **each, **parts) for i, each in enumerate(measured, 1)])
-    tiles = "per device 25 tok/s of the product rate 25.0 %", "GPU memory 61.2 GiB, 70.0 GiB reserved"
+    tiles = "per device 25 tok/s of the product rate 25.0 %", "GPU memory 61.2 GiB, 70.0 GiB reserved, 58.0 GiB planned"
     rows = "seconds 1.2 s 1.2 s of the last", "send_seconds 0.8 s 0.8 s of this part", "probe_max 0.00314 0.00314"
     assert all(text in page.words for text in (*tiles, *rows))
     _, page = recorded(tmp_path / "other", [record(1)])

@@ -1,13 +1,15 @@
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import Qwen3NextConfig
 
 from proxima.config.resolution import resolve
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError
-from proxima_plan.devices import device_kinds, read_devices
-from proxima_plan.forecast import attention_path, plan_recipe
+from proxima_plan.devices import device_kinds, nearest_kind, read_devices
+from proxima_plan.forecast import attention_path, memory_of_run, plan_recipe
 
 from .plans import changed, planned
 
@@ -54,6 +56,20 @@ def test_each_choice_of_attention_has_one_rate():
     assert path("flash3", "H200-141G") == "flash3" and path("auto", "MI300X-192G") == "sdpa"
     with pytest.raises(FieldError, match="flash3.*is for Hopper GPUs.*B200-180G; set model.attention=auto"):
         path("flash3", "B200-180G")
+
+
+def test_the_memory_of_a_run_on_its_gpu(monkeypatch, tmp_path):
+    """That of the plan, whatever the driver calls the GPU; another one is planned by its memory."""
+    recipe = resolve("qwen3_4b_grpo", ["placement={kind: torchrun}"], root=None)
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    expected = sum(plan_recipe(recipe, read_devices("4xH200-141G")[0]).memory.trainer.values())
+    for name, memory in (("NVIDIA H200", 139.8), ("NVIDIA H100 80GB HBM3", 79.2), ("Unheard Of 9", 200.0)):
+        facts = SimpleNamespace(total_memory=int(memory * 2**30))
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, facts=facts: facts)
+        planned = memory_of_run(recipe, torch.device("cuda"))
+        assert planned == pytest.approx(expected, rel=0.3), name
+    assert nearest_kind("NVIDIA H100 80GB HBM3", 79.2).name == "H100-80G" and nearest_kind("Unheard Of 9", 9) is None
 
 
 def test_a_plan_as_json():

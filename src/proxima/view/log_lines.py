@@ -64,6 +64,7 @@ DEVICE_FIGURES = (  # of a step that moves the weights
     StepFigure("per device", "tokens_per_second/device", rate),
     StepFigure("mfu", "device/mfu", percent),
     StepFigure("memory", "device/memory_allocated", gibibytes),
+    StepFigure("planned", "device/memory_planned", gibibytes),
 )
 ROLLOUT_FIGURES = (  # of a step that generates what it trains on
     StepFigure("reward", "reward/mean", fixed, 5),

@@ -194,7 +194,9 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     train, speed = run.train, run.tokens_per_second
     seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
     memory = run.summary.get("peak_memory_bytes")
-    allocated, reserved = (largest(run, f"device/memory_{name}") for name in ("allocated", "reserved"))
+    names = ("allocated", "reserved", "planned")
+    allocated, reserved, planned = (largest(run, f"device/memory_{name}") for name in names)
+    of_plan = f", {gibibytes(planned)} planned" if planned else ""
     texts = {
         "duration": duration(seconds),
         "per step": duration(typical(run, "time/step")),
@@ -206,7 +208,7 @@ def tiles(run: Run) -> list[tuple[str, str]]:
         "per device": rate(typical(run, "tokens_per_second/device")),
         "of the product rate": percent(typical(run, "device/mfu")),
         "peak memory": gibibytes(memory) if memory else NONE,
-        "GPU memory": f"{gibibytes(allocated)}, {gibibytes(reserved)} reserved",
+        "GPU memory": f"{gibibytes(allocated)}, {gibibytes(reserved)} reserved{of_plan}",
         "tokens generated": magnitude(total(train, "tokens/generated")),
         "tokens trained": magnitude(total(train, "tokens/trained")),
     }

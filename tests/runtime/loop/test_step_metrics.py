@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.runtime.loop import device_figures
@@ -46,12 +47,33 @@ def test_the_figures_of_the_devices(monkeypatch):
         "tokens_per_second/device": 5.0,
         "device/flops_per_second": 50.0,
         "device/mfu": 0.25,
-        "device/memory_allocated": 7.0,
-        "device/memory_reserved": 9.0,
     }
+    measured = {"device/memory_allocated": 7.0, "device/memory_reserved": 9.0}
+    assert device_figures.memory_figures(update, None) == measured
+    assert device_figures.memory_figures(update, 8) == measured | {"device/memory_planned": 8.0}
+    assert device_figures.memory_figures(UpdateResult(), 8) == {}
     unknown = device_figures.device_figures(UpdateResult(updates=1, seconds=3.0), stack, None, tokens=400, seconds=10.0)
     assert unknown == {"time/update": 3.0, "tokens_per_second/device": 10.0}
     assert device_figures.device_figures(UpdateResult(), stack, None, tokens=400, seconds=10.0) == {}
     for shared in (replace(beside, colocate=True, gpus_per_engine=1.0), replace(beside, engines=0)):
         assert device_figures.engine_devices(shared) == 0
     assert device_figures.engine_devices(replace(beside, gpus_per_rank=0.0, gpus_per_engine=0.0)) == 2
+
+
+def test_the_planned_memory_is_asked_for_on_a_gpu(monkeypatch):
+    """Of the package that has the command `plan`; what it can't plan, the run does not show."""
+    command = SimpleNamespace(module="a_package.cli")
+    asked = []
+
+    def load(name):
+        asked.append(name)
+        return SimpleNamespace(memory_of_run=lambda resolved, device: 2**30 // resolved)
+
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(device_figures, "entry_points", lambda **query: [command])
+    monkeypatch.setattr(device_figures.importlib, "import_module", load)
+    assert device_figures.planned_memory(2, gpu) == 2**29 and asked == ["a_package.forecast"]
+    for resolved, device in ((None, gpu), (2, torch.device("cpu")), (0, gpu)):
+        assert device_figures.planned_memory(resolved, device) is None
+    monkeypatch.setattr(device_figures, "entry_points", lambda **query: [])
+    assert device_figures.planned_memory(2, gpu) is None

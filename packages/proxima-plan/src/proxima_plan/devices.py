@@ -136,6 +136,14 @@ def device_kinds() -> dict[str, DeviceKind]:
     }
 
 
+def nearest_kind(name: str, memory: float) -> DeviceKind | None:
+    """Return the kind in the file that a driver's name of a GPU names, the one with the nearest memory, in GiB; None if
+    it names none."""
+    words = re.split(r"[\s-]+", name.upper())
+    known = [kind for kind in device_kinds().values() if kind.name.partition("-")[0] in words]
+    return min(known, key=lambda kind: abs(kind.memory - memory), default=None)
+
+
 def device_rates(*over: str) -> Rates:
     """Return the rates of accelerators, with those of other tables of the file over them."""
     tables = _tables()

@@ -6,14 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+import torch
+
 from proxima.config.batch_arithmetic import BatchArithmetic, GroupStep
 from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lines, settled
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
+from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError, require
 from proxima.model.pretrained import resolve_device
-from proxima_plan.devices import CPU, MEASURED, DeviceKind, Devices, this_machine
+from proxima_plan.devices import CPU, GIB, MEASURED, MOST, DeviceKind, Devices, device_kinds, nearest_kind, this_machine
 from proxima_plan.host_memory import host_memory
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
@@ -21,6 +24,7 @@ from proxima_plan.model_size import ModelFacts, trained_model
 from proxima_plan.stage_times import Sequences, Stage, StageTimes
 from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
 
+USUAL = "H100-80G"  # in place of a GPU that is not in the table: only its memory is asked for
 HOPPER = ("H20", "H100", "H200", "H800")  # devices that flash attention 3 is for
 
 
@@ -252,6 +256,21 @@ def devices_here(config: Any) -> Devices:
     device = str(resolve_device(config.model.device))
     config, _ = settled(config, None, list(dtype_outcomes(config)))
     return this_machine(config.model.compute_dtype, device, placed_ranks(config.placement))
+
+
+def memory_of_run(resolved: Resolved[Any], device: torch.device) -> int:
+    """Return the bytes of tensors that a rank has on this GPU at most when it trains, in the recipe's own layout. The
+    run shows them beside what it measures.
+
+    Raises:
+        UserError, FieldError: see `plan_recipe`.
+    """
+    total = torch.cuda.get_device_properties(device).total_memory / GIB
+    kind = nearest_kind(torch.cuda.get_device_name(device), total) or replace(device_kinds()[USUAL], name="a GPU")
+    placement = resolved.config.placement
+    count = MOST if PLACEMENTS.holds(placement, "ray") else placed_ranks(placement)
+    plan = plan_recipe(resolved, Devices(replace(kind, memory=total), count))
+    return sum(plan.memory.trainer.values())
 
 
 def plan_recipe(resolved: Resolved[Any], devices: Devices, *, mean: float | None = None) -> StepPlan:

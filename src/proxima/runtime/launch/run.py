@@ -20,9 +20,10 @@ from proxima.model.chat.template_inputs import clock_notes, fixed_clock
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.input_files import left_out_note, left_out_of
 from proxima.model.precision import product_rate
-from proxima.model.pretrained import LoadedModel, without_progress_bars
+from proxima.model.pretrained import LoadedModel, resolve_device, without_progress_bars
 from proxima.runtime.launch.offline_workload import OfflineWorkload
 from proxima.runtime.launch.rl_workload import RlWorkload
+from proxima.runtime.loop.device_figures import planned_memory
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop, Workload
 from proxima.runtime.placement.follower import RankModels, follow, read_when_visible
 from proxima.runtime.placement.rendezvous import agree_on_files, ranks_of
@@ -155,7 +156,8 @@ async def _run(
             store = RunStore(journal, folder, disk, activity, ranks)
             if resolved is not None:
                 await disk.write(folder.write_config, dump(resolved, folder.config))
-            loop = work.make_loop(loaded, RunServices(store, compute, observer, opened))
+            planned = planned_memory(resolved, resolve_device(config.model.device))
+            loop = work.make_loop(loaded, RunServices(store, compute, observer, opened, planned))
             if checkpoint:
                 await compute.run(restore, checkpoint, loop.stack, loop.others)
             await disk.write(folder.write_environment, _environment(config, loaded))

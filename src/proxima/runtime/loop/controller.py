@@ -20,7 +20,7 @@ from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric
 from proxima.evaluation.held_out import Evaluation, summarise
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
-from proxima.runtime.loop.device_figures import device_figures
+from proxima.runtime.loop.device_figures import device_figures, memory_figures
 from proxima.runtime.loop.publisher import Publisher, engine_errors
 from proxima.runtime.loop.step_review import StepReview, mean_metrics, not_filled, rollout_metrics
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop
@@ -228,6 +228,7 @@ class Controller(TrainingLoop):
             **self.publisher.reports.metrics,
             **{f"time/{name}": value for name, value in times.items()},
             **device_figures(result, self.stack, self.config.placement, rollout["tokens/generated"], times["step"]),
+            **memory_figures(result, self.planned_memory),
             "policy_version": version,
         }
 

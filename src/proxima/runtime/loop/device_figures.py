@@ -1,10 +1,18 @@
 """What a step makes of the devices, for metrics.jsonl."""
 
+import importlib
+from contextlib import suppress
+from importlib.metadata import entry_points
 from typing import Any
 
+import torch
+
+from proxima.config.resolved import Resolved
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.model.precision import product_rate
 from proxima.training.stack import TrainStack, UpdateResult
+
+COMMANDS = "proxima.commands"  # the group of entry points of other distributions
 
 
 def device_figures(
@@ -18,8 +26,7 @@ def device_figures(
         result: of the policy's update. stack: the policy's.
         placement: of the config. tokens: of which the speed is meant. seconds: of the whole step.
     Returns: `time/update` and `tokens_per_second/device`; `device/flops_per_second`, of the model on a rank, and
-        `device/mfu`, where the sizes of the model are known; `device/memory_allocated` and `device/memory_reserved`,
-        bytes, where torch counts them. Empty for a step without an update.
+        `device/mfu`, where the sizes of the model are known. Empty for a step without an update.
     """
     if not result.seconds:
         return {}
@@ -31,10 +38,31 @@ def device_figures(
         rate = result.flops / result.seconds / ranks
         figures["device/flops_per_second"] = rate
         figures["device/mfu"] = rate / product_rate(stack.model.compute_dtype, stack.model.device)
-    if result.memory is not None:
-        figures["device/memory_allocated"] = float(result.memory.allocated)
-        figures["device/memory_reserved"] = float(result.memory.reserved)
     return figures
+
+
+def memory_figures(result: UpdateResult, planned: int | None) -> dict[str, float]:
+    """Return the memory of the devices, in bytes: `device/memory_allocated` and `device/memory_reserved`, the peaks
+    since the policy's last update, where torch counts them; `device/memory_planned`, what the plan has for the first,
+    if it is `planned`."""
+    if result.memory is None:
+        return {}
+    figures = {"allocated": result.memory.allocated, "reserved": result.memory.reserved, "planned": planned}
+    return {f"device/memory_{name}": float(size) for name, size in figures.items() if size is not None}
+
+
+def planned_memory(resolved: Resolved[Any] | None, device: torch.device) -> int | None:
+    """Return the bytes that a plan of the recipe has on a rank's GPU; None without a GPU, without the package
+    proxima-plan, or if it has no plan for this recipe."""
+    command = next(iter(entry_points(group=COMMANDS, name="plan")), None)
+    if resolved is None or device.type != "cuda" or command is None:
+        return None
+    package = command.module.rpartition(".")[0]
+    # a forecast is for people: no error of it may end a run
+    with suppress(Exception):
+        size: int = importlib.import_module(f"{package}.forecast").memory_of_run(resolved, device)
+        return size
+    return None
 
 
 def engine_devices(placement: Any) -> float:

@@ -22,7 +22,7 @@ from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import EngineSetup, Request, Sampling, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.precision import Decided
-from proxima.runtime.loop.device_figures import device_figures
+from proxima.runtime.loop.device_figures import device_figures, memory_figures
 from proxima.runtime.loop.step_review import mean_metrics
 from proxima.runtime.loop.training_loop import RunServices, TrainingLoop
 from proxima.runtime.watch.observer import Observer
@@ -258,5 +258,6 @@ class OfflineLoop(TrainingLoop):
             "tokens_per_second/train": result.tokens / training if training else 0.0,
             **{f"time/{name}": value for name, value in self.times.items()},
             **device_figures(result, self.stack, self.config.placement, result.tokens, self.times["step"]),
+            **memory_figures(result, self.planned_memory),
             "policy_version": self.journal.version + 1,
         }

@@ -39,12 +39,13 @@ RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fiel
 @dataclass(frozen=True)
 class RunServices:
     """The store (journal and folder) of a run, its compute thread and observer; `opened` is closed when the run
-    ends."""
+    ends; see `planned_memory`."""
 
     store: RunStore
     compute: ComputeThread
     observer: Observer
     opened: ExitStack
+    planned_memory: int | None = None
 
 
 class Workload(Protocol):
@@ -142,6 +143,7 @@ class TrainingLoop:
     def __init__(self, config: RunConfig | OfflineConfig, steps: int, stack: TrainStack, services: RunServices) -> None:
         store = services.store
         self.config, self.steps, self.stack, self.compute = config, steps, stack, services.compute
+        self.planned_memory = services.planned_memory
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.observer, self.activity, self.disk = services.observer, store.activity, store.disk
         self.clock, self._stop = store.activity.clock, store.disk.stop
