@@ -42,17 +42,32 @@ def require_moe(config: Any, field: str, value: object) -> None:
         raise FieldError(field, value, bound, remedy="leave it out, or use such a model")
 
 
-def connect_routers(backbone: nn.Module) -> None:
+def connect_routers(backbone: nn.Module, *, compiled: bool = False) -> None:
     """Make the routers of a decoder stack consult the pass that it is called with, `routing=…`; without one nothing
-    changes. Idempotent."""
+    changes. Idempotent.
+
+    Args:
+        compiled: layers are compiled, and this is before their first pass: the pass is consulted between their graphs.
+    """
     stack: Any = backbone
     layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
-    if not hasattr(stack, "asks_routing"):
-        for number, layer in enumerate(layers):
-            layer.self_attn.register_forward_pre_hook(partial(_hand_over, layer.mlp.gate), with_kwargs=True)
-            layer.mlp.gate.routing = None
-            layer.mlp.gate.register_forward_hook(partial(_ask, number))
-        stack.asks_routing = True
+    if hasattr(stack, "asks_routing") and (stack.asks_routing or not compiled):
+        return
+
+    for hook in vars(stack).get("routing_hooks", ()):
+        hook.remove()
+    stack.routing_hooks = []
+    for number, layer in enumerate(layers):
+        hand_over: Any = partial(_hand_over, layer.mlp.gate)
+        ask: Any = partial(_ask, number)
+        if compiled:
+            hand_over, ask = torch.compiler.disable(hand_over), torch.compiler.disable(ask)
+        layer.mlp.gate.routing = None
+        stack.routing_hooks += [
+            layer.self_attn.register_forward_pre_hook(hand_over, with_kwargs=True),
+            layer.mlp.gate.register_forward_hook(ask),
+        ]
+    stack.asks_routing = compiled
 
 
 def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,7 +18,7 @@ from proxima.model.attention import ATTENTION, flash_path, head_sizes, hugging_f
 from proxima.model.attention_cost import pair_cost
 from proxima.model.compilation import check_compiles, compile_layers
 from proxima.model.images.image_inputs import ImageReader
-from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe
+from proxima.model.moe import RoutingPass, compute_in_autocast, connect_routers, is_moe, stacked_experts
 from proxima.model.parallel.context import ContextGroup
 from proxima.model.parallel.sharding import is_sharded
 from proxima.model.positions import fix_positions
@@ -142,7 +142,10 @@ class PackedModel:
         if compile:
             parallel = 1 if sharding is None else sharding.tensor_parallel
             check_compiles(self.model.config, attention=attention, tensor_parallel=parallel)
-            compile_layers(decoder_layers(self.model))
+            if is_moe(self.model.config):
+                connect_routers(self.model.get_decoder(), compiled=True)
+            splits_experts = sharding is not None and sharding.expert_parallel > 1
+            compile_layers(decoder_layers(self.model), stacked_experts(self.model) if splits_experts else ())
         if gradient_checkpointing:
             recompute_layers(self.model)
         self.context: Any = None  # a `ContextGroup`, where ranks split the tokens of a batch between them

@@ -49,6 +49,7 @@ BREADTH = [
     Case(model="qwen2", layout=HYBRID, trains="head", settings=COMPILED, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, settings=VARLEN, passes=(IN_PARTS,), then=(forward_only, outputs)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
+    Case(model="qwen3_moe", layout=E2, settings=COMPILED | AGAIN, passes=({"parts": 2, "busy": 1},)),
     Case(model="six", layout=E2, passes=({"parts": 2},)),
     Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),
     Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),

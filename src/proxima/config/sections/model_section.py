@@ -70,7 +70,9 @@ class ModelConfig:
     share_prompt: Annotated[bool, "run a group's prompt, and what prompts begin with, once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     compile: Annotated[
-        bool, "torch.compile each layer, and the output head: a minute more once; has only run on CPUs so far"
+        bool,
+        "torch.compile each layer, but for experts that ranks split, and the output head: "
+        "a minute more once; has only run on CPUs so far",
     ] = False
     log_prob_chunk: Annotated[
         int | None, "rows of logits alive at once; null: 512 on a CPU, 2,048 to 8,192 on a GPU, by its memory"
