@@ -19,17 +19,19 @@ from proxima_plan.devices import GIB, DeviceKind, device_kinds
 from proxima_plan.rehearsal.fake_device import fake_device
 
 BEFORE = ROWS_ON_CPU  # rows of logits that were alive at once whatever the device
-ENDS = ("index_select", "index_add", "new_zeros")  # of a layer, outside of its graphs: keys in the order of sequences
+# outside of the graphs of a layer, keys in the order of sequences; of one with experts, in kernels of torch's own
+ENDS = ("index_select", "index_add", "new_zeros", "sort", "topk", "histc")
 GROUPS, SIZE, PROMPT, LENGTH = 2, 8, 256, 1024  # of a micro-batch
 TOKENS, RESPONSES = GROUPS * (PROMPT + SIZE * (LENGTH - 1)), GROUPS * SIZE * LENGTH
 ROWS = (BEFORE, 2048, 4096, 8192)
-SIDES = ("eager", "rows", "compiled")
+SIDES = ("eager", "rows", "compiled", "flash3", "fused_head")
 GOAL = 0.45
-KEY_HEADS = 8
-SHAPES = {  # hidden and intermediate size, layers, heads
-    "Qwen3-1.7B": (2048, 6144, 28, 16),
-    "Qwen3-4B": (2560, 9728, 36, 32),
+SHAPES = {  # hidden and intermediate size (of an expert), layers, heads, key heads
+    "Qwen3-1.7B": (2048, 6144, 28, 16, 8),
+    "Qwen3-4B": (2560, 9728, 36, 32, 8),
+    "Qwen3-30B-A3B": (2048, 768, 48, 32, 4),
 }
+EXPERTS = {"Qwen3-30B-A3B": (128, 8)}  # and those of a token
 
 
 def main() -> None:
@@ -44,7 +46,7 @@ def main() -> None:
     head = None if o.eager else scheduled_head()
     models = {}
     for name in o.shapes:
-        layer = None if o.eager else scheduled_layer(shape(name, 1, KEY_HEADS))
+        layer = None if o.eager else scheduled_layer(shape(name, 1, SHAPES[name][-1]))
         models[name] = eager_counts(name)
         if head is not None and layer is not None:
             models[name] |= compiled_counts(models[name], head, layer)
@@ -52,26 +54,34 @@ def main() -> None:
     header = ["model", "kernels forward, backward", "compiled", "bytes of a token", "compiled"]
     print(table(header, [cells(model) for model in models.values()]))
     header = ["model", "device", "512 rows, eager", "rows by memory", "and compiled"]
-    print(table(header, [[each["model"], each["device"], *map(percent, SIDES, [each] * 3)] for each in rows]))
+    header += ["and flash attention 3", "or a fused head, at most"]
+    sides = [[percent(side, each) for side in SIDES] for each in rows]
+    print(table(header, [[each["model"], each["device"], *own] for each, own in zip(rows, sides, strict=True)]))
     reached = min(each.get("compiled", 0.0) for each in rows)
     finish({"claim": "kernels", "models": models, "rows": rows, "goal": GOAL, "reached": reached}, o.json_out)
 
 
 def shape(name: str, layers: int = 0, factor: int = 1) -> Any:
     """The config of a published model, with so many layers (0: its own), and its sizes divided by `factor`."""
-    from transformers import Qwen3Config
+    from transformers import Qwen3Config, Qwen3MoeConfig
 
-    hidden, intermediate, own, heads = SHAPES[name]
-    return Qwen3Config(
-        hidden_size=hidden // factor,
-        intermediate_size=intermediate // factor,
-        num_hidden_layers=layers or own,
-        num_attention_heads=heads // factor,
-        num_key_value_heads=KEY_HEADS // factor,
-        head_dim=128,
-        vocab_size=151936 if factor == 1 else 64,
-        tie_word_embeddings=True,
-    )
+    hidden, intermediate, own, heads, key_heads = SHAPES[name]
+    sizes = {
+        "hidden_size": hidden // factor,
+        "intermediate_size": intermediate // factor,
+        "num_hidden_layers": layers or own,
+        "num_attention_heads": heads // factor,
+        "num_key_value_heads": key_heads // factor,
+        "head_dim": 128,
+        "vocab_size": 151936 if factor == 1 else 64,
+        "tie_word_embeddings": name not in EXPERTS,
+    }
+    if name not in EXPERTS:
+        return Qwen3Config(**sizes)
+
+    count, chosen = EXPERTS[name]
+    experts = {"num_experts": count, "num_experts_per_tok": chosen, "norm_topk_prob": True}
+    return Qwen3MoeConfig(**sizes, **experts, moe_intermediate_size=intermediate // factor)
 
 
 def micro_batch() -> list[Trajectory]:
@@ -141,7 +151,7 @@ def row(model: dict[str, Any], device: DeviceKind) -> dict[str, Any]:
     peak, bandwidth = device.bf16 * 1e12, device.bandwidth * 1e12 * rates.decode
     useful = depth * (model["layer_flops"] + 3 * model["attention"]) + 0.75 * model["head_flops"]  # one is recomputed
     computes = (depth * model["layer_flops"] + model["head_flops"]) / (peak * (device.products or rates.products))
-    computes += depth * 3.5 * model["attention"] / (peak * rates.flash2)
+    attended = depth * 3.5 * model["attention"] / peak
     rows = rows_of_logits(int(device.memory * GIB), model["vocabulary"])
     moved = {
         "eager": depth * model["layer_bytes"] + model["head_bytes"][BEFORE],
@@ -150,15 +160,19 @@ def row(model: dict[str, Any], device: DeviceKind) -> dict[str, Any]:
     if "compiled_logit_bytes" in model:
         summed = 10 * model["head_weights"] * math.ceil(RESPONSES / rows)  # the gradient of the head, chunk by chunk
         fused = model["compiled_logit_bytes"] * RESPONSES * model["vocabulary"] + summed
-        moved["compiled"] = depth * model["compiled_layer_bytes"] + fused
-    shares = {
-        name: useful / (computes + (size + model["rest_bytes"]) / bandwidth) / peak for name, size in moved.items()
+        moved["compiled"] = moved["flash3"] = depth * model["compiled_layer_bytes"] + fused
+        moved["fused_head"] = depth * model["compiled_layer_bytes"]
+    seconds = {
+        name: computes + attended / (rates.flash3 if name == "flash3" else rates.flash2) + size / bandwidth
+        for name, size in moved.items()
     }
+    rest = model["rest_bytes"] / bandwidth
+    shares = {name: useful / (each + rest) / peak for name, each in seconds.items()}
     facts = {
         "model": model["model"],
         "device": device.name,
         "logit_rows": rows,
-        "products_alone": useful / computes / peak,
+        "products_alone": useful / (computes + attended / rates.flash2) / peak,
     }
     return facts | {name: round(share, 3) for name, share in shares.items()}
 

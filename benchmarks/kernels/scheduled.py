@@ -1,11 +1,12 @@
 """The kernels of compiled layers and of the compiled rows of logits, as the scheduler of torch's compiler arranges
 them.
 
-It runs on a CPU, for which it fuses no more than for a GPU. Sizes are scaled down, with the ratios of the model: what
+It runs as for a CPU, for which it fuses no more than for a GPU, and what it has arranged is counted in place of being
+written and compiled; the operations then run one by one. Sizes are scaled down, with the ratios of the model: what
 is read and written beside products is in proportion to tokens times hidden size, or to logits.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from benchmarks.kernels.counted import attention_stand_in
 from proxima.data.trajectory import Trajectory
+from proxima.model import compilation
 from proxima.model.log_prob import token_log_prob
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
@@ -37,7 +39,7 @@ def scheduled_layer(config: Any) -> tuple[Fused, int]:
 
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     loaded = LoadedModel(model=model, tokenizer=None, path="scaled down")  # type: ignore[arg-type]
-    with attention_stand_in(None):
+    with attention_stand_in(None), scheduled() as fused:
         policy = Policy(loaded, attention="varlen", compute_dtype=torch.bfloat16, compile=True)
         policy.compiles = False  # of the head
         draw = np.random.default_rng(0)
@@ -48,8 +50,7 @@ def scheduled_layer(config: Any) -> tuple[Fused, int]:
             for n in range(2)
         ]
         batch = policy.pack(items)
-        with scheduled() as fused:
-            policy(batch).log_prob.sum().backward()
+        policy(batch).log_prob.sum().backward()
     return fused, len(batch.tokens) * config.hidden_size
 
 
@@ -64,26 +65,51 @@ def scheduled_head() -> tuple[Fused, int]:
     return fused, 64 * 4096
 
 
+class _Counted(Exception):
+    """Ends the compilation of a graph that has been counted."""
+
+
+def _uncompiled_graph(graph: Any, inputs: Sequence[Any], **settings: Any) -> Any:
+    """In place of inductor's compilation of a graph: what was counted runs as it is."""
+    from functorch.compile import make_boxed_func
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    try:
+        compile_fx_inner(graph, inputs, **settings)
+    except Exception as error:
+        if "_Counted" not in f"{error!r} {error}":
+            raise
+    return make_boxed_func(graph)
+
+
+def _backend(graph: Any, inputs: Sequence[Any]) -> Any:
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(graph, inputs, inner_compile=_uncompiled_graph)  # type: ignore[arg-type]
+
+
 @contextmanager
 def scheduled() -> Iterator[Fused]:
     """What is compiled within it."""
     import torch._functorch.config
+    import torch._inductor.compile_fx
     import torch._inductor.config
     from torch._inductor.scheduler import Scheduler
     from torch._inductor.virtualized import V
 
-    fused, generate = Fused(), Scheduler.codegen
+    fused = Fused()
 
     def codegen(self: Any) -> Any:
         kernels = fused.backward if V.graph.is_backward else fused.forward
         for node in self.nodes:
             if type(node).__name__ not in (PRODUCT, NOTHING):
                 kernels.append(int(node.get_read_write_buffers_sizes()))
-        return generate(self)
+        raise _Counted
 
     torch.compiler.reset()
     with (
         patch.object(Scheduler, "codegen", codegen),
+        patch.object(compilation, "BACKEND", _backend),
         torch._inductor.config.patch(fx_graph_cache=False),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
