@@ -5,18 +5,22 @@ the sum over k of the largest cost, not of the shares' totals alone: each share 
 
     cost of a token in context c = 1 + pair_cost · c        in tokens of a linear pass
 
-A group pays its prompt once where it stays together. It is split where that costs less than the imbalance.
+A group pays its prompt once where it stays together. It is split where that costs less than the imbalance: pieces of
+groups are dealt, the most expensive first, and then items change places, see `exchange`.
 """
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from proxima.data.trajectory import Trajectory
 from proxima.model.micro_batch import Items, micro_batches, tokens_fed, tokens_laid_out
+from proxima.training.exchange import Prices, evened
 
 Cuts = list[list[int]]  # micro-batches, as indices of items
 
@@ -60,6 +64,27 @@ class Work:
         joins = [False, *(self._are_neighbours(i, j) for i, j in pairwise(items))]
         return sum((self.after if join else self.alone)[i].cost for i, join in zip(items, joins, strict=False))
 
+    def costs_of(self, cuts: Iterable[Sequence[int]]) -> list[float]:
+        """Return the cost of each micro-batch."""
+        return [self.cost_of(cut) for cut in cuts]
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The same for items in any order: what all items of a group share is its opening. Group 0 is that of items
+        which share nothing."""
+        groups = np.zeros(len(self.alone), np.int64)
+        opening_costs = [0.0]
+        opening_tokens = [0]
+        for first, *later in self.groups:
+            if later:
+                groups[[first, *later]] = len(opening_costs)
+                opening_costs.append(min(self.alone[i].cost - self.after[i].cost for i in later))
+                opening_tokens.append(min(self.alone[i].tokens - self.after[i].tokens for i in later))
+        of_groups = np.array(opening_costs), np.array(opening_tokens)
+        costs = np.array([piece.cost for piece in self.alone]) - of_groups[0][groups]
+        tokens = np.array([piece.tokens for piece in self.alone]) - of_groups[1][groups]
+        return Prices(costs, tokens, groups, *of_groups)
+
     def _are_neighbours(self, before: int, item: int) -> bool:
         return self._group_of[before] == self._group_of[item]
 
@@ -86,14 +111,19 @@ def deal(items: Items, shares: int, budget: int, *, pair_cost: float = 0.0, shar
     """
     work = work_of(items, pair_cost=pair_cost, share_prompt=share_prompt)
     whole = sum(work.cost_of(group) for group in work.groups)
-    best, least = [list[list[int]]() for _ in range(shares)], math.inf
+    best: Cuts = []
+    least = math.inf
     for part in PARTS:
         pieces = pieces_of(work, part * whole / shares, budget)
         cuts = in_micro_batches(pieces, shares, budget)
-        cost = cost_of_passes(cuts) + FIXED * budget * max(map(len, cuts))
+        cost = cost_of_passes(work.costs_of(cuts), shares) + FIXED * budget * len(cuts) / shares
         if cost < least:
-            best, least = [[items_of(cut) for cut in own] for own in cuts], cost
-    return best
+            best, least = cuts, cost
+
+    # what paths of an episode share beside their prompt has no price, so an exchange may lose it
+    exchanged = evened(work.prices, best, shares, budget)
+    cuts = min(best, exchanged, key=lambda cuts: cost_of_passes(work.costs_of(cuts), shares))
+    return in_turn(cuts, work.costs_of(cuts), shares)
 
 
 def together(items: Items, *, share_prompt: bool) -> list[list[int]]:
@@ -157,18 +187,27 @@ def pieces_of(work: Work, limit: float, budget: int) -> list[Piece]:
     return pieces
 
 
-def in_micro_batches(pieces: Sequence[Piece], shares: int, budget: int) -> list[list[list[Piece]]]:
-    """Return the micro-batches of each share, as few as fit. In each of them the shares have about the same cost."""
+def in_micro_batches(pieces: Sequence[Piece], shares: int, budget: int) -> Cuts:
+    """Return the items of micro-batches, as many for each share and as few as fit, some of which may be empty. They
+    have about the same cost."""
     count = max(1, math.ceil(sum(piece.tokens for piece in pieces) / budget / shares))
     while (filled := _filled(pieces, shares * count, budget)) is None:
         count += 1
-    filled.sort(key=cost_of, reverse=True)
-    dealt = [list[list[Piece]]() for _ in range(shares)]
-    for first in range(0, len(filled), shares):
-        ahead = sorted(range(shares), key=lambda share: sum(map(cost_of, dealt[share])))
-        for share, cut in zip(ahead, filled[first : first + shares], strict=False):
-            if cut:
-                dealt[share].append(cut)
+    return [sorted(i for piece in cut for i in piece.items) for cut in filled]
+
+
+def in_turn(cuts: Cuts, costs: Sequence[float], shares: int) -> list[Cuts]:
+    """Return the micro-batches of each share: in each pass as many of the most expensive ones that are left, of which
+    the share with least so far has the first."""
+    order = sorted(range(len(cuts)), key=lambda number: -costs[number])
+    dealt = [Cuts() for _ in range(shares)]
+    total = [0.0] * shares
+    for first in range(0, len(cuts), shares):
+        ahead = sorted(range(shares), key=lambda share: total[share])
+        for share, number in zip(ahead, order[first : first + shares], strict=False):
+            if cuts[number]:
+                dealt[share].append(cuts[number])
+                total[share] += costs[number]
     return dealt
 
 
@@ -194,20 +233,9 @@ def _filled(pieces: Sequence[Piece], count: int, budget: int) -> list[list[Piece
     return cuts
 
 
-def cost_of(pieces: Sequence[Piece]) -> float:
-    return sum(piece.cost for piece in pieces)
-
-
-def cost_of_passes(cuts: Sequence[Sequence[Sequence[Piece]]]) -> float:
-    """Return the sum over micro-batches of the cost of the most expensive share."""
-    costs = [list(map(cost_of, own)) for own in cuts]
-    passes = max(map(len, costs), default=0)
-    return sum(max(own[k] for own in costs if k < len(own)) for k in range(passes))
-
-
-def items_of(pieces: Sequence[Piece]) -> list[int]:
-    """Return the items of some pieces, those of a group together."""
-    return sorted(i for piece in pieces for i in piece.items)
+def cost_of_passes(costs: Iterable[float], shares: int) -> float:
+    """Return the sum over passes of the most expensive of as many micro-batches as there are shares."""
+    return sum(sorted(costs, reverse=True)[::shares])
 
 
 def cuts_of_shares(

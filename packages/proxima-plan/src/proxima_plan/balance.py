@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from proxima.training.dealing import Piece, cost_of, in_micro_batches, items_of
+import numpy as np
+
+from proxima.training.dealing import Piece, in_micro_batches
+from proxima.training.exchange import Prices, evened
 
 
 class Slowest(NamedTuple):
@@ -33,15 +36,13 @@ def slowest(lengths: Sequence[float], shares: int, budget: int, pair_cost: float
     tokens, squares = sum(lengths), sum(length * length for length in lengths)
     if shares == 1:
         return Slowest(1.0, 1.0, max(1, math.ceil(tokens / max(budget, *lengths))))
-    pieces = []
-    for number, length in enumerate(lengths):
-        cost = length + pair_cost * length * length / 2
-        pieces.append(Piece((number,), cost, round(length)))
-    cuts = in_micro_batches(pieces, shares, budget)
-    own_tokens = own_squares = 0.0
-    passes = max(map(len, cuts))
-    for number in range(passes):
-        most = max((own[number] for own in cuts if number < len(own)), key=cost_of)
-        own_tokens += sum(lengths[i] for i in items_of(most))
-        own_squares += sum(lengths[i] ** 2 for i in items_of(most))
+    costs = np.array([length + pair_cost * length * length / 2 for length in lengths])
+    sizes = np.round(lengths).astype(np.int64)
+    pieces = [Piece((i,), cost, size) for i, (cost, size) in enumerate(zip(costs, sizes, strict=True))]
+    alone = Prices(costs, sizes, np.zeros_like(sizes), np.zeros(1), np.zeros(1, np.int64))
+    cuts = evened(alone, in_micro_batches(pieces, shares, budget), shares, budget)
+    longest = sorted(cuts, key=lambda cut: -costs[cut].sum())[::shares]
+    own_tokens = sum(lengths[i] for cut in longest for i in cut)
+    own_squares = sum(lengths[i] ** 2 for cut in longest for i in cut)
+    passes = sum(map(bool, longest))
     return Slowest(own_tokens * shares / tokens, own_squares * shares / squares, passes)
