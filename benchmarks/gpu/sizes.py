@@ -111,6 +111,18 @@ def word_tokenizer(words: int) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
 
 
+def byte_tokenizer() -> Any:
+    """A tokenizer of bytes, so that texts have different tokens in any vocabulary of 256."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
 def shape_folder(config: Any, folder: Path) -> str:
     """Write config.json alone, from which the plan counts."""
     config.save_pretrained(folder)

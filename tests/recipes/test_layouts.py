@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 GROUPS = {  # a recipe in a layout → its groups of ranks
     ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
-    ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},
+    ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel"},
 }  # `python -m benchmarks.layouts --run` has the others
 
 
