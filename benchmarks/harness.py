@@ -204,26 +204,12 @@ def versions() -> dict[str, str]:
 
 def commit() -> str:
     """Return the measured commit, with `+` if the tree has changes."""
+    words = ["git", "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
-        head = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=HERE,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "-uno"],
-            cwd=HERE,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-        ).stdout.strip()
+        described = subprocess.run(words, cwd=HERE, capture_output=True, encoding="utf-8", errors="replace", check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head + ("+" if changed else "")
+    return described.stdout.strip()
 
 
 def finish(result: dict[str, Any], out: Path | None) -> None:

@@ -7,8 +7,9 @@
     kernels     (1 minute, no model) products, attention, the output head, grouped products
     updates     (5) updates of Qwen3-1.7B and 4B
     one_rank    (2) the sharded path over NCCL with a world of one
-    weights     (2) weights of 4B to a second process
+    weights     (2) weights of 4B to a second process; whole syncs by part, to that of `stand_in`
     decode      (3) decoding with 4B
+    resumed     (if time is left) 20 steps of 1.7B, killed and resumed
     run         the command
 
 To add a figure: `record.figure` in a part. To add a part: a module with a `main`, and a line in `schedule.PARTS`.

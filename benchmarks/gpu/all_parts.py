@@ -97,13 +97,12 @@ def with_weights(model: Path, place: Path) -> Path:
         return model
 
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
+    from benchmarks.gpu.sizes import module_of
     from benchmarks.side import device
 
     made = place / model.name
     shutil.copytree(model, made)
-    with torch.device(device()):
-        drawn = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
-    drawn.save_pretrained(made)
+    module_of(AutoConfig.from_pretrained(model), device(), torch.float32).save_pretrained(made)
     return made

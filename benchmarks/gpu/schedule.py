@@ -61,6 +61,7 @@ QUARTER: Mapping[str, Part] = {
     "weights": Part("-m benchmarks.gpu.weights {own}", 2),
     "decode": Part("-m benchmarks.gpu.decode {own}", 3),
     "tests": Part("-m pytest -q -p no:cacheprovider -m gpu tests/gpu"),
+    "resumed": Part("-m benchmarks.gpu.resumed {own}"),
     "demo": Part(f"-m proxima.cli.main train {DEMO}", tiny=SMALL_RUN, file="run/summary.json"),
 }
 LONGER: Mapping[str, Part] = {  # with more than a quarter of an hour: benchmarks of their own, on a GPU

@@ -88,14 +88,19 @@ def config_of(shape: str, *, rehearse: bool) -> Any:
     return Qwen3Config(**settings, tie_word_embeddings=True, bos_token_id=0, eos_token_id=1, pad_token_id=1)
 
 
+def module_of(config: Any, place: torch.device | str, dtype: torch.dtype) -> Any:
+    """The module of a config, with the weights of its initialisation."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device(place):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype)
+
+
 def drawn_model(config: Any, *, dtype: torch.dtype = torch.float32) -> LoadedModel:
     """A model whose weights are drawn on the device, the same each time, with a tokenizer of as many words as its
     vocabulary; nothing ends a completion."""
-    from transformers import AutoModelForCausalLM
-
     torch.manual_seed(1)
-    with torch.device(device()):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model = module_of(config, device(), dtype)
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     return LoadedModel(model=model, tokenizer=word_tokenizer(config.vocab_size), path="drawn")
 
@@ -109,18 +114,6 @@ def word_tokenizer(words: int) -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0")
-
-
-def byte_tokenizer() -> Any:
-    """A tokenizer of bytes, so that texts have different tokens in any vocabulary of 256."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def shape_folder(config: Any, folder: Path) -> str:

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.sizes import byte_tokenizer, config_of, drawn_model
+from benchmarks.gpu.sizes import config_of, drawn_model
 from benchmarks.side import device
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.fake_vllm_worker import FakeModel, worker_module
 from tests.engine.http.model_server import ModelVllm
 from tests.engine.http.raw_server import RawServer
+from tests.tiny import tiny_tokenizer
 
 SHAPE = "4B"
 
@@ -30,7 +31,7 @@ class StandIn(ModelVllm):
         FakeVllm.__init__(self, sleeps=True)
         self.device = device()
         self.model = drawn_model(config_of(SHAPE, rehearse=rehearse), dtype=torch.bfloat16).model
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = tiny_tokenizer()
         self.folder = "drawn"
         self.worker = worker_module(pytest.MonkeyPatch())
         self.receiver = self.worker.ProximaEngine(FakeModel(1, 8))

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from benchmarks.gpu.forecast import Forecast, kind_here
 from benchmarks.gpu.record import Record, part_options
 from benchmarks.gpu.schedule import ROOT
-from benchmarks.gpu.sizes import SMALL, WHOLE, byte_tokenizer, config_of, drawn_model, shape_folder
+from benchmarks.gpu.sizes import SMALL, WHOLE, config_of, drawn_model, shape_folder
 from benchmarks.side import clock
 from proxima.config.sections.model_section import ModelConfig
 from proxima.engine.http.engine import HttpEngine
@@ -28,6 +28,7 @@ from proxima.engine.http.vllm import Vllm
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.pretrained import load_shape
 from proxima_plan.stage_times import BANDWIDTH, NETWORK
+from tests.tiny import tiny_tokenizer
 
 REPEATS = 3
 DRAWN = 1e10 if torch.cuda.is_available() else 1e8  # weights a second
@@ -85,7 +86,7 @@ def synced(record: Record, plan: Forecast, *, rehearse: bool) -> None:
     try:
         assert server.stdout is not None
         loaded = replace(
-            drawn_model(plan.config), tokenizer=byte_tokenizer(), path=shape_folder(plan.config, Path(folder.name))
+            drawn_model(plan.config), tokenizer=tiny_tokenizer(), path=shape_folder(plan.config, Path(folder.name))
         )
         url = server.stdout.readline().strip()
         if not url:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.gpu.sizes import module_of
 from proxima.data.trajectory import Trajectory
 from proxima.model import attention
 from proxima.model.log_prob import token_log_prob
@@ -132,12 +133,9 @@ def attention_stand_in(counter: KernelCounter | None) -> Iterator[None]:
 def counted_pass(config: Any, items: list[Trajectory], rows: int) -> tuple[Kernels, Kernels]:
     """The kernels of a forward and of a backward pass over a batch, with `rows` of logits at once; weights are in
     bfloat16, as FSDP gathers them."""
-    from transformers import AutoModelForCausalLM
-
     device, counter = fake_device(), KernelCounter()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, attention_stand_in(counter):
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+        model = module_of(config, "meta", torch.bfloat16)
         model._apply(lambda tensor: torch.empty_like(tensor, device=device))
         model.tie_weights()
         loaded = LoadedModel(model=model, tokenizer=None, path="shape", device=device)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import load_tokenizer
 from proxima.runtime.placement.follower import RankModels
 from proxima.training.critic import ValueObjective, ValueStage
-from proxima.training.forward_stage import LogProbStage
+from proxima.training.forward_stage import LogProbStage, TeacherStage
 from proxima.training.learner import EarlyStop
 from proxima.training.objectives.policy_objective import PolicyObjective
 from proxima.training.objectives.preference_objective import KtoObjective, PreferenceObjective
@@ -41,6 +42,7 @@ from proxima.training.ranks import End, RankError, Refused
 from proxima.training.stack import TrainStack
 from tests.model.parallel.passes import model_of, source
 from tests.model.rows import rows, same
+from tests.tiny import VOCABULARY
 from tests.tiny_images import picture
 from tests.training.helpers import SHAPES, TEMPERATURES, labeled, near, pairs, reward_pairs, trajectories, valued
 
@@ -294,25 +296,37 @@ def received_bytes() -> Iterator[list[int]]:
 
 
 def only_its_share(rank: int, folder: Path) -> None:
-    """A rank receives its part of the items and no other, whatever it computes."""
+    """A rank receives its part of the items and no other, whatever it computes: each column of a run with a reference,
+    a critic and a teacher, and its update."""
     ranks, shared, _ = stacks_of(rank, folder, {}, budget=600)
-    stack, draw = shared.new("policy"), np.random.default_rng(4)
+    stack, critic, draw = shared.new("policy"), shared.new("scalar"), np.random.default_rng(4)
     items = [
-        replace(row, behavior_log_prob=-draw.random(len(row.tokens)), advantage=draw.normal(size=len(row.tokens)))
+        replace(
+            row,
+            behavior_log_prob=-draw.random(len(row.tokens)),
+            reference_log_prob=-draw.random(len(row.tokens)),
+            advantage=draw.normal(size=len(row.tokens)),
+        )
         for row in near(rows(*[(9, (250, 260))] * 8), [torch.zeros(260)[: 250 + 10 * (i % 2)] for i in range(16)])
     ]
     whole = len(pickle.dumps(items))
-    calls = {
-        "stage": lambda: stack.columns(stage_of("policy", stack), items),
-        "update": lambda: stack.update(policy(), [items]),
+    stages = {
+        "log-probs": (stack, LogProbStage("proximal_log_prob", stack.model)),
+        "reference": (stack, LogProbStage("reference_log_prob", stack.model)),
+        "teacher": (stack, TeacherStage(policy=stack.model, top_k=2, top_k_of="teacher", vocabulary=VOCABULARY)),
+        "values": (critic, ValueStage(critic.model)),
     }
+    objective = policy(penalties=[PENALTIES["k3"](coefficient=0.1)])
+    calls = {name: partial(of.columns, stage, items) for name, (of, stage) in stages.items()}
+    calls["update"] = partial(stack.update, objective, [items])
     for name, call in calls.items():
         if rank == 0:
             call()
             ranks.end(None)
             continue
+        of, *own = stages.get(name, (stack,))
         with received_bytes() as received:
-            follow(stack, ranks)
+            follow(of, ranks, own)
         assert sum(received) < 1.3 * whole / ranks.shares, (name, received, whole)
 
 
