@@ -20,6 +20,7 @@ import argparse
 import ast
 import re
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,12 +33,13 @@ sys.path.insert(0, str(REPOSITORY))  # as a program, its folder alone would be t
 
 from scripts import portable  # noqa: E402
 
+OTHERS = ("peers", "plan", "tinker", "worlds")  # the other distributions
 PACKAGES = (
     REPOSITORY / "src" / "proxima",
-    *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
+    *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in OTHERS),
 )
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
-LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 44, 25  # in src
+LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 40, 25  # in src
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
 PUBLIC_ROOMS = tuple(
@@ -141,10 +143,6 @@ ALLOWED_LATE_IMPORTS |= {
     "proxima.reward.workers.graders: proxima.reward.workers": "runs code: other rewards load no sandbox",
     "proxima.reward.workers.graders: proxima.process": "likewise",
     "proxima.environment.host_process: proxima.process.code_runner": "likewise, of environments",
-    "proxima.config.sections.data_section: proxima.process.containers": "runs containers: few recipes have any",
-    "proxima.environment.hosts: proxima.process.contained": "likewise",
-    "proxima.process.worker: proxima.process.contained": "likewise",
-    "proxima.reward.workers.pool: proxima.process.contained": "likewise",
     "proxima.model.adapters.lora: proxima.model.adapters.merged_lora": "derives from a class of peft",
     "proxima.runtime.placement.rendezvous: proxima.training.sharded_checkpoint": "derives from one of torch",
 }
@@ -377,7 +375,8 @@ def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
     """Return all units, and the names that are reached from outside: commands, module-level code, public `__all__`s and
     docs/bias.md."""
     units: list[Unit] = []
-    roots = {"main"} | names_in(ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")))
+    bias_page = (REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")
+    roots = {"main"} | entry_points() | names_in(ast.parse(bias_page))
     own_classes = {node.name for module in modules for node in module.nodes if isinstance(node, ast.ClassDef)}
     for module in modules:
         for node in module.tree.body:
@@ -398,6 +397,15 @@ def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
             elif not is_docstring(node):
                 roots |= names_in(node)
     return units, roots
+
+
+def entry_points() -> set[str]:
+    """The names that the entry points of the packages mention."""
+    roots: set[str] = set()
+    for file in sorted(REPOSITORY.glob("packages/*/pyproject.toml")):
+        groups = tomllib.loads(file.read_text(encoding="utf-8"))["project"].get("entry-points", {})
+        roots |= {place.rpartition(":")[2] for group in groups.values() for place in group.values()}
+    return roots
 
 
 def collect_definition(

@@ -18,10 +18,10 @@ LINUX = {
     "proxima.process.linux_process": "the calls about processes, each with what other systems do",
     "proxima.process.entry": "the first thing in a process, which loads no other module: `prctl`",
     "proxima.process.code_process": _SANDBOX,
-    "proxima.process.code_server": _SANDBOX,
-    "proxima.process.contained": _SANDBOX,
-    "proxima.process.container_guardian": _SANDBOX,
-    "proxima.process.containers": _SANDBOX,
+    "proxima_worlds.code_server": _SANDBOX,
+    "proxima_worlds.contained": _SANDBOX,
+    "proxima_worlds.container_guardian": _SANDBOX,
+    "proxima_worlds.containers": _SANDBOX,
     "proxima.process.limits": "names of calls that code may not make",
     "proxima.process.sandbox": _SANDBOX,
 }
@@ -37,7 +37,7 @@ CLIENT_CALLS = re.compile(
     r"httpx\.(Async)?Client|httpx\.(get|post|put|head|stream|request)|urllib\.request\.\w+|urlopen|http\.client\.\w+"
     r"|requests\.(get|post|put|head|request|Session)|aiohttp\.ClientSession|websockets?\.\w*connect"
 )
-ALLOWED_CLIENTS = {"proxima.process.foreign_runner": "a server in the same process, without a socket"}
+ALLOWED_CLIENTS = {"proxima_worlds.foreign_runner": "a server in the same process, without a socket"}
 
 # Functions that open a file, each with the position of its mode; "open" as a method of a path has it first.
 MODES = {"open": 1, "fdopen": 1, "NamedTemporaryFile": 0, "TemporaryFile": 0, "SpooledTemporaryFile": 1}

@@ -16,14 +16,12 @@ import proxima
 import proxima_peers
 import proxima_plan
 import proxima_tinker
+import proxima_worlds
 from scripts import house, make_docs, portable
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = [ROOT / "pyproject.toml", *sorted(ROOT.glob("packages/*/pyproject.toml"))]
-PACKAGES = (
-    ROOT / "src" / "proxima",
-    *(ROOT / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan", "tinker")),
-)
+PACKAGES = house.PACKAGES
 SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 ROOMS = sorted(path for package in PACKAGES for path in package.glob("*/__init__.py"))
 
@@ -242,7 +240,7 @@ BESIDES = {"proxima_tinker": ("[lora,serve]", ["tinker>=0.38", "protobuf>=4.21"]
 
 
 def test_the_distributions_are_of_one_version():
-    for package in (proxima_peers, proxima_plan, proxima_tinker):
+    for package in (proxima_peers, proxima_plan, proxima_tinker, proxima_worlds):
         assert package.__version__ == proxima.__version__
         folder = ROOT / "packages" / package.__name__.replace("_", "-")
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]

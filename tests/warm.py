@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = "PROXIMA_WARM_SERVER"  # in the environment of a process that was forked: where its own come from
 ROOM = "-" * 4096  # for the words and the variables of what is forked
-PACKAGES = tuple(f"packages/proxima-{name}/src" for name in ("peers", "plan", "tinker"))
+PACKAGES = tuple(f"packages/proxima-{name}/src" for name in ("peers", "plan", "tinker", "worlds"))
 PATH = os.pathsep.join(str(ROOT / name) for name in ("src", *PACKAGES, "."))
 
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from benchmarks.harness import finish, parser, table
-from proxima.process.code_runner import run_in_containers, run_program
-from proxima.process.contained import CodeContainers
-from proxima.process.containers import ContainerFailed
+from proxima.process.code_runner import run_by_servers, run_program
 from proxima.process.sandbox import Sandbox, bubblewrap_problem
 from proxima.reward.workers.run_unit_tests import run_unit_tests
+from proxima_worlds.contained import CodeContainers
+from proxima_worlds.containers import ContainerFailed
 
 ADD = "def add(a, b):\n    return a + b"
 TESTS = {"assertions": ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add([], [1]) == [1]"]}
@@ -77,7 +77,7 @@ def contained() -> Iterator[list[str]]:
         yield []
         return
     print(f"the first container was ready after {perf_counter() - start:.1f} s\n")
-    run_in_containers(containers.address)
+    run_by_servers("container", containers.address)
     try:
         yield [CONTAINER]
     finally:

@@ -4,8 +4,8 @@ import importlib.metadata
 
 import pytest
 
-from proxima.cli import commands
 from proxima.cli.commands import COMMANDS
+from proxima.data import kinds
 
 BROUGHT = {name: place for name, (place, _) in COMMANDS.items() if not place.startswith("proxima.")}
 
@@ -20,9 +20,9 @@ def not_installed(monkeypatch):
 def test_one_that_is_missing_says_how_to_install_it(name, words, proxima, not_installed, monkeypatch, here):
     package = BROUGHT[name]
     line = f"error: proxima {name} needs the package {package}; pip install"
-    folder = commands.CHECKOUT / "packages" / package
+    folder = kinds.CHECKOUT / "packages" / package
     assert proxima(name, *words) == (2, "", f"{line} --editable {folder}\n")
-    monkeypatch.setattr(commands, "CHECKOUT", here)
+    monkeypatch.setattr(kinds, "CHECKOUT", here)
     assert proxima(name, *words) == (2, "", f"{line} {package}\n")
 
 

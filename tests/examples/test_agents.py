@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.resolution import resolve
-from proxima.environment.agents import AgentSpec
+from proxima.environment.agent_kinds import AgentSpec
 from proxima.runtime.launch.run import train
 from proxima.runtime.loop.training_loop import RunEnded
 from tests.rollout.episodes import test_agent_player

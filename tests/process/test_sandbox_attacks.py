@@ -13,9 +13,9 @@ import pytest
 
 from proxima.process import code_runner
 from proxima.process.code_runner import run_program
-from proxima.process.contained import CodeContainers
 from proxima.process.sandbox import USERS, Sandbox
 from proxima.reward.unit_tests import UnitTests
+from proxima_worlds.contained import CodeContainers
 from tests.campaigns import campaign
 from tests.containers import left
 from tests.containers import podman as podman
@@ -74,15 +74,15 @@ def test_code_does_not_get_out(scene, attack):
 @pytest.fixture(scope="module")
 def containers(podman):
     with closing(CodeContainers(1, MEMORY_MB + 1000)) as made:
-        code_runner.run_in_containers(made.address)
+        code_runner.run_by_servers("container", made.address)
         yield made
-    code_runner.run_in_containers("")
+    code_runner.run_by_servers("container", "")
 
 
 def forks_of_servers():
     """The processes of code in containers."""
     forks = []
-    for pid in left_processes(["proxima.process.code_server"], 0):
+    for pid in left_processes(["proxima_worlds.code_server"], 0):
         with suppress(OSError):
             user = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
             forks += [pid] * (int(user) in USERS)

@@ -12,7 +12,8 @@ import pytest
 from proxima.cli.main import main
 from proxima.data import UserError
 from proxima.engine.http.client import Address, ServerClient
-from proxima.environment.agents import AgentJob, AgentSpec
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import AgentJob
 from proxima.process.program import Program
 from proxima.reward.http import Http
 from proxima.system.http_clients import http_client

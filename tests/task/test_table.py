@@ -21,7 +21,9 @@ FIELDS = {  # of the kinds that read no file
     "shapes": {"size": 6},
     "environment": {"environment": {"kind": "verifiers", "name": "six_words"}},
 }
-STAND_IN = Path(__file__).parents[1] / "environment" / "adapters" / "stand_in"  # for the library of that environment
+STAND_IN = (
+    Path(__file__).parents[2] / "packages" / "proxima-worlds" / "tests" / "stand_in"
+)  # for the library of that environment
 
 
 @pytest.fixture

@@ -5,17 +5,16 @@ import difflib
 import importlib
 import textwrap
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from proxima.cli.parameters import Command, add_command, bound, option_strings
 from proxima.data.errors import UserError, suggestion
+from proxima.data.kinds import install_command
 from proxima.system.user_files import FILE
 
 GROUP = "proxima.commands"  # entry points: the name of a command → its module, with `COMMAND`
 MISTYPED = 0.85  # similarity from which a word is an option; no field of recipes is so near to one
 WIDTH = 100  # columns of help
-CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def load_command(name: str, place: str) -> tuple[Command, str]:
@@ -33,9 +32,7 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
 
         found = next(iter(entry_points(group=GROUP, name=name)), None)
         if found is None:
-            folder = CHECKOUT / "packages" / place
-            source = f"--editable {folder}" if folder.is_dir() else place
-            raise UserError(f"proxima {name} needs the package {place}; pip install {source}")
+            raise UserError(f"proxima {name} needs the package {place}; {install_command(place)}")
         place = found.module
     module = importlib.import_module(place)
     return module.COMMAND, module.__doc__ or ""

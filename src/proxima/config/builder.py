@@ -179,7 +179,8 @@ class Builder:
         if ":" not in name:
             what = info.name if info.name.endswith("ss") else info.name.removesuffix("s")
             names = [*table, *(table_of(slot.presets) if slot.presets else ())]
-            return self.fail(path, f"no {what} {name!r}; {suggestion(name, names, 'package.module:Class')}", kind)
+            remedy = "; ".join(filter(None, [suggestion(name, names, "package.module:Class"), table.elsewhere]))
+            return self.fail(path, f"no {what} {name!r}; {remedy}", kind)
         try:
             fields_of(spec_class := class_at(name))
         except Exception as error:  # importing runs arbitrary code; all that it raises becomes an error line

@@ -19,11 +19,11 @@ import torch
 
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
-from proxima.config.sections.data_section import tasks_of, world_of
+from proxima.config.sections.data_section import agent_of, environment_class, tasks_of, world_of
 from proxima.data.errors import FieldError, UserError
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import FastDecoder, supports
-from proxima.environment import ENVIRONMENTS
+from proxima.environment.agent_kinds import make_agent
 from proxima.environment.tool_calls import format_of, why_format
 from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.model.architecture import head_dim_of
@@ -32,8 +32,6 @@ from proxima.model.files import local_place
 from proxima.model.precision import DECIDED, ComputeDtype, compute_dtype, dtype_choice
 from proxima.model.pretrained import DTYPES, check_device, resolve_device
 from proxima.model.proof import Proof, proof_before_loading
-from proxima.process.containers import auto_engine
-from proxima.process.sandbox import auto_sandbox
 from proxima.task.protocol import is_played
 
 AUTO = "auto"
@@ -157,21 +155,31 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
 
 
 def environment_outcomes(config: Any) -> Iterator[Outcome]:
-    """The sandbox of built-in environments that run programs, and the engine of an agent's container."""
+    """The outcomes of arguments of environments, which their kinds know."""
     for path, task in tasks_of(config).items():
-        given = world_of(task, "environment")
-        arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
-        kind = str(arguments.get("kind"))
-        if kind in ENVIRONMENTS and arguments.get("sandbox", _default(ENVIRONMENTS[kind], "sandbox")) == AUTO:
-            yield Outcome(f"{path}.environment.sandbox", *auto_sandbox())
-        container = arguments.get("container")
-        if isinstance(container, Mapping) and container.get("engine", AUTO) == AUTO and (known := auto_engine()):
-            yield Outcome(f"{path}.environment.container.engine", *known)
+        cls = environment_class(task)
+        for name, known in (_agent_outcomes if agent_of(task) else _argument_outcomes)(cls, task):
+            yield Outcome(f"{path}.environment.{name}", *known)
 
 
-def _default(cls: type, name: str) -> Any:
-    parameter = inspect.signature(cls).parameters.get(name)
-    return None if parameter is None else parameter.default
+def _agent_outcomes(cls: Any, task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Those of an agent, by the names of its recipe; none of one that can't be made, as the checks report."""
+    given = {name: value for name, value in agent_of(task).items() if name != "kind"}
+    with suppress(UserError):
+        names = cls.read(given)[1]
+        for name, known in make_agent(cls, given, "").auto_outcomes().items():
+            first, _, below = name.partition(".")
+            yield f"{names.get(first, first)}.{below}".removesuffix("."), known
+
+
+def _argument_outcomes(cls: Any, task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Those of an environment in the workers, whose class answers by `auto_outcome(argument)`."""
+    given = world_of(task, "environment")
+    answer = setting(cls, "auto_outcome")
+    for name, parameter in inspect.signature(cls).parameters.items() if answer is not None else ():
+        value = given.get(name, parameter.default) if isinstance(given, Mapping) else parameter.default
+        if value == AUTO and (known := answer(name)) is not None:
+            yield name, known
 
 
 def undecided(config: Any, known: Iterable[Outcome]) -> list[Outcome]:

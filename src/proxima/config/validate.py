@@ -43,10 +43,6 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
     "critic.optimizer.kind": ("adamw_8bit", "torchao", "proxima-rl[low-bit]"),
 }
 PACKAGES_OF_KINDS = {  # of slots and fields that occur in several places, by the last name of their path
-    ("environment", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
-    ("environment", "search"): ("bm25s", "proxima-rl[search]"),
-    ("environment", "skyrl_gym"): ("skyrl_gym", "skyrl-gym"),
-    ("environment", "textarena"): ("textarena", "textarena"),
     ("reward", "math"): ("math_verify", "proxima-rl[math]"),
     ("reward", "reasoning_gym"): ("reasoning_gym", "proxima-rl[gym]"),
     ("task", "dataset"): ("datasets", "proxima-rl[data]"),
@@ -82,7 +78,15 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
         if isinstance(value, str) and (name, value) in PACKAGES_OF_KINDS:
             used, (package, requirement) = True, PACKAGES_OF_KINDS[name, value]
         if used and importlib.util.find_spec(package) is None:
-            yield entry.path, f"needs the package {package.replace('_', '-')}: pip install '{requirement}'"
+            yield entry.path, _missing(package, requirement)
+    for path, task in data_section.tasks_of(r.config).items():
+        for package, requirement in (getattr(data_section.environment_class(task), "needs", {})).items():
+            if importlib.util.find_spec(package) is None:
+                yield f"{path}.environment", _missing(package, requirement)
+
+
+def _missing(package: str, requirement: str) -> str:
+    return f"needs the package {package.replace('_', '-')}: pip install '{requirement}'"
 
 
 CHECKS: Sequence[Check] = (
@@ -123,7 +127,7 @@ CHECKS: Sequence[Check] = (
     data_section.reward_models_are_ready,
     data_section.data_files_exist,
     data_section.agents_are_specified,
-    data_section.foreign_environments_load,
+    data_section.agents_can_play,
     data_section.only_rl_plays,
     data_section.environment_rewards_have_one,
     data_section.an_episode_has_room_for_a_turn,
@@ -136,12 +140,7 @@ CHECKS: Sequence[Check] = (
     eval_section.evaluation_metric_exists,
 )
 PROOFS = (model_section.models_are_supported,)  # they import transformers and build small copies
-TO_DO = (
-    data_section.data_files_exist,
-    data_section.foreign_environments_load,
-    packages_are_installed,
-    values_are_filled_in,
-)
+TO_DO = (data_section.data_files_exist, data_section.agents_can_play, packages_are_installed, values_are_filled_in)
 WARNINGS: Sequence[Check] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,

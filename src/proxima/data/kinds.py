@@ -5,6 +5,11 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+WORLDS = "proxima-worlds"  # the distribution that brings kinds of several tables
+CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 class Kinds(Mapping[str, type]):
@@ -12,18 +17,38 @@ class Kinds(Mapping[str, type]):
 
     Args:
         references: kind → "package.module:Class".
+        group: of the entry points by which other distributions bring kinds, which have the same rights; empty: none.
 
     Raises: KeyError for an unknown kind.
     """
 
-    def __init__(self, references: Mapping[str, str]) -> None:
-        self.references = dict(references)
+    def __init__(self, references: Mapping[str, str], group: str = "") -> None:
+        self._own, self._group = dict(references), group
+
+    @cached_property
+    def references(self) -> dict[str, str]:
+        """Kind → "package.module:Class", those of other distributions too."""
+        return {**self._own, **{kind: place for kind, place in self.brought.items() if kind not in self._own}}
+
+    @cached_property
+    def brought(self) -> dict[str, str]:
+        """The references of the kinds that other distributions bring."""
+        if not self._group:
+            return {}
+        from importlib.metadata import entry_points  # takes longer than the rest of this module
+
+        return {point.name: point.value for point in sorted(entry_points(group=self._group))}
+
+    @property
+    def elsewhere(self) -> str:
+        """What may be installed to have more kinds; empty if no distribution of ours brings more."""
+        return f"{install_command(WORLDS)} for more" if self._group and not self.brought else ""
 
     def __getitem__(self, kind: str) -> type:
-        return class_of(self.references[kind])
+        return class_of(self._own[kind] if kind in self._own else self.brought[kind])
 
     def __contains__(self, kind: object) -> bool:
-        return kind in self.references
+        return kind in self._own or kind in self.brought
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.references)
@@ -43,7 +68,7 @@ class Kinds(Mapping[str, type]):
 
     def covers(self, cls: type, *kinds: str) -> bool:
         """Return True if the class is that of one of the kinds, or derives from it."""
-        references = (self.references[kind].partition(":") for kind in kinds)
+        references = (self._own[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return issubclass(cls, tuple(cls for cls in classes if cls is not None))
 
@@ -52,6 +77,12 @@ def class_of(reference: str) -> type:
     """The class of "package.module:Class", which is imported."""
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
+
+
+def install_command(distribution: str) -> str:
+    """The command that installs a distribution of ours: from this checkout, if it has it."""
+    folder = CHECKOUT / "packages" / distribution
+    return f"pip install {f'--editable {folder}' if folder.is_dir() else distribution}"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import sys
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,29 +12,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-from proxima.data import FieldError, require
-from proxima.data.kinds import Kinds
-from proxima.data.players import NO_ROLES, ROLE
+from proxima.data import FieldError
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
-from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.proxies import exempt_this_machine
-from proxima.system.user_modules import user_module_file
 
-AGENT = "agent"  # the kind of environment that is an external agent
-AGENTS = frozenset({AGENT, "nemo_gym", "verifiers"})  # kinds that play episodes by themselves; their specs have `build`
 SCRIPT = Path(__file__).with_name("agent_process.py")
 KEPT_BYTES = 1 << 16  # of the end of a command's output
-HARBOR = "harbor"  # the sandbox that is the container of a Harbor task
-RUNNERS = Kinds(
-    {
-        "none": "proxima.environment.agents:LocalRunner",
-        "bubblewrap": "proxima.environment.boxed_agents:SandboxRunner",
-        "container": "proxima.environment.boxed_agents:ContainerRunner",
-        HARBOR: "proxima.environment.harbor_agents:HarborAgents",
-    }
-)  # by the sandbox of an agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,70 +68,6 @@ class Agents(Protocol):
 
     def close(self) -> None:
         """Kill the processes that are still running. May be called twice, and after the event loop has ended."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """An agent as specified in a recipe: `run` or `command`, not both.
-
-    Args:
-        run: `module:function`. The function receives those of `row`, `base_url`, `api_key` and `model` that are among
-            its parameters, may be `async`, and returns a reward, a mapping from roles to rewards, or None.
-        command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
-            passed as JSON on standard input. The last line of output may be the reward, a number, or a JSON object with
-            the reward of each role; the last 64 KiB of the output are kept.
-        workers: number of processes that run the function, or of programs that run at once.
-        container: an image, or the fields of `process.containers.Container`: each program runs in its own container.
-        sandbox: `bubblewrap`: each program runs in its own sandbox; `none`: beside the run, with its rights; `harbor`:
-            in the container of its row's task, whose tests give the reward. There, without a command, the model acts by
-            a tool `bash`.
-        readable: files and folders that are visible in the sandbox besides the system's and those of the command.
-        roles: names of the roles that the policy plays; the agent requests `policy/<role>` as its model, or
-            `policy/<role>/<number>` for one of several attempts. Empty: no roles, and a model's name is ignored.
-    """
-
-    run: str = ""
-    command: tuple[str, ...] = ()
-    workers: int = 0
-    container: str | Mapping[str, Any] = ""
-    sandbox: str = "none"
-    readable: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        bound = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(NO_ROLES)}"
-        valid = isinstance(self.roles, list | tuple) and len({*map(str, self.roles)}) == len(self.roles)
-        valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in NO_ROLES for r in self.roles)
-        require(valid, "roles", self.roles, bound)
-        exactly_one = bool(self.run) != bool(self.command or self.sandbox == HARBOR)
-        require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
-        require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
-        require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
-        boxes = {"container": bool(self.container), "sandbox": self.sandbox != "none"}
-        require(self.sandbox in RUNNERS, "sandbox", self.sandbox, f"must be {', '.join(RUNNERS)}")
-        require(not all(boxes.values()), "sandbox", self.sandbox, "can't be given together with `container`")
-        for field, given in boxes.items():
-            require(not (given and self.run), field, vars(self)[field], "needs `command` in place of `run`")
-        for path in self.readable:
-            require(os.path.exists(path), "readable", path, "does not exist")
-        shown = not self.readable or self.sandbox == "bubblewrap"
-        require(shown, "readable", self.readable, "has no effect without `sandbox: bubblewrap`")
-        require(self.sandbox != "container" or bool(self.container), "container", None, "must name an image")
-        missing = missing_for_server()
-        field, value = ("run", self.run) if self.run else ("command", self.command)
-        require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
-        if self.run:
-            name = self.run.partition(":")[0]
-            importable = user_module_file(name) is not None  # not imported: only the worker needs its packages
-            remedy = "run in its folder, or install it"
-            require(importable, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
-
-    def build(self) -> Agents:
-        """Build the agents; FieldError: their container or sandbox can't be used."""
-        if self.run:
-            return ProcessAgents((sys.executable, str(SCRIPT), self.run), self.workers or 1)
-        made = RUNNERS["container" if self.container else self.sandbox](self)
-        return made if self.sandbox == HARBOR else CommandAgents(made, self.workers or 16)
 
 
 class AgentFailed(EnvironmentFailure):
@@ -208,8 +128,8 @@ class ProgramGroups:
 class LocalRunner:
     """Starts the programs beside the run, with its rights and environment."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        self.command, self._programs = tuple(spec.command), ProgramGroups()
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command, self._programs = tuple(command), ProgramGroups()
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:

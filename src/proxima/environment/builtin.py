@@ -16,7 +16,7 @@ from proxima.data.json_reader import load_json
 from proxima.data.random import mix
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.code_runner import run_program
-from proxima.process.sandbox import Sandbox, SandboxChoice, SandboxMissing, fallback_note, usable_kind
+from proxima.process.sandbox import Sandbox, SandboxMissing, auto_sandbox, fallback_note, usable_kind
 
 LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
@@ -85,9 +85,7 @@ class PythonCode(Environment):
         sandbox: where the program runs; see `proxima.reward.unit_tests.UnitTests`.
     """
 
-    def __init__(
-        self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000, sandbox: SandboxChoice = "auto"
-    ) -> None:
+    def __init__(self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000, sandbox: str = "auto") -> None:
         require(seconds >= 1, "seconds", seconds, "must be >= 1")
         require(memory_mb >= 64, "memory_mb", memory_mb, "must be >= 64: Python itself needs that")
         require(characters >= 40, "characters", characters, "must be >= 40")
@@ -97,6 +95,11 @@ class PythonCode(Environment):
         self.sandbox = Sandbox(kind=kind, ahead=kind == "bubblewrap")
         self.settled = {"sandbox": kind}  # arguments with which workers create it after the inspection
         self.notes = [note] if (note := fallback_note(sandbox)) else []
+
+    @staticmethod
+    def auto_outcome(argument: str) -> tuple[str, str] | None:
+        """See `proxima.config.outcomes`."""
+        return auto_sandbox() if argument == "sandbox" else None
 
     def python(self, code: str) -> str:
         """Run a Python program and return what it prints.
@@ -125,6 +128,8 @@ class Search(Environment):
         top: maximum number of passages that a search returns.
         characters: maximum length of a passage shown to the model.
     """
+
+    needs = {"bm25s": "proxima-rl[search]"}  # noqa: RUF012
 
     def __init__(self, corpus: str, top: int = 3, characters: int = 500) -> None:
         require(top >= 1, "top", top, "must be >= 1")

@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -116,15 +116,15 @@ def inspect_environment(**spec: Any) -> dict[str, Any]:
 
 
 def load_environment(
-    *, kind: str | None, arguments: dict[str, Any], tools: list[str], containers: str = ""
+    *, kind: str | None, arguments: dict[str, Any], tools: list[str], served: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Import the class and the tools that the recipe names; the first job of a worker. Code of sandboxes of kind
-    `container` is run by the servers of the socket `containers`."""
+    """Import the class and the tools that the recipe names; the first job of a worker. `served`: a kind of sandbox, and
+    the socket of the servers that run its code."""
     global _make
-    if containers:
-        from proxima.process.code_runner import run_in_containers
+    if served:
+        from proxima.process.code_runner import run_by_servers
 
-        run_in_containers(containers)
+        run_by_servers(*served)
     _functions.update(interface.load_tools(tools))
     if kind is not None:
         cls = interface.load_class(kind)

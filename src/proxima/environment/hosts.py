@@ -14,21 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.data import as_field_errors
 from proxima.data.episode import ToolCall
 from proxima.data.flow import Message
-from proxima.data.kinds import Kinds
+from proxima.environment.host_sandbox import HostSandbox
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
+from proxima.process.sandbox import CodeServers, SandboxMissing, brought_kind
 from proxima.process.worker import START_SECONDS, ForkServer, KeptWorker, Worker, WorkerQueue
 
-if TYPE_CHECKING:  # few runs have them
-    from proxima.process.contained import CodeContainers
-
 CODE_MEMORY_MB = 512  # of code that sets no more
-# By a recipe's field: few runs load them.
-SANDBOXES = Kinds(dict.fromkeys(("auto", "bubblewrap", "container"), "proxima.environment.host_sandbox:HostSandbox"))
 
 
 class EnvironmentFailure(Exception):
@@ -71,7 +67,7 @@ class Hosts:
         call_seconds: wall-clock time limit of a call.
         start_seconds: time limit of the import in a new worker, and of its first `reset`.
         memory_mb: MiB that a worker may write beyond its memory at the start; 0: no limit.
-        sandbox: `none`, or a key of `SANDBOXES`: where the workers run.
+        sandbox: see `process.sandbox.usable_kind`: where the workers run.
 
     Raises: FieldError: see `EnvironmentSpec.inspected`.
     """
@@ -93,16 +89,18 @@ class Hosts:
         name = spec.kind or ", ".join(spec.tools)
         load = f"environment {name}: loading it"
         slow = {"inspect": load, "load_environment": load, "open_environment": f"environment {name}: its first `reset`"}
-        made = None if sandbox == "none" else SANDBOXES[sandbox](sandbox, spec, workers * memory_mb)
+        made = None if sandbox == "none" else HostSandbox(sandbox, spec, workers * memory_mb)
         self._sandbox = None if made is None else made.sandbox
         self.notes: tuple[str, ...] = () if made is None else made.notes
-        self._code: CodeContainers | None = None
+        self._code: CodeServers | None = None
         self._server = ForkServer(HOST_PROCESS, "environment", options, slow, self._sandbox)
         try:
             self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), start_seconds)
             self.notes += self.interface.notes
-            if self.interface.settled.get("sandbox") == "container":
-                self._code = code_containers(workers, int(spec.arguments.get("memory_mb", 0)))
+            if (brought := brought_kind(self.interface.settled.get("sandbox", "none"))) is not None:
+                with as_field_errors(SandboxMissing):
+                    memory = max(CODE_MEMORY_MB, int(spec.arguments.get("memory_mb", 0)))
+                    self._code = brought.code_servers(workers, memory)
         except BaseException:
             self._server.close()
             raise
@@ -121,7 +119,7 @@ class Hosts:
         try:
             arguments = {**self.spec.arguments, **self.interface.settled}
             load = {**vars(self.spec), "arguments": arguments, "log": self.log}
-            load |= {} if self._code is None else {"containers": self._code.address}
+            load |= {} if self._code is None else {"served": [self.interface.settled["sandbox"], self._code.address]}
             return self._server.fork(("load_environment", load), seconds=self.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
@@ -150,14 +148,6 @@ class Hosts:
         with suppress(OSError):  # a worker creates it before it has anything to write
             if self.log is not None and not os.stat(self.log).st_size:
                 os.unlink(self.log)
-
-
-def code_containers(workers: int, memory_mb: int) -> "CodeContainers":
-    """Containers for code that a built-in environment executes; FieldError: none can be started."""
-    from proxima.process.contained import CodeContainers, ContainerFailed
-
-    with as_field_errors(ContainerFailed):
-        return CodeContainers(workers, max(CODE_MEMORY_MB, memory_mb))
 
 
 class Instance:

@@ -27,6 +27,12 @@ HOST_PROCESS = "proxima.environment.host_process"
 SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"
 
 
+def require_environment(kind: str) -> None:
+    """Raise FieldError unless a kind is known, or is `module:Class`; the remedy names the package that has more."""
+    remedy = "; ".join(filter(None, [suggestion(kind, ENVIRONMENTS, "module:Class"), ENVIRONMENTS.elsewhere]))
+    require(":" in kind or kind in ENVIRONMENTS, "environment", kind, "is unknown", remedy=remedy)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
     """An environment as specified in a recipe.
@@ -43,8 +49,7 @@ class EnvironmentSpec:
 
     def __post_init__(self) -> None:
         if self.kind is not None and ":" not in self.kind:
-            remedy = suggestion(self.kind, ENVIRONMENTS, "module:Class")
-            require(self.kind in ENVIRONMENTS, "environment", self.kind, "is unknown", remedy=remedy)
+            require_environment(self.kind)
 
     def inspected(self, start: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
         """Import and create the environment in a worker process and return its interface. Retry twice if the worker or
@@ -81,6 +86,7 @@ class EnvironmentInterface:
         responds: it answers messages that call no tool.
         reward: the member read at the end; empty: none, though turns may have rewards (`Reply.reward`).
         columns: the columns that `reset` requires.
+        plays: it plays by itself, see `agent_kinds.AgentKind`.
         settled: arguments of a built-in class, by name, that the inspection has determined for all workers.
         notes: lines for the user at the start of a run.
     """
@@ -89,6 +95,7 @@ class EnvironmentInterface:
     responds: bool = False
     reward: Literal["get_reward", "reward", ""] = ""
     columns: tuple[str, ...] = ()
+    plays: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -247,7 +254,7 @@ def _as_field_error(kind: str, what: str) -> Iterator[None]:
         raise FieldError("environment", kind, f"can't {what}: {_line(error)}", remedy=_remedy(error)) from error
 
 
-NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
+NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward", "auto_outcome"})
 BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known once it is instantiated
 
 
@@ -283,7 +290,10 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
     if kind is None:
         require(bool(schemas), "tools", list(tools), "names no tool", remedy="name a function, or remove the field")
         return {"schemas": schemas, "responds": False, "reward": "", "columns": []}
-    environment = make_environment(kind, load_class(kind), arguments)
+    cls = load_class(kind)
+    if member(cls, "plays") is True:
+        return {"plays": True}
+    environment = make_environment(kind, cls, arguments)
     for name, method in methods_of(environment).items():
         bound = f"has a method {name!r}, and tools has a function of this name"
         require(name not in functions, "environment", kind, bound, remedy="rename one of them")

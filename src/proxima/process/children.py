@@ -71,7 +71,7 @@ def start_module(
     ours, theirs = socket.socketpair()
     with theirs:
         try:
-            program = [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)]
+            program = [sys.executable, flag, str(START), placed(module), str(theirs.fileno()), *map(str, arguments)]
             with sandbox.command(program) if sandbox else nullcontext((program, ())) as (line, its_fds):
                 process = subprocess.Popen(
                     line,
@@ -83,6 +83,14 @@ def start_module(
             ours.close()
             raise
     return Child(process, ours, sandbox)
+
+
+def placed(module: str) -> str:
+    """The word by which `entry` finds a module: that of another distribution has the folder of its package, which the
+    interpreter may not find by itself."""
+    package = module.partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return module if package == "proxima" or file is None else f"{module}={Path(file).parent}"
 
 
 def wait_or_kill(process: "subprocess.Popen[bytes]", seconds: float = 0.0) -> int:

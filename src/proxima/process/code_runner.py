@@ -12,17 +12,16 @@ from typing import IO, Any
 
 from proxima.process.children import ONE_THREAD, Child, start_module, wait_for
 from proxima.process.json_lines import LineChannel
-from proxima.process.sandbox import Sandbox
+from proxima.process.sandbox import OWN_CHOICES, Sandbox
 
 NONE = Sandbox()
 LIVE_SECONDS = 60.0  # that the server of code may take to start or kill a process, on a busy machine
-_containers = ""  # the socket of the servers of code in containers
+_servers: dict[str, str] = {}  # by the kind of sandbox: the socket of the servers of its code
 
 
-def run_in_containers(address: str) -> None:
-    """Run the code of sandboxes of kind `container` by the servers of this socket, `contained.CodeContainers`."""
-    global _containers
-    _containers = address
+def run_by_servers(kind: str, address: str) -> None:
+    """Run the code of sandboxes of this kind by the servers of this socket, `sandbox.CodeServers`."""
+    _servers[kind] = address
 
 
 @dataclass(frozen=True)
@@ -71,8 +70,11 @@ class _CodeProcess:
 
 
 @dataclass
-class _ContainedCode:
-    """A process in a container, as `_CodeProcess`; `connection` is to its `code_server`."""
+class _ServedCode:
+    """A process of a server of code, as `_CodeProcess`; `connection` is to the server, on which one is asked for: KIND,
+    limits, and whether errors are printed, as a line of JSON with three descriptors, which become the channel, the
+    standard input and the output of `code_process`. The reply is its exit code; the server kills it when this side is
+    closed."""
 
     channel: socket.socket
     connection: LineChannel
@@ -83,12 +85,12 @@ class _ContainedCode:
     code: int | None = None
 
     @classmethod
-    def start(cls, kind: str, limits: tuple[int, ...], sandbox: Sandbox, errors: bool) -> "_ContainedCode":
+    def start(cls, kind: str, limits: tuple[int, ...], sandbox: Sandbox, errors: bool) -> "_ServedCode":
         with ExitStack() as resources:
             stdin, output = (resources.enter_context(TemporaryFile()) for _ in range(2))
             connection = resources.enter_context(socket.socket(socket.AF_UNIX))
             connection.settimeout(LIVE_SECONDS)
-            connection.connect(_containers)
+            connection.connect(_servers.get(sandbox.kind, ""))
             ours, theirs = socket.socketpair()
             resources.enter_context(ours)
             with theirs:
@@ -99,7 +101,7 @@ class _ContainedCode:
             return made
 
     def wait(self, seconds: float) -> int | None:
-        """See `_CodeProcess.wait`; a process whose container is gone has ended by SIGKILL."""
+        """See `_CodeProcess.wait`; a process whose server is gone has ended by SIGKILL."""
         if self.code is None:
             try:
                 self.code = int(self.connection.receive(time.monotonic() + seconds))
@@ -116,14 +118,14 @@ class _ContainedCode:
         self.wait(LIVE_SECONDS)
 
 
-_ahead: dict[Any, _CodeProcess | _ContainedCode] = {}  # by their arguments: processes that wait for code, each for one
+_ahead: dict[Any, _CodeProcess | _ServedCode] = {}  # by their arguments: processes that wait for code, each for one
 
 
 @contextmanager
 def _running(
     code: str, setup: str, limits: Sequence[int], kind: str, sandbox: Sandbox, given: str = "", errors: bool = False
-) -> Iterator[_CodeProcess | _ContainedCode]:
-    start = _ContainedCode.start if sandbox.kind == "container" else _CodeProcess.start
+) -> Iterator[_CodeProcess | _ServedCode]:
+    start = _CodeProcess.start if sandbox.kind in OWN_CHOICES else _ServedCode.start
     arguments = kind, tuple(limits), sandbox, errors
     process = _ahead.pop(arguments, None)
     if process is not None and not process.waits:

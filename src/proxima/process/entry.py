@@ -1,9 +1,10 @@
 """The first thing in a process of proxima's: `python entry.py MODULE CHANNEL …` runs MODULE as `__main__`.
 
 CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
-imports; the modules of `proxima.process` themselves see to that, and leave nothing else behind: one that was stopped by
-what it runs is continued when its parent ends. In a container CHANNEL is the path of a listening socket. Run as a file,
-because importing a package of proxima would take seconds first. Standard library only.
+imports; the modules of `proxima.process` and those of other distributions themselves see to that, and leave nothing
+else behind: one that was stopped by what it runs is continued when its parent ends. A module of another distribution is
+MODULE=FOLDER, with the folder of its package. CHANNEL may be the path of a listening socket, too. Run as a file: to
+import a package of proxima would take seconds first. Standard library only.
 """
 
 import importlib.util
@@ -46,12 +47,12 @@ def end_with(channel: int) -> None:
     os._exit(0)
 
 
-def load_package() -> None:
-    """Import proxima from where this file is, wherever the interpreter would look for it."""
-    place = os.path.join(PACKAGE, "__init__.py")
-    spec = importlib.util.spec_from_file_location("proxima", place, submodule_search_locations=[PACKAGE])
+def load_package(name: str, folder: str) -> None:
+    """Import a package from where it is, wherever the interpreter would look for it."""
+    place = os.path.join(folder, "__init__.py")
+    spec = importlib.util.spec_from_file_location(name, place, submodule_search_locations=[folder])
     assert spec is not None and spec.loader is not None
-    sys.modules["proxima"] = package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
 
 
@@ -69,11 +70,13 @@ if __name__ == "__main__":
             stream.reconfigure(errors="backslashreplace")  # what is printed must not fail
     if sys.argv[1].startswith("/"):
         sys.argv[1] = connection_to(sys.argv[1])
-    if sys.argv[0].startswith("proxima.process."):
+    sys.argv[0], _, own_folder = sys.argv[0].partition("=")
+    if own_folder or sys.argv[0].startswith("proxima.process."):
         end_with_parent(signal.SIGCONT)
     else:
         end_with_parent()
         threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
-    if sys.argv[0].startswith("proxima.") and "proxima" not in sys.modules:
-        load_package()
+    for package, folder in (("proxima", PACKAGE), (sys.argv[0].partition(".")[0], own_folder)):
+        if folder and package not in sys.modules and (own_folder or sys.argv[0].startswith("proxima.")):
+            load_package(package, folder)
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

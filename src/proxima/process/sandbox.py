@@ -13,18 +13,16 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Protocol
 
-SandboxChoice = Literal["auto", "bubblewrap", "container", "none"]
-CHOICES = get_args(SandboxChoice)
-CONTAINER_ENGINES = ("podman", "docker")
-CONTAINER_MEMORY_MB = 256  # of a container, besides the code's: its server and its files
-WORKERS_MEMORY_MB = 1024  # of a container, besides the workers': their fork server with its libraries
+GROUP = "proxima.sandboxes"  # entry points: the name of a kind that another distribution brings → a `SandboxKind`
+OWN_CHOICES = ("auto", "bubblewrap", "none")
+WORKERS_MEMORY_MB = 1024  # of a sandbox with a limit, besides the workers': their fork server with its libraries
 REMEDY = "install bubblewrap and allow user namespaces, or set sandbox=none"
 TRIAL_SECONDS = 60.0
 MOST_LINKS = 40  # as the kernel
@@ -48,12 +46,12 @@ class Sandbox:
     """A sandbox for one program at a time.
 
     Args:
-        kind: `bubblewrap`, `container` or `none`; see `usable_kind` for `auto`.
+        kind: `bubblewrap`, `none`, or a kind that another distribution brings; see `usable_kind` for `auto`.
         readable: files and folders that it shows, read-only, besides the system's and the interpreter's.
         writable: a folder that it shows at its own path, in which the program starts; None: its private /tmp.
         space_mb: MiB of the private /tmp, and of /dev/shm.
         processes: processes and threads that the program may have; 0: it sets its own limit.
-        memory_mb: MiB of memory of a container, files included; 0: all that the machine has.
+        memory_mb: MiB of memory of a kind that limits it, files included; 0: all that the machine has.
         ahead: start the process of the next code when the code before it runs, so that nobody waits for the sandbox.
     """
 
@@ -80,6 +78,11 @@ class Sandbox:
         finally:
             os.close(receive)
 
+    def starter(self) -> "ModuleStarter | None":
+        """Starts modules in sandboxes of this kind; None: `children.start_module` does. Raises: SandboxMissing."""
+        brought = brought_kind(self.kind)
+        return None if brought is None else brought.starter(self)
+
     @property
     def variables(self) -> dict[str, str]:
         """The environment of a program that needs nothing of this process's."""
@@ -95,17 +98,80 @@ def usable_kind(choice: str) -> str:
 
     Raises: SandboxMissing.
     """
-    if choice not in CHOICES:
-        raise SandboxMissing("sandbox", choice, f"must be one of {', '.join(CHOICES)}")
-    if choice == "container":
-        if not any(map(shutil.which, CONTAINER_ENGINES)):
-            missing = "can't be used: neither podman nor docker is installed"
-            raise SandboxMissing("sandbox", choice, missing, "install podman, or set sandbox=auto")
+    require_known(choice)
+    if (brought := brought_kind(choice)) is not None:
+        brought.check()
         return choice
     why = "" if choice == "none" else bubblewrap_problem()
     if choice == "bubblewrap" and why:
         raise SandboxMissing("sandbox", choice, f"can't be used: {why}", REMEDY)
     return "none" if choice == "none" or why else "bubblewrap"
+
+
+class ModuleStarter(Protocol):
+    """Starts modules of ours in sandboxes of one kind, until `close`."""
+
+    def start(self, module: str, variables: Mapping[str, str]) -> Any:
+        """Start a module with these variables, and return its `children.Child`, as `children.start_module` does.
+        Raises: SandboxMissing."""
+
+    def close(self) -> None:
+        """End what is left of the sandboxes; may be called twice."""
+
+
+class CodeServers(Protocol):
+    """Run code that workers outside ask for, see `code_runner`, until `close`.
+
+    Args:
+        address: of the unix socket on which they are asked.
+    """
+
+    address: str
+
+    def close(self) -> None:
+        """Kill the code; may be called twice."""
+
+
+class SandboxKind(Protocol):
+    """A kind of sandbox that another distribution brings; the entry point names an object with these functions, such as
+    a class or a module."""
+
+    def check(self) -> None:
+        """Raise SandboxMissing, of the field `sandbox`, if it can't be used here."""
+
+    def starter(self, sandbox: Sandbox) -> ModuleStarter:
+        """Start modules in it. Raises: SandboxMissing."""
+
+    def code_servers(self, count: int, memory_mb: int) -> CodeServers:
+        """Run up to `count` codes at once, each of which may need `memory_mb` MiB. Raises: SandboxMissing."""
+
+
+@lru_cache(maxsize=1)
+def brought_kinds() -> dict[str, Any]:
+    """The entry points of the kinds that other distributions bring, by their names."""
+    from importlib.metadata import entry_points  # takes longer than the rest of this module
+
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in OWN_CHOICES}
+
+
+def brought_kind(kind: str) -> SandboxKind | None:
+    """The kind that another distribution brings; None for those of this module, and for unknown ones."""
+    if kind in OWN_CHOICES or (point := brought_kinds().get(kind)) is None:
+        return None
+    loaded: SandboxKind = point.load()
+    return loaded
+
+
+def sandbox_choices() -> tuple[str, ...]:
+    """What a field `sandbox` may say here."""
+    return tuple(sorted({*OWN_CHOICES, *brought_kinds()}))
+
+
+def require_known(choice: str) -> None:
+    """Raise SandboxMissing unless a choice is known here; the remedy names the package that has more."""
+    if choice not in sandbox_choices():
+        more = "" if brought_kinds() else "the package proxima-worlds has more"
+        raise SandboxMissing("sandbox", choice, f"must be one of {', '.join(sandbox_choices())}", more)
 
 
 def auto_sandbox() -> tuple[str, str]:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxima.process.children import ONE_THREAD, Child, start_module
 from proxima.process.json_lines import LineChannel
+from proxima.process.sandbox import SandboxMissing
 
 if TYPE_CHECKING:  # few workers run in one
-    from proxima.process.contained import Contained
-    from proxima.process.sandbox import Sandbox
+    from proxima.process.sandbox import ModuleStarter, Sandbox
 
 START_SECONDS = 600.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
@@ -65,7 +65,7 @@ class ForkServer:
         self.jobs, self.who, self.options, self.slow, self.sandbox = jobs, who, options, dict(slow), sandbox
         self.closed = False
         self.child: Child | None = None
-        self._contained: Contained | None = None
+        self._starter: ModuleStarter | None = None
         self._lock = threading.Lock()
 
     def fork(self, *setup: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS, **limits: Any) -> "Worker":
@@ -116,8 +116,8 @@ class ForkServer:
         with self._lock:
             self.closed = True
             self._end()
-            if self._contained is not None:
-                self._contained.close()
+            if self._starter is not None:
+                self._starter.close()
 
     def _started(self) -> Child:
         """The process, which is started if there is none."""
@@ -137,14 +137,15 @@ class ForkServer:
         return self.child
 
     def _start(self, environment: Mapping[str, str]) -> Child:
-        if self.sandbox is None or self.sandbox.kind != "container":
-            return start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
-        from proxima.process.contained import Contained, ContainerFailed
-
+        if self.sandbox is None:
+            return start_module(FORK_SERVER, env=environment)
         try:
-            self._contained = self._contained or Contained(self.sandbox)
-            return self._contained.start(FORK_SERVER, environment)
-        except ContainerFailed as error:
+            self._starter = self._starter or self.sandbox.starter()
+            if self._starter is None:
+                return start_module(FORK_SERVER, env=environment, sandbox=self.sandbox)
+            child: Child = self._starter.start(FORK_SERVER, environment)
+            return child
+        except SandboxMissing as error:
             raise RuntimeError(f"{self.who} workers can't start: {error}") from error
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:

@@ -178,9 +178,10 @@ class PooledReward(WeightedReward):
     warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
 
     @property
-    def code_memory_mb(self) -> int:
-        """MiB of memory for code that its workers run in containers; 0: they run none there."""
-        return 0
+    def code_servers(self) -> Mapping[str, int]:
+        """The kinds of sandboxes that other distributions bring in which its workers run code, and the MiB of memory
+        that it may need there."""
+        return {}
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         """The job that scores this completion in a worker, or the score itself if no worker is needed."""

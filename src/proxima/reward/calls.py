@@ -222,7 +222,10 @@ def make_pools(
             restricted=name == "text",
             memory_mb=TEXT_MEMORY_MB if name == "text" else memory_mb,
             sandbox=shared_sandbox(members, workers * memory_mb),
-            code_memory_mb=max(reward.code_memory_mb for reward in members),
+            code_servers={
+                kind: max(reward.code_servers.get(kind, 0) for reward in members)
+                for kind in sorted({kind for reward in members for kind in reward.code_servers})
+            },
         )
         for name, members in sorted(kinds.items())
     }

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal, Protocol
 from proxima.data import FieldError, require
 from proxima.data.episode import Span
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.process.sandbox import Sandbox, SandboxChoice, fallback_note
+from proxima.process.sandbox import Sandbox, fallback_note
 from proxima.reward.base import Job, PooledReward
-from proxima.reward.sandboxed import function_sandbox, sandbox_kind
+from proxima.reward.sandboxed import function_sandbox, require_choice, sandbox_kind
 from proxima.reward.workers.user_function import load_function, module_file, read_source
 from proxima.system.user_modules import user_module_file
 
@@ -31,13 +31,13 @@ class UserFunction(PooledReward):
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         name: key among the parts; null: the function's own name.
-        sandbox: `bubblewrap`, `container`, `auto` or `none`: where its workers run. In a sandbox a function has no
-            network and none of the run's variables and folders; it can read only Python's files, the packages and the
-            Python files beside its own.
+        sandbox: `bubblewrap`, `auto`, `none`, or a kind of another package: where its workers run. In a sandbox a
+            function has no network and none of the run's variables and folders; it can read only Python's files, the
+            packages and the Python files beside its own.
     """
 
     path: str
-    sandbox: SandboxChoice = "none"
+    sandbox: str = "none"
 
     where = "function"
     warm_up = "proxima.reward.workers.user_function"
@@ -47,6 +47,7 @@ class UserFunction(PooledReward):
         super().__post_init__()
         module, _, name = self.path.rpartition(":")
         require(bool(module and name), "path", self.path, "must be 'package.module:function' or './file.py:function'")
+        require_choice(self.sandbox)
 
     def check_code(self) -> None:
         """Import the function and check that it can be called. The constructor imports nothing, because some commands

@@ -3,7 +3,14 @@
 from pathlib import Path
 
 from proxima.data import as_field_errors
-from proxima.process.sandbox import WORKERS_MEMORY_MB, Sandbox, SandboxMissing, python_sources, usable_kind
+from proxima.process.sandbox import (
+    WORKERS_MEMORY_MB,
+    Sandbox,
+    SandboxMissing,
+    python_sources,
+    require_known,
+    usable_kind,
+)
 
 PROCESSES = 1024  # and threads, of all workers of a pool
 
@@ -16,6 +23,12 @@ def function_sandbox(choice: str, file: Path | None) -> Sandbox | None:
     if kind == "none":
         return None
     return Sandbox(kind=kind, readable=tuple(readable), processes=PROCESSES, memory_mb=WORKERS_MEMORY_MB)
+
+
+def require_choice(choice: str) -> None:
+    """Raise FieldError unless a choice is known here."""
+    with as_field_errors(SandboxMissing):
+        require_known(choice)
 
 
 def sandbox_kind(choice: str) -> str:

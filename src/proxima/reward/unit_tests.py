@@ -10,9 +10,9 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score, prompt_name
 from proxima.data.json_reader import load_json
-from proxima.process.sandbox import SandboxChoice, auto_sandbox, fallback_note
+from proxima.process.sandbox import auto_sandbox, brought_kinds, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
-from proxima.reward.sandboxed import sandbox_kind
+from proxima.reward.sandboxed import require_choice, sandbox_kind
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -40,7 +40,7 @@ class UnitTests(PooledReward):
         memory_mb: MiB of address space for the code, >= 64.
         sandbox: where the code runs: `bubblewrap`, in namespaces with no network, other processes or files except the
             interpreter's; `none`, under limits that contain only accidents; `auto`: bubblewrap if it works, else none,
-            with a note at the start of the run; `container`, in a container of podman or docker.
+            with a note at the start of the run; or a kind that another package brings.
     Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
         could be loaded; `timed_out`.
     Raises: ValueError if the tests can't be run with any code: they are not Python, need a package that is missing, or
@@ -57,7 +57,7 @@ class UnitTests(PooledReward):
     entry_point: str | None = None
     seconds: float = 6.0
     memory_mb: int = 1024
-    sandbox: SandboxChoice = "auto"
+    sandbox: str = "auto"
 
     kind = "unit_tests"
     where = "function"
@@ -69,10 +69,11 @@ class UnitTests(PooledReward):
         super().__post_init__()
         require(0 < self.seconds < 1e6, "seconds", self.seconds, "must be > 0 seconds")
         require(self.memory_mb >= 64, "memory_mb", self.memory_mb, "must be >= 64 MiB")
+        require_choice(self.sandbox)
 
     @property
-    def code_memory_mb(self) -> int:
-        return self.memory_mb if self.sandbox == "container" else 0
+    def code_servers(self) -> Mapping[str, int]:
+        return {self.sandbox: self.memory_mb} if self.sandbox in brought_kinds() else {}
 
     def auto_outcome(self, field: str) -> tuple[str, str] | None:
         """See `proxima.config.outcomes`."""

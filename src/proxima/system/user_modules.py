@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from proxima.data.errors import UserError
 
@@ -20,6 +21,12 @@ def import_user_module(name: str) -> ModuleType:
     if name.partition(".")[0] != "proxima" and folder not in sys.path:
         sys.path.append(folder)
     return importlib.import_module(name)
+
+
+def user_class(reference: str) -> Any:
+    """The class, or another callable, that `module:Class` names; raises whatever its import raises."""
+    module, _, name = reference.partition(":")
+    return getattr(import_user_module(module), name)
 
 
 def user_module_file(name: str) -> Path | None:

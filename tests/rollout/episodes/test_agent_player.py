@@ -16,7 +16,8 @@ from proxima.data import FieldError, UserError
 from proxima.data.episode import Episode
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import SCRIPT, AgentJob, AgentSpec, _AgentProcess
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import SCRIPT, AgentJob, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat.encode import prompt_tokens
 from proxima.reward import REWARDS

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
-from proxima.process.foreign_environment import _answered
 from proxima.runtime.resume import changes
 from proxima.runtime.resume.changes import environment_hashes
 from proxima.system import machine
+from proxima_worlds.foreign_environment import _answered
 from tests.containers import busybox_image as busybox_image
 
-STAND_IN = Path(__file__).parents[2] / "environment" / "adapters" / "stand_in"
+STAND_IN = Path(__file__).parents[3] / "packages" / "proxima-worlds" / "tests" / "stand_in"
 
 
 class Journal(dict):

@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 
 from proxima.config.builder import Builder
 from proxima.config.describe import setting
-from proxima.config.problems import Problem, require_at_least
+from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.scalars import in_one_line, to_json
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
 from proxima.data import FieldError, UserError, require
@@ -19,12 +18,11 @@ from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agents import AGENTS
+from proxima.environment.agent_kinds import AgentKind, agent_class
 from proxima.environment.tool_calls import format_of
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
 from proxima.model.pretrained import UnloadedModel, load_tokenizer
-from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment, Unusable
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -130,7 +128,15 @@ def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
 def agent_of(task: Any) -> Mapping[str, Any]:
     """The arguments of a task's agent; empty of a task without one."""
     environment = world_of(task, "environment")
-    return environment if isinstance(environment, Mapping) and environment.get("kind") in AGENTS else {}
+    return environment if isinstance(environment, Mapping) and agent_class(environment.get("kind")) else {}
+
+
+def environment_class(task: Any) -> type | None:
+    """The class of the kind of a task's environment; None of a task without one, and of `module:Class`, which only a
+    worker imports."""
+    given = world_of(task, "environment")
+    kind = given.get("kind") if isinstance(given, Mapping) else given
+    return ENVIRONMENTS[kind] if isinstance(kind, str) and kind in ENVIRONMENTS else None
 
 
 def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> list[str]:
@@ -196,34 +202,48 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
 
 
 def agents_are_specified(r: Resolved[Any]) -> Findings:
-    """The fields of an agent, and of its container, must have values of their types, within their bounds."""
-    for path, task in tasks_of(r.config).items():
-        given = world_of(task, "environment")
-        if isinstance(given, Mapping) and given.get("kind") in AGENTS:
-            path, builder = f"{path}.environment", Builder(import_code=r.import_code)
-            source = Source(r.entry(path).where)
-            own = {name: value for name, value in given.items() if name != "kind"}
-            builder.dataclass(ENVIRONMENTS[given["kind"]], node_of(own, source), path, given["kind"])
-            if isinstance(container := own.get("container"), Mapping):
-                from proxima.process.containers import Container, ContainerFailed
-
-                try:
-                    builder.dataclass(Container, node_of(container, source), f"{path}.container", "container")
-                except ContainerFailed as error:
-                    shown = in_one_line(to_json(error.value))
-                    builder.problems.append(Problem(f"{path}.container.{error.field}", str(error), shown, source.text))
-            yield from builder.all_problems()
+    """The fields of an agent, and of its sandbox, must have values of their types, within their bounds."""
+    for path in tasks_of(r.config):
+        yield from _agent(r, path)[1]
 
 
-def foreign_environments_load(r: Resolved[Any]) -> Findings:
-    """Environments of other libraries must load in their interpreters."""
-    for path, task in tasks_of(r.config).items():
-        given = world_of(task, "environment")
-        if isinstance(given, Mapping) and given.get("kind") in FOREIGN:
+def agents_can_play(r: Resolved[Any]) -> Findings:
+    """What an agent needs must be there, such as the environment of another library in its interpreter."""
+    for path in tasks_of(r.config):
+        agent, problems = _agent(r, path)
+        if agent is not None and not problems:
             try:
-                ForeignEnvironment.of(given).facts()
-            except Unusable as error:
+                agent.check()
+            except FieldError as error:
                 yield f"{path}.environment", str(error)
+
+
+def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
+    """A task's agent, None if there is none or if its fields have problems, and these, by the names of the recipe."""
+    task = tasks_of(r.config)[path]
+    if not (given := agent_of(task)):
+        return None, []
+    cls: Any = agent_class(given["kind"])
+    path, builder = f"{path}.environment", Builder(import_code=r.import_code)
+    source = Source(r.entry(path).where)
+    arguments = {name: value for name, value in given.items() if name != "kind"}
+    try:
+        own, other_names = cls.read(arguments)
+    except FieldError as error:
+        return None, [(f"{path}.{error.field}", error.requirement)]
+    agent = builder.dataclass(cls, node_of(own, source), path, given["kind"])
+    problems = builder.all_problems()
+    for name, other in other_names.items():
+        changed = {f"{path}.{name}": f"{path}.{other}"}
+        problems = [replace(each, path=_renamed(each.path, changed)) for each in problems]
+    return None if problems else agent, problems
+
+
+def _renamed(path: str, names: Mapping[str, str]) -> str:
+    for name, other in names.items():
+        if path == name or path.startswith(f"{name}."):
+            return other + path[len(name) :]
+    return path
 
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:

@@ -115,11 +115,11 @@ def grade_unit_tests(*, sandbox: str = "none", **arguments: Any) -> dict[str, An
     return run_unit_tests.run_unit_tests(**arguments, sandbox=run_unit_tests.code_sandbox(sandbox))
 
 
-def use_containers(*, address: str) -> dict[str, Any]:
-    """Run code in containers; see `code_runner.run_in_containers`."""
+def use_servers(*, kind: str, address: str) -> dict[str, Any]:
+    """Run code by servers; see `code_runner.run_by_servers`."""
     from proxima.process import code_runner
 
-    code_runner.run_in_containers(address)
+    code_runner.run_by_servers(kind, address)
     return {}
 
 
@@ -195,7 +195,7 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
     "unit_tests": grade_unit_tests,
-    "use_containers": use_containers,
+    "use_servers": use_servers,
 }
 
 

@@ -11,19 +11,18 @@ outlives a run that was killed.
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.data import as_field_errors
+from proxima.process.sandbox import CodeServers, SandboxMissing, brought_kind
 from proxima.process.worker import ForkServer, JobResult, KeptWorker, Worker, WorkerQueue
 from proxima.reward.base import Job
 
-if TYPE_CHECKING:  # few pools have them
-    from proxima.process.contained import CodeContainers
-
 GRADERS = "proxima.reward.workers.graders"
+NO_SERVERS: Mapping[str, int] = {}
 RECYCLE = 5000  # jobs after which a worker is replaced
 
 
@@ -39,8 +38,8 @@ class WorkerPool:
         memory_mb: memory limit, in MiB, of a worker beyond its usage at its start; 0: none. It limits the address space
             if `restricted`, else the memory that the worker writes.
         sandbox: of the workers, a `process.sandbox.Sandbox`; None: none.
-        code_memory_mb: MiB that code may need which the workers run in containers, as many as workers; 0: there are
-            none.
+        code_servers: the kinds of sandboxes that other distributions bring in which the workers run code, as many at
+            once as workers, and the MiB that it may need there.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.
     """
@@ -55,14 +54,14 @@ class WorkerPool:
         restricted: bool = True,
         memory_mb: int = 1024,
         sandbox: Any = None,
-        code_memory_mb: int = 0,
+        code_servers: Mapping[str, int] = NO_SERVERS,
     ) -> None:
         self.timeout, self.setup = timeout, tuple(setup)
         options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
         slow = {job.grader: f"reward {job.arguments.get('path', job.grader)}: loading it" for job in setup}
         self._server = ForkServer(GRADERS, "reward", options, slow, sandbox)
-        self._workers, self._code_memory_mb, self._code_lock = workers, code_memory_mb, threading.Lock()
-        self._code: CodeContainers | None = None
+        self._workers, self._code_servers, self._code_lock = workers, code_servers, threading.Lock()
+        self._code: dict[str, CodeServers] = {}
         self._queue = WorkerQueue(self._start_worker, workers)
 
     @property
@@ -71,17 +70,16 @@ class WorkerPool:
         return sum(kept.started for kept in self._queue.kept)
 
     def check(self) -> None:
-        """Start the containers in which the workers run code, if there are any.
+        """Start the servers by which the workers run code, if there are any.
 
         Raises:
             FieldError: they can't be started.
         """
         with self._code_lock:
-            if self._code_memory_mb and self._code is None:
-                from proxima.process.contained import CodeContainers, ContainerFailed
-
-                with as_field_errors(ContainerFailed):
-                    self._code = CodeContainers(self._workers, self._code_memory_mb)
+            for name, memory_mb in self._code_servers.items():
+                if name not in self._code and (kind := brought_kind(name)) is not None:
+                    with as_field_errors(SandboxMissing):
+                        self._code[name] = kind.code_servers(self._workers, memory_mb)
 
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
@@ -101,8 +99,8 @@ class WorkerPool:
         self._queue.close()
         self._server.close()
         with self._code_lock:
-            if self._code is not None:
-                self._code.close()
+            for servers in self._code.values():
+                servers.close()
 
     def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
         return [self._queue.submit(partial(self._run, job)) for job in jobs]
@@ -118,5 +116,5 @@ class WorkerPool:
 
     def _start_worker(self) -> Worker:
         self.check()
-        code = [] if self._code is None else [("use_containers", {"address": self._code.address})]
+        code = [("use_servers", {"kind": kind, "address": made.address}) for kind, made in self._code.items()]
         return self._server.fork(*code, *((job.grader, job.arguments) for job in self.setup))

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from proxima.data import require
-from proxima.process.sandbox import auto_sandbox
+from proxima.data import as_field_errors, require
+from proxima.process.sandbox import SandboxMissing, auto_sandbox, require_known
 
 Forks = Literal["train", "refuse"]
 ToolFormat = Literal["auto", "hermes", "llama", "glm", "mistral", "deepseek", "kimi", "minimax", "xml", "code"]
@@ -25,8 +25,7 @@ class EpisodeSettings:
     workers: Annotated[int, "processes in which environments run"] = 2
     memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024
     sandbox: Annotated[
-        Literal["auto", "bubblewrap", "container", "none"],
-        "where such processes run, for classes and tools of your own: see the documentation of environments",
+        str, "where such processes run, for classes and tools of your own: see the documentation of environments"
     ] = "none"
     forks: Annotated[
         Forks, "where the chat template rewrites what the model saw: train each version, or refuse the episode"
@@ -44,6 +43,8 @@ class EpisodeSettings:
     def __post_init__(self) -> None:
         for name, least in (("turns", 1), ("retries", 0), ("workers", 1), ("memory_mb", 0)):
             require(getattr(self, name) >= least, name, getattr(self, name), f"must be >= {least}")
+        with as_field_errors(SandboxMissing):
+            require_known(self.sandbox)
         bound, remedy = "must be >= 1: an episode has one turn at least", "null: the context is the limit"
         require(self.tokens is None or self.tokens >= 1, "tokens", self.tokens, bound, remedy=remedy)
         for name in ("call_seconds", "seconds"):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from proxima.data import FieldError, UserError, require, within
 from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.environment import ENVIRONMENTS
-from proxima.environment.agents import AGENTS
+from proxima.environment.agent_kinds import agent_class, as_in_recipe, make_agent
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
@@ -23,6 +22,7 @@ from proxima.rollout.episodes.conversation import Conversation, ForkRefused, Tur
 from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.system.user_modules import user_class
 from proxima.task.column_mapping import TOOLS
 from proxima.task.protocol import PlayedTask
 
@@ -94,13 +94,11 @@ class AgentWorld:
         require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
         with within("environment"):
             assert spec.kind is not None
-            kind: Any = ENVIRONMENTS[spec.kind]
-            names = [field.name for field in fields(kind)]
-            for name, value in spec.arguments.items():
-                message = f"is not a field of the environment {spec.kind!r}"
-                require(name in names, name, value, message, remedy=f"it has {', '.join(names)}")
-            agent = kind(**spec.arguments)
-            self.agents, self.roles = agent.build(), getattr(agent, "roles", ())
+            cls = agent_class(spec.kind) or user_class(spec.kind)
+            agent = make_agent(cls, spec.arguments, spec.kind)
+            with as_in_recipe(cls, spec.arguments):
+                agent.check()
+                self.agents, self.roles = agent.build(), getattr(agent, "roles", ())
         named = play.settings.tool_format
         self.tool_format = format_of(model.tokenizer, play.arguments) if named == "auto" else named
 
@@ -145,7 +143,7 @@ def make_worlds(
                 spec = _spec(task)
                 if isinstance(task, PlayedTask):
                     task.prepare()
-                if spec.kind in AGENTS:
+                if agent_class(spec.kind) is not None:
                     worlds[path] = AgentWorld(play, spec, model)
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
@@ -159,6 +157,11 @@ def make_worlds(
                         sandbox=given.sandbox,
                     )
                     shared.append(hosts)
+                    if hosts.interface.plays:
+                        _require_no_sandbox(spec, play.settings)
+                        hosts.close()
+                        worlds[path] = AgentWorld(play, spec, model)
+                        continue
                     notes += hosts.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
@@ -170,6 +173,12 @@ def make_worlds(
             made.close()
         raise
     return worlds
+
+
+def _require_no_sandbox(spec: EnvironmentSpec, settings: EpisodeSettings) -> None:
+    """Refuse the sandbox of the workers for a class that plays by itself, beside the run."""
+    bound = f"plays by itself, beside the run, and episode.sandbox={settings.sandbox} is for classes in the workers"
+    require(settings.sandbox == "none", "environment", spec.kind, bound, remedy="set episode.sandbox=none")
 
 
 def _unseen_tools(prompts: Sequence[Prompt], path: str) -> list[str]:

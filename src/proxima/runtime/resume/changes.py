@@ -4,7 +4,6 @@ recorded.
 """
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -23,13 +22,13 @@ from proxima.config.sections.data_section import tasks_of
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
-from proxima.environment.agents import AGENT, RUNNERS
+from proxima.environment import ENVIRONMENTS
+from proxima.environment.agent_kinds import agent_class, make_agent
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.model.log_prob import ROWS_ON_CPU
 from proxima.model.precision import device_kind
 from proxima.model.pretrained import resolve_device
-from proxima.process.foreign_environment import FOREIGN, ForeignEnvironment
 from proxima.reward import REWARDS
 from proxima.runtime.resume.refuse import refusals
 from proxima.runtime.state.folder import RunFolder
@@ -246,34 +245,20 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; the id of the
-    image of its container; and the version of the library that an environment of another interpreter has there."""
-    kind = play.environment
-    arguments: Mapping[str, Any] = kind if isinstance(kind, Mapping) else {"kind": kind}
-    agent = arguments if arguments.get("kind") == AGENT else {}
-    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *play.tools)):
-        module, colon, _ = str(name).partition(":")
-        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            files.append(file)
-    named = {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
-    if arguments.get("kind") in FOREIGN:
-        foreign = ForeignEnvironment.of(arguments)
-        facts, prefix = foreign.facts(), f"{path}.environment: {foreign.name}"
-        named |= {f"{prefix}: {file}": value for file, value in facts["sources"].items()}
-        named[f"{path}.environment: {foreign.kind}"] = facts["version"]
-    if agent.get("container"):
-        image, value = RUNNERS["container"].image_of(agent["container"])  # type: ignore[attr-defined]
-        named[f"{path}.environment: image {image}"] = value
-    return named
-
-
-def _is_script(word: Path) -> bool:
-    """True if a word of a command names a text file; the binary of its interpreter is not one."""
-    if not os.path.isfile(word):  # a long one is no name of a file
-        return False
-    with word.open("rb") as file:
-        return b"\0" not in file.read(1024)
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and what an
+    agent says it plays with, such as the image of its container or the version of a library elsewhere."""
+    given = play.environment
+    arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
+    kind = arguments.pop("kind", None)
+    references = [ENVIRONMENTS.references.get(str(kind), str(kind)), *play.tools]
+    named: dict[str, str] = {}
+    for reference in references:
+        module, colon, _ = reference.partition(":")
+        if colon and not module.startswith("proxima") and (file := user_module_file(module)) is not None:
+            named[file.name] = sha256(file.read_bytes()).hexdigest()
+    if (cls := agent_class(kind)) is not None:
+        named |= make_agent(cls, arguments, str(kind)).inputs()
+    return {f"{path}.environment: {name}": value for name, value in named.items()}
 
 
 def rows_sha(rows: Rows) -> str:

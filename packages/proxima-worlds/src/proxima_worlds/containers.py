@@ -25,11 +25,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.process import container_guardian as guardian
 from proxima.process.children import ENDS_WITH_US, kill_group, start_module
-from proxima.process.sandbox import CONTAINER_ENGINES as ENGINES
-from proxima.process.sandbox import system_call_filter
+from proxima.process.sandbox import SandboxMissing, system_call_filter
+from proxima_worlds import container_guardian as guardian
 
+ENGINES = ("podman", "docker")
 INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
 RELAY = f"{INSIDE}/relay"
 PORT = 8642  # of a container's loopback interface
@@ -42,13 +42,9 @@ PLACE, WITHOUT = r"/[^:,]+", "below / without : and ,"  # of a container
 PULL_SECONDS, TRIAL_SECONDS, ANSWER_SECONDS, END_SECONDS = 3600.0, 300.0, 60.0, 60.0
 
 
-class ContainerFailed(Exception):
+class ContainerFailed(SandboxMissing):
     """Containers can't be used; `field` is the field of `Container` that is wrong, empty for none, and `bound` says
     what is wrong with it."""
-
-    def __init__(self, field: str, value: object, bound: str, remedy: str = "") -> None:
-        super().__init__(bound)
-        self.field, self.value, self.bound, self.remedy = field, value, bound, remedy
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,15 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import AgentJob, AgentSpec
-from proxima.environment.harbor_agents import HarborAgents, reward_of, running_task
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import AgentJob
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.harbor_tasks import read_task
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task import TASKS
+from proxima_worlds.harbor_agents import HarborAgents, reward_of, running_task
+from proxima_worlds.harbor_tasks import read_task
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
 from tests.harbor_tasks import write_tasks
@@ -230,7 +231,8 @@ def test_an_image_that_can_not_be_built(busybox_image, tmp_path):
 
 PARENT = """
 import asyncio, json, sys
-from proxima.environment.agents import AgentJob, AgentSpec
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import AgentJob
 row = {"harbor": json.loads(sys.argv[1])}
 agents = AgentSpec(sandbox="harbor", command=("sleep", "1000")).build()
 asyncio.run(agents.play(AgentJob(row=row, base_url="http://127.0.0.1:9/v1", api_key="k")))

@@ -10,24 +10,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from proxima.data import FieldError
 from proxima.process.program import Program, ProgramFailed
 
-FOREIGN = ("verifiers", "nemo_gym")  # kinds of environments that have their own rows, and an interpreter of their own
 LOAD_SECONDS = 1800.0  # to load an environment and its data, which may have to be downloaded
-OWN_ROW = "environment_row"  # the column with the row as the environment has it
-
-
-class Unusable(Exception):
-    """A field of a foreign environment can't be used.
-
-    Args:
-        field, value: in the recipe.
-        message: one line that follows them.
-    """
-
-    def __init__(self, field: str, value: Any, message: str) -> None:
-        super().__init__(f"{field}={value!r} {message}")
-        self.field, self.value, self.message = field, value, message
 
 
 @dataclass(frozen=True)
@@ -35,7 +21,7 @@ class ForeignEnvironment:
     """An environment, and the interpreter that has it.
 
     Args:
-        kind: one of `FOREIGN`.
+        kind: `verifiers` or `nemo_gym`.
         name: of the environment.
         args: its arguments, as JSON.
         python: the interpreter; empty: this one.
@@ -63,14 +49,14 @@ class ForeignEnvironment:
         """Load it in its interpreter, and describe it: `python`, `version` of the library, `sources`, the SHA-256 of
         each of its files, and `rewards`, the names of its reward functions as far as they are known.
 
-        Raises: Unusable.
+        Raises: FieldError.
         """
         return _answered(self)[0]
 
     def rows(self, split: str, skip: int, size: int | None) -> tuple[Mapping[str, Any], ...]:
-        """Read its own rows, each with `messages`, `answer` and OWN_ROW.
+        """Read its own rows, each with `messages`, `answer` and `environment_row`.
 
-        Raises: Unusable.
+        Raises: FieldError.
         """
         return _answered(self, split, skip, size)[1]
 
@@ -85,7 +71,7 @@ def _answered(
     try:
         program = Program(command, name="its process", guarded=True)
     except ProgramFailed:
-        raise Unusable("python", environment.python, "can't be started as a Python interpreter") from None
+        raise FieldError("python", environment.python, "can't be started as a Python interpreter") from None
     facts, rows = dict[str, Any](), list[Mapping[str, Any]]()
     started, limit = monotonic(), threading.Timer(LOAD_SECONDS, program.kill)
     limit.daemon = True
@@ -94,16 +80,16 @@ def _answered(
         while True:
             message = program.read()
             if "problem" in message:
-                raise Unusable(*message["problem"])
+                raise FieldError(*message["problem"])
             if "end" in message:
                 return facts, tuple(rows)
             facts |= message.get("facts", {})
             rows += [message["row"]] if "row" in message else []
     except ProgramFailed as error:
         if not facts:
-            raise Unusable("python", environment.python, f"is not a Python interpreter: {error}") from None
+            raise FieldError("python", environment.python, f"is not a Python interpreter: {error}") from None
         reason = f"its process took longer than {LOAD_SECONDS:g} s" if monotonic() - started >= LOAD_SECONDS else error
-        raise Unusable("name", environment.name, f"can't be loaded: {reason}") from None
+        raise FieldError("name", environment.name, f"can't be loaded: {reason}") from None
     finally:
         limit.cancel()
         program.kill()

@@ -4,26 +4,28 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
-from proxima.data import as_field_errors, require, within
-from proxima.environment.agents import AgentJob, AgentSpec, ProgramGroups, start_program
+from proxima.data import as_field_errors, within
+from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
+from proxima.environment.agents import AgentJob, ProgramGroups, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
-from proxima.process.containers import (
+from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
+from proxima_worlds.containers import (
     PORT,
     Container,
     ContainerFailed,
     Containers,
     Place,
     Places,
+    auto_engine,
     engine_program,
     ensure_image,
     image_id,
     last_lines,
 )
-from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
 
 ADDRESS = f"http://127.0.0.1:{PORT}/v1"  # of the endpoint, for an agent
 MOST_CONNECTIONS = 32  # to the endpoint, of one agent: it may not use up the files of the run
@@ -32,23 +34,48 @@ END_SECONDS = 30.0  # that an engine may take to remove a container whose first 
 SAID = {125: "can't be started", 126: "can't be run", 127: "its command was not found"}
 
 
-def container_of(given: str | Mapping[str, Any]) -> Container:
-    """The container that a recipe specifies; FieldError if it is invalid."""
-    values = {"image": given} if isinstance(given, str) else dict(given)
-    names = [field.name for field in fields(Container)]
-    with within("container"), as_field_errors(ContainerFailed):
-        for name, value in values.items():
-            require(name in names, name, value, "is not a field", remedy=f"it has {', '.join(names)}")
-        require("image" in values, "", values, "needs an image")
-        return Container(**values | {"mounts": tuple(values.get("mounts", ()))})
+@dataclass(frozen=True, kw_only=True)
+class ContainerBox(Container, AgentSandbox):
+    """Each program runs in a container of its own.
+
+    Args: as `Container`
+    """
+
+    text_field: ClassVar[str] = "image"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mounts", tuple(self.mounts))
+        with as_field_errors(ContainerFailed):
+            super().__post_init__()
+
+    def runner(self, spec: AgentSpec) -> "ContainerRunner":
+        return ContainerRunner(spec, self)
+
+    def inputs(self) -> Mapping[str, str]:
+        """The id of the image."""
+        with as_field_errors(ContainerFailed):
+            return {f"image {self.image}": image_id(engine_program(self.engine), self.image)}
+
+    def auto_outcome(self, field: str) -> tuple[str, str] | None:
+        return auto_engine() if field == "engine" else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BubblewrapBox(AgentSandbox):
+    """Each program runs in a sandbox of bubblewrap of its own."""
+
+    shows_files: ClassVar[bool] = True
+
+    def runner(self, spec: AgentSpec) -> "SandboxRunner":
+        return SandboxRunner(spec)
 
 
 class ContainerRunner:
     """Starts each program in a container of its own."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        self.command, self.container = tuple(spec.command), container_of(spec.container)
-        with within("container"), as_field_errors(ContainerFailed):
+    def __init__(self, spec: AgentSpec, container: Container) -> None:
+        self.command, self.container = tuple(spec.command), container
+        with within("sandbox"), as_field_errors(ContainerFailed):
             program = engine_program(self.container.engine)
             ensure_image(program, self.container.image)
             self.containers = Containers(program)
@@ -57,12 +84,6 @@ class ContainerRunner:
             except BaseException:
                 self.containers.close()
                 raise
-
-    @staticmethod
-    def image_of(given: str | Mapping[str, Any]) -> tuple[str, str]:
-        """The name and the id of the image that a recipe specifies."""
-        container = container_of(given)
-        return container.image, image_id(engine_program(container.engine), container.image)
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -99,7 +120,7 @@ class SandboxRunner:
         self.readable = (*map(os.path.abspath, spec.readable), *named)
         self._programs = ProgramGroups()
         with as_field_errors(SandboxMissing):
-            usable_kind(spec.sandbox)
+            usable_kind("bubblewrap")
         with within("sandbox"), as_field_errors(ContainerFailed):
             self.places = Places()
 

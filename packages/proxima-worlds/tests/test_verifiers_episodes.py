@@ -12,10 +12,10 @@ from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment import ENVIRONMENTS
 from proxima.model.chat.encode import prompt_tokens
+from proxima.rollout.environment_rows import EnvironmentRows
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.task.environment_rows import EnvironmentRows
 from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, paths_are_what_the_policy_saw
 from tests.uvicorn_ticks import quick_ticks
 

@@ -15,8 +15,8 @@ from tests.runtime.tiny_run import NO_EVAL, steps_of
 
 pytestmark = pytest.mark.slow
 
-SERVER = Path(__file__).parents[1] / "environment" / "adapters" / "mcp_server.py"
-AGENT = Path(__file__).parents[2] / "examples" / "agents" / "adder.py"
+SERVER = Path(__file__).with_name("mcp_server.py")
+AGENT = Path(__file__).parents[3] / "examples" / "agents" / "adder.py"
 SEEDS = {"kind": "seeds", "count": 20}
 WORLDS = {
     "textarena": {"kind": "textarena", "game": "GuessTheNumber-v0"},
@@ -53,7 +53,8 @@ def tree_of(model, world, seeds=False, **changes):
     return episode_recipe(model, **{k: v for k, v in own.items() if not (seeds and k.startswith("task__"))}, **changes)
 
 
-OURS = pytest.mark.campaign("tests/runtime/test_adapted_runs.py::test_two_steps[mcp]")  # whose server is ours
+# The server of `mcp` is ours.
+OURS = pytest.mark.campaign("packages/proxima-worlds/tests/test_adapted_runs.py::test_two_steps[mcp]")
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[OURS] * (kind != "mcp")) for kind in WORLDS])
@@ -67,7 +68,7 @@ def test_two_steps(kind, model, tmp_path, lent_servers):
 
 
 def test_openenv_trains_two_steps(model, tmp_path):
-    from tests.environment.adapters.test_openenv import PYTHON, serving
+    from .test_openenv import PYTHON, serving
 
     if not PYTHON:
         pytest.skip("PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv")

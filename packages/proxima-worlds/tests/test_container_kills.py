@@ -27,7 +27,7 @@ said=$(wget -q -O - --header "Authorization: Bearer $OPENAI_API_KEY" --header "C
 sleep 15
 echo "$said" | wc -c
 """
-SIBLING = "tests/rollout/episodes/test_boxed_agents.py::test_a_killed_run_leaves_no_container"
+SIBLING = "packages/proxima-worlds/tests/test_boxed_agents.py::test_a_killed_run_leaves_no_container"
 
 
 def recipe_of(image):

@@ -10,15 +10,18 @@ import tarfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from proxima.data import FieldError, as_field_errors, within
-from proxima.environment.agents import AgentJob, AgentSpec, read_to_end, start_program
-from proxima.environment.boxed_agents import ADDRESS, ended, forwarded
+from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
+from proxima.environment.agents import AgentJob, Agents, read_to_end, start_program
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
-from proxima.process.harbor_tasks import HarborTask, read_task
 from proxima.system.http_clients import async_http_client
+from proxima_worlds.boxed_agents import ADDRESS, ended, forwarded
+from proxima_worlds.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
+from proxima_worlds.harbor_tasks import HarborTask, read_task
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the first that the tests have written
 TIMED_OUT = 124  # exit code of the relay
@@ -41,6 +44,17 @@ BASH = {
         },
     },
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarborBox(AgentSandbox):
+    """The container of the row's task, whose tests give the reward; there, without a command, the model acts by a tool
+    `bash`."""
+
+    needs_command: ClassVar[bool] = False
+
+    def agents(self, spec: AgentSpec) -> Agents:
+        return HarborAgents(spec)
 
 
 class HarborAgents:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import as_field_errors, require
-from proxima.process.containers import ContainerFailed, auto_engine, engine_program
-from proxima.process.harbor_tasks import HarborTask, digest_of, read_task
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
+from proxima_worlds.containers import ContainerFailed, auto_engine, engine_program
+from proxima_worlds.harbor_tasks import HarborTask, digest_of, read_task
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.adapters.foreign import Verifiers
-from proxima.process import foreign_environment, foreign_runner
-from proxima.process.foreign_environment import _answered
-from proxima.task.environment_rows import EnvironmentRows
+from proxima.rollout.environment_rows import EnvironmentRows
+from proxima_worlds import foreign_environment, foreign_runner
+from proxima_worlds.foreign_agents import Verifiers
+from proxima_worlds.foreign_environment import _answered
 
 STAND_IN = Path(__file__).with_name("stand_in")
 
@@ -135,5 +135,5 @@ def test_the_agents_are_checked_before_they_are_built():
 
 
 def test_an_environment_without_rows_of_its_own_is_refused():
-    with pytest.raises(FieldError, match="environment='guess' has no rows of its own; name one of verifiers"):
+    with pytest.raises(FieldError, match="environment='guess' has no rows of its own; name one of nemo_gym, verifiers"):
         EnvironmentRows(environment="guess")

@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,25 +22,28 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxima.process.children import ONE_THREAD, START, Child, describe_exit, kill_group, wait_for
-from proxima.process.containers import (
+from proxima.process.children import ONE_THREAD, START, Child, describe_exit, kill_group, placed, wait_for
+from proxima.process.program import keep_last
+from proxima.process.sandbox import Sandbox, random_user, shown_paths
+from proxima_worlds.containers import (
     END_SECONDS,
+    ENGINES,
     INSIDE,
     TRIAL_SECONDS,
     Container,
+    ContainerFailed,
     Containers,
     Place,
     engine_program,
     image_id,
     last_lines,
 )
-from proxima.process.containers import ContainerFailed as ContainerFailed  # exported: callers import this module late
-from proxima.process.program import keep_last
-from proxima.process.sandbox import CONTAINER_MEMORY_MB, Sandbox, random_user, shown_paths
 
+CONTAINER_MEMORY_MB = 256  # of a container, besides the code's: its server and its files
+PACKAGE = Path(__file__).resolve().parent
 ROOT_IMAGE = "localhost/proxima-root"
 FOLDERS = ("dev", "etc", "proc", "run", "sys", "tmp")
-CODE_SERVER = "proxima.process.code_server"
+CODE_SERVER = "proxima_worlds.code_server"
 CODE_CAPABILITIES = ("SETUID", "SETGID", "CHOWN", "KILL")  # it gives each code a user of its own
 CODE_PIDS = 16
 REMEDY = "see that podman or docker can start a container, or set sandbox=auto"
@@ -84,7 +88,7 @@ class Contained:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.sandbox = sandbox
-        links, places = shown_paths(sandbox)
+        links, places = shown_paths(replace(sandbox, readable=(*sandbox.readable, str(PACKAGE))))
         program = engine_program("auto")
         memory_mb = sandbox.memory_mb or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
         self.spec = Container(
@@ -106,7 +110,7 @@ class Contained:
         """
         options = container_options(variables, root)
         place = self.containers.place(self.spec)
-        program = [sys.executable, flag, str(START), module, f"{INSIDE}/channel"]
+        program = [sys.executable, flag, str(START), placed(module), f"{INSIDE}/channel"]
         line = self.containers.command(self.spec, place, program, *options, space_mb=self.sandbox.space_mb)
         with socket.socket(socket.AF_UNIX) as listener:
             path = place.folder / "channel"
@@ -142,6 +146,24 @@ def container_options(variables: Mapping[str, str], root: bool) -> list[str]:
     user = 0 if root else random_user()
     options = [f"--user={user}:{user}", *(f"--env={name}={value}" for name, value in variables.items())]
     return options + ([f"--cap-add={name}" for name in CODE_CAPABILITIES] + ["--ipc=none"] if root else [])
+
+
+class ContainerSandbox:
+    """The kind of sandbox `container`, see `proxima.process.sandbox.SandboxKind`."""
+
+    @staticmethod
+    def check() -> None:
+        if not any(map(shutil.which, ENGINES)):
+            missing = "can't be used: neither podman nor docker is installed"
+            raise ContainerFailed("sandbox", "container", missing, "install podman, or set sandbox=auto")
+
+    @staticmethod
+    def starter(sandbox: Sandbox) -> "Contained":
+        return Contained(sandbox)
+
+    @staticmethod
+    def code_servers(count: int, memory_mb: int) -> "CodeContainers":
+        return CodeContainers(count, memory_mb)
 
 
 class CodeContainers:

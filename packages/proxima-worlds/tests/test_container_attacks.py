@@ -8,9 +8,10 @@ from contextlib import closing, suppress
 
 import pytest
 
-from proxima.environment.agents import AgentJob, AgentSpec, read_to_end
-from proxima.environment.boxed_agents import ContainerRunner
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import AgentJob, read_to_end
 from proxima.process.sandbox import interpreter_paths, outermost
+from proxima_worlds.boxed_agents import ContainerBox
 from tests.campaigns import campaign
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.waits]
 SECONDS = 8.0
 LIBRARIES = ("/usr", "/lib64", "/lib/x86_64-linux-gnu", "/lib/aarch64-linux-gnu")
 SMALL = {"tcp_to_the_endpoint", "unix_abstract", "memory_of_others", "outlive_by_session"}
-HERE = "tests/rollout/episodes/test_container_attacks.py::test_an_agent_does_not_get_out"
+HERE = "packages/proxima-worlds/tests/test_container_attacks.py::test_an_agent_does_not_get_out"
 PROGRAMS = [attack for attack in ATTACKS if not attack.limited and attack.name != "become_root"]  # the image's user
 CASES = [attack for attack in PROGRAMS if attack.name in SMALL]
 CASES = [*CASES, *campaign(HERE, [attack for attack in PROGRAMS if attack.name not in SMALL])]
@@ -37,13 +38,9 @@ def runner(busybox_image):
     """Containers that show this machine's Python."""
     shown = [path for path in (*LIBRARIES, *interpreter_paths()) if not path.endswith(".zip")]
     mounts = [path for path in outermost(shown) if path.startswith("/")]
-    container = {
-        "image": busybox_image,
-        "memory_mb": 256,
-        "pids": 32,
-        "mounts": [p for p in mounts if os.path.exists(p)],
-    }
-    with closing(ContainerRunner(AgentSpec(command=("true",), container=container))) as made:
+    shown = tuple(path for path in mounts if os.path.exists(path))
+    container = ContainerBox(image=busybox_image, memory_mb=256, pids=32, mounts=shown)
+    with closing(container.runner(AgentSpec(command=("true",), sandbox=container))) as made:
         yield made
 
 

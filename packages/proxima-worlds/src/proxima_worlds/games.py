@@ -28,6 +28,8 @@ class ReasoningGym(Environment):
         attempts: number of answers allowed; each wrong one except the last is answered by "That is not right."
     """
 
+    needs = {"reasoning_gym": "proxima-rl[gym]"}  # noqa: RUF012
+
     def __init__(self, task: str, config: Mapping[str, Any] | None = None, attempts: int = 1) -> None:
         require_package("reasoning_gym", "it needs", "proxima-rl[gym]")
         from reasoning_gym.factory import DATASETS
@@ -73,6 +75,8 @@ class SkyRLGym(Environment):
         extras: further extras, such as `{max_turns: 3}`.
     """
 
+    needs = {"skyrl_gym": "skyrl-gym"}  # noqa: RUF012
+
     def __init__(
         self, env: str, config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None
     ) -> None:
@@ -112,6 +116,8 @@ class TextArena(Environment):
         game: its id, such as `GuessTheNumber-v0`.
         config: the game's own arguments.
     """
+
+    needs = {"textarena": "textarena"}  # noqa: RUF012
 
     def __init__(self, game: str, config: Mapping[str, Any] | None = None) -> None:
         require_package("textarena", "it needs", "textarena")

@@ -12,12 +12,13 @@ import pytest
 from proxima.data import UserError
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
-from proxima.process import code_runner, contained
-from proxima.process import containers as containers_of_engines
+from proxima.process import code_runner
 from proxima.process.code_runner import run_program
-from proxima.process.contained import CodeContainers
 from proxima.process.sandbox import Sandbox
 from proxima.reward.unit_tests import UnitTests
+from proxima_worlds import contained
+from proxima_worlds import containers as containers_of_engines
+from proxima_worlds.contained import CodeContainers
 from tests.containers import docker_log as docker_log
 from tests.containers import left
 from tests.containers import podman as podman
@@ -55,9 +56,9 @@ print(sorted(found), sum(map(str.isdecimal, os.listdir("/proc"))), os.getuid())
 @pytest.fixture
 def containers(podman):
     with closing(CodeContainers(1, 512)) as made:
-        code_runner.run_in_containers(made.address)
+        code_runner.run_by_servers("container", made.address)
         yield made
-    code_runner.run_in_containers("")
+    code_runner.run_by_servers("container", "")
     assert left() == []
 
 

@@ -15,13 +15,14 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents, start_program
-from proxima.environment.boxed_agents import ContainerRunner, ended
+from proxima.environment.agent_kinds import AgentSpec, as_in_recipe, make_agent
+from proxima.environment.agents import AgentJob, CommandAgents, start_program
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process import containers
-from proxima.process.containers import RELAY, Container, ensure_image
 from proxima.process.sandbox import bubblewrap_problem
 from proxima.rollout.episodes.worlds import make_worlds
+from proxima_worlds import containers
+from proxima_worlds.boxed_agents import ContainerRunner, ended
+from proxima_worlds.containers import RELAY, Container, ensure_image
 from tests.containers import busybox_image as busybox_image
 from tests.containers import docker_log as docker_log
 from tests.containers import left
@@ -39,7 +40,9 @@ LONG = {"row": {"question": "x"}, "base_url": "http://127.0.0.1:9/v1", "api_key"
 
 
 def shell(image, code, **fields):
-    return AgentSpec(command=("/bin/sh", "-c", code), container={"image": image, "memory_mb": 64, **fields})
+    return AgentSpec(
+        command=("/bin/sh", "-c", code), sandbox={"kind": "container", "image": image, "memory_mb": 64, **fields}
+    )
 
 
 def play_one(agents, seconds=60):
@@ -115,10 +118,12 @@ def test_a_fork_bomb_ends_with_its_container(agents):
 
 PARENT = """
 import asyncio, sys
-from proxima.environment.agents import AgentJob, AgentSpec, CommandAgents, start_program
-from proxima.environment.boxed_agents import ContainerRunner, ended
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import AgentJob, CommandAgents, start_program
+from proxima_worlds.boxed_agents import ContainerRunner, ended
 async def main():
-    agents = AgentSpec(command=("/bin/sleep", "1000"), container={"image": sys.argv[1], "memory_mb": 32}).build()
+    box = {"kind": "container", "image": sys.argv[1], "memory_mb": 32}
+    agents = AgentSpec(command=("/bin/sleep", "1000"), sandbox=box).build()
     job = AgentJob(row={}, base_url="http://127.0.0.1:9/v1", api_key="k")
     tasks = [asyncio.create_task(agents.play(job)) for _ in range(4)]
     print("started", flush=True)
@@ -162,7 +167,7 @@ def test_a_killed_run_whose_guardian_is_killed_is_cleaned_by_the_next(busybox_im
 def test_an_image_that_nobody_has(busybox_image):
     with pytest.raises(FieldError) as error:
         shell("localhost/no-such-image:7", "true").build()
-    assert error.value.field == "container.image" and "can't be pulled" in str(error.value)
+    assert error.value.field == "sandbox.image" and "can't be pulled" in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -193,15 +198,15 @@ def test_an_agent_in_a_sandbox_is_answered():
         ({"command": ("x",), "container": {"image": "-v/:/host"}}, "container.image"),
         ({"command": ("x",), "container": {"image": "x", "memory_mb": 1}}, "container.memory_mb"),
         ({"command": ("x",), "container": {"image": "x", "mounts": ["/nowhere/at/all"]}}, "container.mounts"),
-        ({"command": ("x",), "container": {"memory_mb": 100}}, "container"),
+        ({"command": ("x",), "container": {"memory_mb": 100}}, "container.image"),
         ({"command": ("x",), "container": "x", "sandbox": "bubblewrap"}, "sandbox"),
         ({"command": ("x",), "sandbox": "chroot"}, "sandbox"),
-        ({"command": ("x",), "sandbox": "container"}, "container"),
+        ({"command": ("x",), "sandbox": "container"}, "sandbox.image"),
     ],
 )
 def test_bad_specs(fields, field):
-    with pytest.raises(FieldError) as error:
-        AgentSpec(**fields).build()
+    with pytest.raises(FieldError) as error, as_in_recipe(AgentSpec, fields):
+        make_agent(AgentSpec, fields, "agent").build()
     assert error.value.field == field
 
 
@@ -219,8 +224,8 @@ def test_agents_are_closed_where_another_task_is_wrong():
 
 
 def test_an_agent_without_a_box_loads_none_of_it():
-    code = "from proxima.environment.agents import AgentSpec; import sys; AgentSpec(command=('x',)).build(); "
-    code += "print([name for name in sys.modules if 'boxed' in name or 'containers' in name])"
+    code = "from proxima.environment.agent_kinds import AgentSpec; import sys; AgentSpec(command=('x',)).build(); "
+    code += "print([name for name in sys.modules if 'proxima_worlds' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 
@@ -258,8 +263,8 @@ def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
 def test_a_machine_without_an_engine(tmp_path, monkeypatch, engine, said):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FieldError, match=f"{said} installed; install podman") as error:
-        AgentSpec(command=("x",), container={"image": "x", "engine": engine}).build()
-    assert error.value.field == "container.engine"
+        AgentSpec(command=("x",), sandbox={"kind": "container", "image": "x", "engine": engine}).build()
+    assert error.value.field == "sandbox.engine"
 
 
 @pytest.mark.parametrize(
@@ -283,8 +288,8 @@ def test_an_engine_that_hangs_or_fails(tmp_path, monkeypatch, script, said):
     monkeypatch.setattr(containers, "compile_relay", lambda folder: Path(shutil.copy("/bin/true", folder / "relay")))
     ensure_image.cache_clear()
     with pytest.raises(FieldError, match=said) as error:
-        AgentSpec(command=("x",), container="x").build()
-    assert error.value.field.startswith("container.") and "\n" not in str(error.value)
+        AgentSpec(command=("x",), sandbox={"kind": "container", "image": "x"}).build()
+    assert error.value.field.startswith("sandbox.") and "\n" not in str(error.value)
     eventually(lambda: not with_word("environ", f"MARKED={tmp_path}"))
 
 
@@ -293,5 +298,5 @@ def test_an_engine_that_is_no_program(tmp_path, monkeypatch):
     (tmp_path / "podman").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(FieldError, match="can't be started: Exec format error") as error:
-        AgentSpec(command=("x",), container="y").build()
-    assert error.value.field == "container.engine"
+        AgentSpec(command=("x",), sandbox={"kind": "container", "image": "y"}).build()
+    assert error.value.field == "sandbox.engine"

@@ -1,8 +1,7 @@
 """Runs one code after another in a container, each in a fork of this process, without a trace of those before it.
 
-Servers of several containers share a socket, on which a worker asks for a process: KIND, limits, and whether errors are
-printed, as a line of JSON with three descriptors, which become the channel, the standard input and the output of
-`code_process`. The reply is its exit code; it is killed when the worker closes its side. Each code has a user of its
+Servers of several containers share a socket, on which workers ask for processes as `proxima.process.code_runner` does.
+Each code has a user of its
 own, to whom /tmp belongs; there is no other place where it may write. After it the server, which is root with few
 capabilities, kills all processes but itself and the first of the container, and empties /tmp. Standard library only.
 """

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import FieldError, require
+from proxima.data import require
+from proxima.environment.agent_kinds import AgentKind
 from proxima.environment.agents import Agents, ProcessAgents
-from proxima.process.foreign_environment import ForeignEnvironment, Unusable
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
+from proxima_worlds.foreign_environment import ForeignEnvironment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verifiers:
+class Verifiers(AgentKind):
     """An installed environment of the library verifiers, with its own prompts, tools and reward functions.
 
     Args:
@@ -40,13 +41,23 @@ class Verifiers:
         """The environment, in its interpreter."""
         return ForeignEnvironment.of({"kind": self.kind, **vars(self)})
 
+    def check(self) -> None:
+        self.foreign.facts()
+
+    def rows(self, split: str, skip: int, size: int | None) -> tuple[Mapping[str, Any], ...]:
+        """Its own rows, see `ForeignEnvironment.rows`."""
+        return self.foreign.rows(split, skip, size)
+
+    def inputs(self) -> Mapping[str, str]:
+        """The Python files of the environment's package, and the version of the library."""
+        facts = self.foreign.facts()
+        return {f"{self.name}: {file}": value for file, value in facts["sources"].items()} | {
+            self.kind: facts["version"]
+        }
+
     def build(self) -> Agents:
-        """Check that the environment can be loaded, and build its agents; their processes start with the first
-        episode."""
-        try:
-            self.foreign.facts()
-        except Unusable as error:
-            raise FieldError(error.field, error.value, error.message) from None
+        """Build its agents, whose processes start with the first episode."""
+        self.check()
         return ProcessAgents(self.foreign.command("play"), self.workers, f"the environment {self.name!r}")
 
 

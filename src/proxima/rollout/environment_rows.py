@@ -1,0 +1,71 @@
+"""The rows of environments that have their own data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from proxima.data import FieldError, require, within
+from proxima.environment import ENVIRONMENTS
+from proxima.environment.agent_kinds import agent_class, make_agent
+from proxima.environment.interface import require_environment
+from proxima.system.user_modules import user_class
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRows(PlayedTask):
+    """The rows of the task's environment, of a kind that has its own data.
+
+    Args:
+        split: `train`, or `eval`: the environment's evaluation data.
+        skip: number of rows to leave out at the beginning.
+        size: number of rows; null: all.
+    Returns: rows with the environment's first messages and its answer; the metadata contains the environment's own row.
+    Raises: FieldError if the environment has no data, or can't be loaded.
+    """
+
+    split: Literal["train", "eval"] = "train"
+    skip: int = 0
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.split in ("train", "eval"), "split", self.split, "must be 'train' or 'eval'")
+        require(self.skip >= 0, "skip", self.skip, "must be >= 0")
+        require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
+        kind = self.environment.get("kind") if isinstance(self.environment, Mapping) else self.environment
+        if not isinstance(kind, str) or ":" not in kind:  # a class of the user's is imported when its rows are read
+            require(isinstance(kind, str), "environment", kind, "has no rows of its own", remedy="name another task")
+            require_environment(str(kind))
+            _require_rows(kind, agent_class(kind))
+
+    def rows(self, seed: int) -> Rows:
+        """Return the environment's rows; the seed has no effect."""
+        arguments = dict(self.environment if isinstance(self.environment, Mapping) else {"kind": self.environment})
+        kind = arguments.pop("kind")
+        cls = agent_class(kind) or user_class(kind)
+        _require_rows(kind, cls)
+        with within("environment"):
+            agent = make_agent(cls, arguments, kind)
+        try:
+            items = agent.rows(self.split, self.skip, self.size)
+        except FieldError as error:
+            if error.field not in ("split", "size"):
+                error.field = f"environment.{error.field}"
+            raise
+        message = "leaves no row"
+        require(bool(items), "skip" if self.skip else "split", self.skip or self.split, message)
+        return MappedRows(items, _row)
+
+
+def _require_rows(kind: object, cls: type | None) -> None:
+    """Raise FieldError unless a kind has rows of its own; the remedy names those that have."""
+    with_rows = [name for name in ENVIRONMENTS if hasattr(agent_class(name), "rows")]
+    named = f"name one of {', '.join(with_rows)}, or another task" if with_rows else "name another task"
+    remedy = "; ".join(filter(None, [named, ENVIRONMENTS.elsewhere]))
+    require(hasattr(cls, "rows"), "environment", kind, "has no rows of its own", remedy=remedy)
+
+
+def _row(number: int, item: Mapping[str, Any]) -> Row:
+    messages = tuple(item["messages"]) or ({"role": "user", "content": ""},)  # an environment may open the chat later
+    columns = {name: value for name, value in item.items() if name not in ("messages", "answer")}
+    return Row(messages=messages, answer=item["answer"], metadata=columns, chat=True)
