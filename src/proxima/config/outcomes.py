@@ -23,7 +23,7 @@ from proxima.config.sections.data_section import agent_of, environment_class, ta
 from proxima.data.errors import FieldError, UserError
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import FastDecoder, supports
-from proxima.environment.agent_kinds import make_agent
+from proxima.environment.agent_kinds import agent_class, make_agent
 from proxima.environment.tool_calls import format_of, why_format
 from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.model.architecture import head_dim_of
@@ -157,14 +157,14 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
 def environment_outcomes(config: Any) -> Iterator[Outcome]:
     """The outcomes of arguments of environments, which their kinds know."""
     for path, task in tasks_of(config).items():
-        cls = environment_class(task)
-        for name, known in (_agent_outcomes if agent_of(task) else _argument_outcomes)(cls, task):
+        for name, known in (_agent_outcomes if agent_of(task) else _argument_outcomes)(task):
             yield Outcome(f"{path}.environment.{name}", *known)
 
 
-def _agent_outcomes(cls: Any, task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+def _agent_outcomes(task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     """Those of an agent, by the names of its recipe; none of one that can't be made, as the checks report."""
-    given = {name: value for name, value in agent_of(task).items() if name != "kind"}
+    given = dict(agent_of(task))
+    cls: Any = agent_class(given.pop("kind"))
     with suppress(UserError):
         names = cls.read(given)[1]
         for name, known in make_agent(cls, given, "").auto_outcomes().items():
@@ -172,9 +172,10 @@ def _agent_outcomes(cls: Any, task: Any) -> Iterator[tuple[str, tuple[str, str]]
             yield f"{names.get(first, first)}.{below}".removesuffix("."), known
 
 
-def _argument_outcomes(cls: Any, task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+def _argument_outcomes(task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     """Those of an environment in the workers, whose class answers by `auto_outcome(argument)`."""
     given = world_of(task, "environment")
+    cls: Any = environment_class(task)
     answer = setting(cls, "auto_outcome")
     for name, parameter in inspect.signature(cls).parameters.items() if answer is not None else ():
         value = given.get(name, parameter.default) if isinstance(given, Mapping) else parameter.default
