@@ -49,14 +49,14 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and 3)'; code=$$?; case $$code in 0) ;; 3) echo "error: PYTHON=$(PYTHON) is older than 3.11; set it to a newer one" >&2; exit 2;; *) echo "error: PYTHON=$(PYTHON) does not run (exit code $$code); set it to a Python 3.11 or newer" >&2; exit 2;; esac
 	$(PYTHON) -m venv .venv
 
-.venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml constraints.txt | .venv/bin/python
+.venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml packages/proxima-worlds/pyproject.toml constraints.txt | .venv/bin/python
 	$(call SAY,0.3 GB,1.5 GB)
-	@$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan
+	@$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-worlds
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml packages/proxima-tinker/pyproject.toml constraints.txt | .venv/bin/python
+.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml packages/proxima-tinker/pyproject.toml packages/proxima-worlds/pyproject.toml constraints.txt | .venv/bin/python
 	$(call SAY,0.6 GB,2.5 GB)
-	@$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-tinker
+	@$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan --editable packages/proxima-tinker --editable packages/proxima-worlds
 	@touch $@ .venv/demo.stamp .venv/site.stamp
 
 .venv/site.stamp: pyproject.toml constraints.txt | .venv/bin/python
@@ -88,7 +88,7 @@ style: .venv/dev.stamp
 	$(BIN)/ruff check .
 
 types: .venv/dev.stamp
-	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src:packages/proxima-plan/src:packages/proxima-tinker/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
+	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src:packages/proxima-plan/src:packages/proxima-tinker/src:packages/proxima-worlds/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
 
 fast: .venv/dev.stamp
 	$(PYTEST) -m 'not slow and not campaign'
