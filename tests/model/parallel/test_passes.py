@@ -45,7 +45,7 @@ BREADTH = [
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
     Case(model="qwen3", ranks=2, settings=COMPILED | AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
-    Case(model="windows", ranks=2, layout=C2, settings=COMPILED | VARLEN, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="windows", layout=C2, settings=COMPILED | VARLEN, passes=(IN_PARTS,), then=(forward_only,)),
     Case(model="qwen2", layout=HYBRID, trains="head", settings=COMPILED, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, settings=VARLEN, passes=(IN_PARTS,), then=(forward_only, outputs)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
