@@ -161,6 +161,30 @@ def test_no_name_says_old():
     assert not collected
 
 
+OF_PROXIMA = {"bubblewrap", "reasoning_gym"}  # kinds of other slots here: a sandbox of code, a task and a reward
+WRITES_RECIPES = {
+    "prime_rl_environments",
+    "prime_rl_evaluation",
+}  # of that peer, whose environments are all of one kind
+
+
+def test_a_kind_is_known_by_name_in_its_package_alone():
+    """It answers for itself; a package outside then has the same rights."""
+    project = tomllib.loads((ROOT / "packages/proxima-worlds/pyproject.toml").read_text())["project"]
+    kinds = {kind for group in project["entry-points"].values() for kind in group} - OF_PROXIMA
+    assert {"verifiers", "harbor", "container"} <= kinds
+    collected = []
+    for path in SOURCES:
+        if "proxima_worlds" in path.parts or path.stem in WRITES_RECIPES:
+            continue
+        texts = {node.value for node in modules()[path].nodes if isinstance(node, ast.Constant)}
+        names = {getattr(node, field, None) for node in modules()[path].nodes for field in ("id", "attr", "arg")}
+        collected += [f"{name_of(path)}: {kind}" for kind in sorted(kinds & (texts | names))]
+        words = re.findall(r"\w+", path.read_text(encoding="utf-8").lower())
+        collected += [f"{name_of(path)}: {kind}" for kind in sorted((kinds - {"container"}) & set(words))]
+    assert not collected
+
+
 def test_nothing_is_unpickled():
     for path in SOURCES:
         assert not imported(path) & {"pickle", "dill", "joblib", "shelve"}, name_of(path)

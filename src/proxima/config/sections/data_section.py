@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.config.builder import Builder
-from proxima.config.describe import setting
+from proxima.config.describe import fields_of, setting
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
@@ -18,7 +18,8 @@ from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import AgentKind, agent_class
+from proxima.environment.agent_kinds import AGENT_SANDBOXES, AgentKind, agent_class
+from proxima.environment.interface import require_environment
 from proxima.environment.tool_calls import format_of
 from proxima.model.chat.template_inputs import require_moment
 from proxima.model.files import did_you_mean
@@ -202,8 +203,16 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
 
 
 def agents_are_specified(r: Resolved[Any]) -> Findings:
-    """The fields of an agent, and of its sandbox, must have values of their types, within their bounds."""
-    for path in tasks_of(r.config):
+    """An environment must be known, and the fields of an agent, and of its sandbox, have values of their types, within
+    their bounds."""
+    for path, task in tasks_of(r.config).items():
+        given = world_of(task, "environment")
+        kind = given.get("kind") if isinstance(given, Mapping) else given
+        try:
+            if isinstance(kind, str):
+                require_environment(kind)
+        except FieldError as error:
+            yield f"{path}.environment", f"names {kind!r}, which {error.requirement}"
         yield from _agent(r, path)[1]
 
 
@@ -233,6 +242,8 @@ def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
         return None, [(f"{path}.{error.field}", error.requirement)]
     agent = builder.dataclass(cls, node_of(own, source), path, given["kind"])
     problems = builder.all_problems()
+    if (elsewhere := AGENT_SANDBOXES.elsewhere) and set(own) - {info.name for info in fields_of(cls)}:
+        problems = [replace(each, message=f"{each.message}; {elsewhere}") for each in problems]
     for name, other in other_names.items():
         changed = {f"{path}.{name}": f"{path}.{other}"}
         problems = [replace(each, path=_renamed(each.path, changed)) for each in problems]
