@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -19,13 +18,15 @@ from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task import TASKS
-from proxima_worlds.harbor_agents import HarborAgents, reward_of, running_task
-from proxima_worlds.harbor_tasks import read_task
+from proxima_worlds.harbor_agents import reward_of, running_task, task_of
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
 from tests.harbor_tasks import write_tasks
 from tests.processes import eventually, family, with_word
 from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, prompt
+
+from .test_harbor_shell import bash
+from .test_harbor_shell import play as act
 
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
 SOLUTIONS = {"answer": "set -- $(cat numbers.txt); echo $(($1 + $2)) > sum.txt", "word": "echo $WORD > word.txt"}
@@ -44,21 +45,21 @@ def task(busybox_image, folder):
 
 
 @pytest.fixture(scope="module")
-def agents():
-    agents = HarborAgents(AgentSpec(sandbox="harbor"))
-    yield agents
-    agents.close()
+def shared():
+    shared = {}
+    yield shared
+    for each in shared.values():
+        each.close()
 
 
-def in_container(agents, task, number, what):
+def in_container(shared, task, number, what):
     """What a function returns of the running container of a task, of this number."""
     row = {"harbor": task.rows(0)[number].metadata["harbor"]}
 
     async def run():
         job = AgentJob(row=row, base_url="http://127.0.0.1:9/v1", api_key="k")
-        async with running_task(
-            agents._containers_of("auto"), read_task(Path(row["harbor"]["folder"])), job
-        ) as container:
+        read, containers = task_of(row, shared)
+        async with running_task(containers, read, job) as container:
             return await what(container)
 
     return asyncio.run(run())
@@ -81,9 +82,9 @@ def test_rows_are_the_instructions(folder):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_solution_is_worth_one_and_nothing_zero(task, agents, number):
-    assert in_container(agents, task, number, solve) == 1.0
-    assert in_container(agents, task, number, lambda container: container.reward()) == 0.0
+def test_the_solution_is_worth_one_and_nothing_zero(task, shared, number):
+    assert in_container(shared, task, number, solve) == 1.0
+    assert in_container(shared, task, number, lambda container: container.reward()) == 0.0
     eventually(lambda: left() == [])
 
 
@@ -109,28 +110,14 @@ def play(task, policy, number, context=4000, **fields):
 def test_a_policy_acts_by_the_tool_bash(task, name, number):
     def says(context, request):
         if request.turn == 0:
-            arguments = {"command": SOLUTIONS[name] + "; echo said; exit 4"}
-            return f"<tool_call>{json.dumps({'name': 'bash', 'arguments': arguments})}</tool_call>"
+            return bash(SOLUTIONS[name] + "; echo said; exit 4")
         assert "said" in context and "(exit code 4)" in context
         return "done"
 
-    completion = play(task, Scripted(says), number)
+    completion = act(task, says, number)
     assert completion.episode.failure == "" and completion.episode.reward == 1.0
     assert len(completion.episode.turns) == 2
     eventually(lambda: left() == [])
-
-
-@pytest.mark.parametrize("command", ["echo \0", "echo " + "x" * 200_000, 5])
-def test_a_command_that_no_shell_takes_is_answered(task, command):
-    def says(context, request):
-        if request.turn == 0:
-            call = {"name": "bash", "arguments": {"command": command}}
-            return f"<tool_call>{json.dumps(call)}</tool_call>"
-        assert "error: the only tool is bash" in context
-        return "done"
-
-    completion = play(task, Scripted(says), 0, context=4_000_000)
-    assert completion.episode.failure == "" and completion.episode.reward == 0.0
 
 
 ASKS = """
@@ -161,12 +148,12 @@ def test_an_agent_plays_in_the_container_of_the_task(task, code, reward, failure
         ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "which is not a reward"),
     ],
 )
-def test_tests_without_a_reward_are_a_failure(busybox_image, agents, tmp_path, file, text, failure):
+def test_tests_without_a_reward_are_a_failure(busybox_image, shared, tmp_path, file, text, failure):
     toml = "[environment]\nmemory_mb = 64\n[verifier]\ntimeout_sec = 2\n"
     task = TASKS["harbor"](path=str(write_tasks(tmp_path, **{file: text, "task.toml": toml})))
     task.prepare()
     with pytest.raises(EnvironmentFailure) as error:
-        in_container(agents, task, 0, lambda container: container.reward())
+        in_container(shared, task, 0, lambda container: container.reward())
     assert failure in str(error.value)
 
 

@@ -96,7 +96,6 @@ class AgentSandbox:
     of a recipe."""
 
     shows_files: ClassVar[bool] = False  # `AgentSpec.readable` has an effect
-    needs_command: ClassVar[bool] = True  # False: without one, the model itself acts there
     text_field: ClassVar[str] = ""  # the field that a recipe may give alone, in place of a mapping
 
     def runner(self, spec: "AgentSpec") -> Runner:
@@ -191,7 +190,7 @@ class AgentSpec(AgentKind):
         valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in NO_ROLES for r in self.roles)
         require(valid, "roles", self.roles, bound)
         object.__setattr__(self, "sandbox", box := sandbox_of(self.sandbox))
-        exactly_one = bool(self.run) != bool(self.command or not box.needs_command)
+        exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")

@@ -133,13 +133,20 @@ def load_environment(
 
 
 def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Create an environment and reset it. `opening`: the messages that replace the row's; None: keep the row's."""
+    """Create an environment and reset it; see `opening_of`."""
     os.chdir(_folder)  # an earlier one may have changed it
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
     environment = _environments[number] = _make()
-    reply = _reply(_reset(environment, row, seed), "reset", default="")
+    reset = member(environment, "reset")
+    result = _called(environment, reset, **reset_arguments(environment, row, seed)) if reset else None
+    return opening_of(result, row)
+
+
+def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The opening that `reset` returned. `opening`: the messages that replace the row's; None: keep the row's."""
+    reply = _reply(result, "reset", default="")
     content, messages = reply.content, list(row.get("messages") or ())
     opening: list[dict[str, Any]] | None = None
     if not isinstance(content, str):
@@ -161,30 +168,39 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     return {"opening": opening, "state": _state(reply.state, "reset")}
 
 
-def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
-    if not hasattr(environment, "reset"):
-        return None
+def reset_arguments(environment: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The arguments of an environment's `reset`, by the names of its parameters."""
     parameters = inspect.signature(environment.reset).parameters
     arguments = {"row": row, "seed": seed, "prompt": row.get("messages")}
     offered = {**row, **arguments} if "row" in parameters else {**arguments, **row}
     everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     named = {name: offered[name] for name in parameters if name in offered}
-    return _called(environment, environment.reset, **{**(row if everything else {}), **named})
+    return {**(row if everything else {}), **named}
 
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Call a tool and return its result as an answer, or the error that it raised because of its arguments."""
     environment = _environments[number]
     function = _functions.get(tool) or tool_of(environment, tool)
-    message = {"role": "tool", "name": tool}
     try:
         result = _called(environment, function, **arguments)
     except Exception as error:
-        if not isinstance(error, VISIBLE_ERRORS) and type(error).__module__ not in VISIBLE_MODULES:
-            raise
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
-        return _answer(environment, text, tool, message) | {"error": True}
+        return tool_error(environment, tool, error)
+    return tool_answer(environment, tool, result)
+
+
+def tool_error(environment: Any, tool: str, error: Exception) -> dict[str, Any]:
+    """The answer to a call whose arguments a tool refused; raises any other error again."""
+    if not isinstance(error, VISIBLE_ERRORS) and type(error).__module__ not in VISIBLE_MODULES:
+        raise error
+    kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+    text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
+    return answer_of(environment, text, tool, {"role": "tool", "name": tool}) | {"error": True}
+
+
+def tool_answer(environment: Any, tool: str, result: Any) -> dict[str, Any]:
+    """The answer that a tool returned."""
+    message = {"role": "tool", "name": tool}
     if isinstance(result, list | tuple | dict):
         try:
             result = json.dumps(result, ensure_ascii=False)
@@ -192,13 +208,13 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
             raise BadAnswer(f"{tool} returned a {type(result).__name__} that is not JSON: {error}") from error
     elif result is None or isinstance(result, bool | int | float):
         result = str(result)
-    return _answer(environment, result, tool, message)
+    return answer_of(environment, result, tool, message)
 
 
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return _answer(environment, _called(environment, environment.respond, text), "respond", {"role": "user"})
+    return answer_of(environment, _called(environment, environment.respond, text), "respond", {"role": "user"})
 
 
 def end(*, number: int) -> dict[str, Any]:
@@ -206,9 +222,9 @@ def end(*, number: int) -> dict[str, Any]:
     environment = _environments[number]
     value: float | None = None
     if callable(get_reward := member(environment, "get_reward")):
-        value = _number(_called(environment, get_reward), "get_reward")
+        value = reward_number(_called(environment, get_reward), "get_reward")
     elif (reward := member(environment, "reward")) is not None:
-        value = _number(_called(environment, reward) if callable(reward) else reward, "reward")
+        value = reward_number(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
     drop(number=number)
     return {"reward": value}
@@ -257,7 +273,7 @@ def _reply(result: Any, who: str, default: str | None = None) -> Any:
     return Reply(content=result)
 
 
-def _answer(environment: Any, result: Any, who: str, message: Mapping[str, str]) -> dict[str, Any]:
+def answer_of(environment: Any, result: Any, who: str, message: Mapping[str, str]) -> dict[str, Any]:
     """The answer to a turn: a text is the content of `message`, and an empty one of a user is no message."""
     reply = _reply(result, who)
     content = reply.content
@@ -272,7 +288,7 @@ def _answer(environment: Any, result: Any, who: str, message: Mapping[str, str])
     done = member(environment, "done")
     return {
         "messages": messages,
-        "reward": _number(reply.reward, f"Reply.reward of {who}"),
+        "reward": reward_number(reply.reward, f"Reply.reward of {who}"),
         "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
         "state": _state(reply.state, who),
     }
@@ -336,7 +352,7 @@ def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, An
     return [_shown({k: v for k, v in each.items() if k != "images"}, each.get("images", ()), who) for each in value]
 
 
-def _number(value: Any, who: str) -> float:
+def reward_number(value: Any, who: str) -> float:
     number = math.nan
     if hasattr(value, "__float__"):  # numpy and torch numbers have it, text does not
         with suppress(RuntimeError, TypeError, ValueError):  # an array

@@ -73,8 +73,7 @@ class EnvironmentSpec:
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
-        tuples = {name: tuple(value) for name, value in result.value.items() if isinstance(value, list)}
-        return EnvironmentInterface(**{**result.value, **tuples})
+        return EnvironmentInterface.of(result.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +97,12 @@ class EnvironmentInterface:
     plays: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, read: Mapping[str, Any]) -> "EnvironmentInterface":
+        """The interface that `read_interface` has read."""
+        tuples = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}
+        return cls(**{**read, **tuples})
 
     @cached_property
     def tools(self) -> dict[str, Mapping[str, Any]]:
@@ -273,6 +278,7 @@ def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
     would run properties."""
     names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
     names -= BRINGS if brings_tools(environment) else set()
+    names -= {"close"} if member(type(environment), "concurrent") is True else set()
     return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
 
 

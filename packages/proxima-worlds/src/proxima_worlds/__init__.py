@@ -5,8 +5,8 @@
     openenv, openenv_process                a server; its client runs in the interpreter that has the package
     foreign_agents, foreign_environment     verifiers and NeMo Gym, in an interpreter that has them; `foreign_runner` is
                                             the program there
-    harbor_rows, harbor_tasks, harbor_agents  tasks in Harbor's format: their rows, their files and images, and how an
-                                            agent or the model plays them
+    harbor_rows, harbor_tasks               tasks in Harbor's format: their rows, their files and images
+    harbor_agents, harbor_shell             an agent in a task's container; a tool `bash` there for the model
     containers, container_guardian          containers of podman or docker; `relay.c` is their first process, the
                                             guardian removes them
     boxed_agents                            programs of agents in containers, or in bubblewrap behind the same relay

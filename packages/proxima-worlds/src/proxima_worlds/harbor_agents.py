@@ -1,5 +1,4 @@
-"""Plays tasks in Harbor's format: an agent, or the model with a tool `bash`, in the task's container, whose tests give
-the reward."""
+"""Containers of tasks in Harbor's format, and agents that play there; the task's tests give the reward."""
 
 import asyncio
 import io
@@ -7,51 +6,30 @@ import json
 import math
 import os
 import tarfile
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 from proxima.data import FieldError, as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
 from proxima.environment.agents import AgentJob, Agents, read_to_end, start_program
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.system.http_clients import async_http_client
 from proxima_worlds.boxed_agents import ADDRESS, ended, forwarded
 from proxima_worlds.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
 from proxima_worlds.harbor_tasks import HarborTask, read_task
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the first that the tests have written
 TIMED_OUT = 124  # exit code of the relay
-CALL_SECONDS = 120.0  # of a command that the model runs
-LONGEST_COMMAND = 100_000  # bytes; Linux limits an argument to 128 KiB
-SHOWN = 4000  # characters of its output that the model sees
 LARGEST = 1 << 20  # bytes of a reward file
 SHORT_SECONDS = 60  # of commands that prepare the tests
-REFUSALS = (400, 401)  # the endpoint's, at a limit of the episode
 NO_VARIABLES: Mapping[str, str] = {}
-BASH = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "description": "Run a command in the shell of the computer and return what it prints.",
-        "parameters": {
-            "type": "object",
-            "properties": {"command": {"type": "string", "description": "the command"}},
-            "required": ["command"],
-        },
-    },
-}
 
 
 @dataclass(frozen=True, kw_only=True)
 class HarborBox(AgentSandbox):
-    """The container of the row's task, whose tests give the reward; there, without a command, the model acts by a tool
-    `bash`."""
-
-    needs_command: ClassVar[bool] = False
+    """The container of the row's task, whose tests give the reward."""
 
     def agents(self, spec: AgentSpec) -> Agents:
         return HarborAgents(spec)
@@ -61,7 +39,7 @@ class HarborAgents:
     """Agents that play Harbor tasks, one container an episode.
 
     Args:
-        spec: of an agent; without a command, the model runs commands itself, by a tool `bash`.
+        spec: of the agent.
     """
 
     def __init__(self, spec: AgentSpec) -> None:
@@ -70,34 +48,36 @@ class HarborAgents:
         self._containers: dict[str, Containers] = {}  # by engine
 
     async def play(self, job: AgentJob) -> float | None:
-        try:
-            facts = job.row["harbor"]
-            folder, network, engine = Path(facts["folder"]), facts["network"], facts["engine"]
-        except (KeyError, TypeError):
-            bound = "needs rows of the task `harbor`"
-            raise FieldError("task.environment.sandbox", "harbor", bound) from None
-        with within("task"), as_field_errors(ContainerFailed):
-            task, containers = read_task(folder, network), self._containers_of(engine)
+        task, containers = task_of(job.row, self._containers)
         async with self._places, running_task(containers, task, job) as container:
-            if self.command:
-                code, errors = await container.run(
-                    self.command, task.agent_seconds, user=task.agent_user, given=json.dumps(dict(job.row)),
-                    variables=job.variables(ADDRESS) | task.variables,
-                )  # fmt: skip
-                if code not in (0, TIMED_OUT):
-                    raise EnvironmentFailure(f"the agent ended with exit code {code}: {last_lines(errors)}")
-            else:
-                await act(container, job, task.agent_seconds or math.inf)
+            code, errors = await container.run(
+                self.command, task.agent_seconds, user=task.agent_user, given=json.dumps(dict(job.row)),
+                variables=job.variables(ADDRESS) | task.variables,
+            )  # fmt: skip
+            if code not in (0, TIMED_OUT):
+                raise EnvironmentFailure(f"the agent ended with exit code {code}: {last_lines(errors)}")
             return await container.reward()
-
-    def _containers_of(self, engine: str) -> Containers:
-        if engine not in self._containers:
-            self._containers[engine] = Containers(engine_program(engine))
-        return self._containers[engine]
 
     def close(self) -> None:
         for containers in self._containers.values():
             containers.close()
+
+
+def task_of(row: Mapping[str, Any], shared: dict[str, Containers]) -> tuple[HarborTask, Containers]:
+    """The task of a row, and the containers of its engine, which are shared by the engine's name.
+
+    Raises:
+        FieldError: it is no row of the task `harbor`, or its containers can't be started.
+    """
+    try:
+        facts = row["harbor"]
+        folder, network, engine = Path(facts["folder"]), facts["network"], facts["engine"]
+    except (KeyError, TypeError):
+        raise FieldError("task.kind", None, "must be harbor: its rows name the folders of tasks") from None
+    with within("task"), as_field_errors(ContainerFailed):
+        if engine not in shared:
+            shared[engine] = Containers(engine_program(engine))
+        return read_task(folder, network), shared[engine]
 
 
 class TaskContainer:
@@ -122,6 +102,18 @@ class TaskContainer:
             await ended(process)
         assert process.returncode is not None
         return process.returncode, out, errors.decode(errors="replace")
+
+    async def start(self, port: int = 0) -> None:
+        """Start it; `port`: where `net` is served, 0: nowhere.
+
+        Raises:
+            EnvironmentFailure: it can't be started.
+        """
+        options = ["--detach", *(f"--env={name}" for name in self.task.variables)]
+        line = self.containers.command(self.task.container, self.place, [], *options, port=port)[1:]
+        code, _, errors = await self.engine(line, self.task.variables)
+        if code:
+            raise EnvironmentFailure(f"the task's container can't be started: {last_lines(errors)}")
 
     async def run(
         self,
@@ -195,55 +187,10 @@ async def running_task(containers: Containers, task: HarborTask, job: AgentJob) 
     container = TaskContainer(containers, task, place)
     try:
         async with forwarded(place, job.base_url):
-            options = ["--detach", *(f"--env={name}" for name in task.variables)]
-            line = containers.command(task.container, place, [], *options, port=PORT)[1:]
-            code, _, errors = await container.engine(line, task.variables)
-            if code:
-                raise EnvironmentFailure(f"the task's container can't be started: {last_lines(errors)}")
+            await container.start(PORT)
             yield container
     finally:
         place.close()
-
-
-async def act(container: TaskContainer, job: AgentJob, seconds: float) -> None:
-    """Let the model run commands until it calls no tool, or a limit of the episode or `seconds` are reached."""
-    messages, deadline = list(job.row["messages"]), time.monotonic() + seconds
-    headers = {"Authorization": f"Bearer {job.api_key}"}
-    async with async_http_client(job.base_url, base_url=job.base_url, headers=headers, timeout=None) as client:
-        while (left := deadline - time.monotonic()) > 0:
-            asked = client.post("/chat/completions", json={"model": job.model, "messages": messages, "tools": [BASH]})
-            try:
-                response = await asyncio.wait_for(asked, None if math.isinf(left) else left)
-            except TimeoutError:
-                return
-            if response.status_code in REFUSALS and len(messages) > len(job.row["messages"]):
-                return
-            if response.is_error:
-                raise EnvironmentFailure(f"the policy was not asked: {response.text:.300}")
-            said = response.json()["choices"][0]["message"]
-            messages.append(said)
-            if not said.get("tool_calls"):
-                return
-            for call in said["tool_calls"]:
-                most = max(1.0, min(CALL_SECONDS, deadline - time.monotonic()))
-                content = await _called(container, call["function"], most)
-                messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
-
-
-async def _called(container: TaskContainer, call: dict[str, str], seconds: float) -> str:
-    arguments = json.loads(call["arguments"])
-    given = arguments.get("command")
-    if call["name"] != "bash" or not isinstance(given, str) or "\0" in given or len(given.encode()) > LONGEST_COMMAND:
-        bound = f"a text of at most {LONGEST_COMMAND:,} bytes without NUL"
-        return f"error: the only tool is bash, whose argument `command` is {bound}"
-    command = ["sh", "-c", given]
-    code, said = await container.run(
-        command, seconds, user=container.task.agent_user, variables=container.task.variables, joined=True
-    )
-    if len(said) > SHOWN:
-        said = f"{said[: SHOWN // 2]}\n...\n{said[-SHOWN // 2 :]}"
-    ending = f"timed out after {seconds:.0f} s" if code == TIMED_OUT else f"exit code {code}"
-    return f"{said.strip()}\n({ending})" if code else said.strip() or "(no output)"
 
 
 def reward_of(text: str, file: str) -> float:

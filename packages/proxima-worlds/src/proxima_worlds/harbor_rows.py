@@ -17,7 +17,7 @@ class Harbor(PlayedTask):
 
     The instruction of a task is the prompt. An agent carries it out in the task's container; the task's tests, run in
     that container afterwards, give the reward `environment`. Without another environment, the model itself acts by
-    calls of a tool `bash`.
+    calls of a tool `bash`: the environment `harbor`.
 
     Args:
         path: a folder of tasks, or a task.
@@ -35,7 +35,7 @@ class Harbor(PlayedTask):
     def __post_init__(self) -> None:
         require(self.engine in ("auto", "podman", "docker"), "engine", self.engine, "must be auto, podman or docker")
         if self.environment is None:
-            object.__setattr__(self, "environment", {"kind": "agent", "sandbox": "harbor"})
+            object.__setattr__(self, "environment", "harbor")
 
     def auto_outcome(self, field: str) -> tuple[str, str] | None:
         """See `proxima.config.outcomes`."""

@@ -21,7 +21,8 @@ from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER, Completion
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import Parameters, ToolFormat, read_calls
-from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
+from proxima.environment.concurrent_hosts import AnyHosts
+from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
@@ -87,7 +88,7 @@ class Episodes(EpisodePlayer):
     def __init__(
         self,
         engine: Engine,
-        hosts: Hosts,
+        hosts: AnyHosts,
         template: TurnTemplate,
         rules: Rules,
         on_episode: EpisodeCallback | None = None,

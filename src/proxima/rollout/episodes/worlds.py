@@ -13,7 +13,9 @@ from proxima.data import FieldError, UserError, require, within
 from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.environment import ENVIRONMENTS
 from proxima.environment.agent_kinds import agent_class, as_in_recipe, make_agent
+from proxima.environment.concurrent_hosts import AnyHosts, ConcurrentHosts
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
@@ -56,7 +58,7 @@ class Play:
 class World:
     """Everything that plays the episodes of a task, except the engine."""
 
-    def __init__(self, play: Play, hosts: Hosts, model: UnloadedModel) -> None:
+    def __init__(self, play: Play, hosts: AnyHosts, model: UnloadedModel) -> None:
         interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
         self.hosts, self.template = hosts, TurnTemplate(tokenizer, play.arguments, interface.schemas)
         rules = Rules(settings=settings, context=model.context, system=play.system)
@@ -135,7 +137,7 @@ def make_worlds(
     Raises:
         FieldError: an environment, a tool or the chat template can't be used; the processes are stopped.
     """
-    shared: list[Hosts] = []
+    shared: list[AnyHosts] = []
     worlds: dict[str, World | AgentWorld] = {}
     try:
         for path, task in tasks.items():
@@ -148,14 +150,7 @@ def make_worlds(
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
-                    given = play.settings
-                    hosts = Hosts(
-                        spec,
-                        workers=given.workers,
-                        call_seconds=given.call_seconds,
-                        memory_mb=given.memory_mb,
-                        sandbox=given.sandbox,
-                    )
+                    hosts = _hosts_of(spec, play.settings)
                     shared.append(hosts)
                     if hosts.interface.plays:
                         _require_no_sandbox(spec, play.settings)
@@ -173,6 +168,20 @@ def make_worlds(
             made.close()
         raise
     return worlds
+
+
+def _hosts_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> AnyHosts:
+    """What runs an environment: worker processes, or this one for a kind that waits for other programs."""
+    cls = ENVIRONMENTS[spec.kind] if spec.kind is not None and spec.kind in ENVIRONMENTS else None
+    if getattr(cls, "concurrent", False) is True:
+        return ConcurrentHosts(spec)
+    return Hosts(
+        spec,
+        workers=settings.workers,
+        call_seconds=settings.call_seconds,
+        memory_mb=settings.memory_mb,
+        sandbox=settings.sandbox,
+    )
 
 
 def _require_no_sandbox(spec: EnvironmentSpec, settings: EpisodeSettings) -> None:
