@@ -2,15 +2,12 @@
 weights."""
 
 import hashlib
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,8 @@ from tests.runtime.tiny_run import timeless
 from tests.tiny import tiny_tokenizer
 
 STEPS, KILLED, EVERY = 20, 13, 10  # of a run; after which it is killed; of a checkpoint
-SETTINGS = f"{SMALL_RUN} train.steps={STEPS} eval.every={STEPS} checkpoint.every={EVERY} checkpoint.keep_last=1"
+LONGER = f"train.steps={STEPS} eval.every={STEPS} checkpoint.every={EVERY} checkpoint.keep_last=1"
+SETTINGS = SMALL_RUN.replace("train.steps=2", LONGER)
 NEEDED = 240.0  # seconds: three starts, and four checkpoints of 20 GB
 
 
@@ -50,7 +48,8 @@ class Run:
         try:
             _, text = process.communicate(timeout=max(1.0, self.left()))
         finally:
-            self._end(process)
+            process.kill()
+            process.wait()
         if process.returncode:
             raise RuntimeError(f"exit code {process.returncode}: {text.strip()[-1000:]}")
         return clock() - start
@@ -66,7 +65,8 @@ class Run:
                     raise subprocess.TimeoutExpired(process.args, 0.0)
                 time.sleep(0.05)
         finally:
-            self._end(process)
+            process.kill()
+            process.wait()
 
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of the steps so far, without times."""
@@ -89,19 +89,8 @@ class Run:
     def _start(self, words: list[str]) -> "subprocess.Popen[str]":
         command = [sys.executable, "-m", "proxima.cli.main", "train", *words, "--quiet"]
         return subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", errors="replace"
         )
-
-    def _end(self, process: "subprocess.Popen[str]") -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def compare(record: Record, *, rehearse: bool) -> None:

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 Values = NDArray[Any]  # float64 or int64
 
 TOP = 8  # micro-batches of each pass, from the most expensive one, whose items are exchanged
-ENOUGH = 2e-4  # a round that saves less than this part of the sum over passes is the last
+ENOUGH = 2e-4  # of the sum over passes: what a round saves that is worth another one
+PATIENCE = 3  # rounds in succession that save less, before it ends
 CANDIDATES = 2_000_000  # exchanges compared in a round; with more, many items are in a micro-batch, and these are even
 
 
@@ -47,12 +48,12 @@ def evened(prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: i
         return [list(cut) for cut in cuts]
 
     exchange = _Exchange(prices, cuts, shares, budget)
-    before = exchange.passes()
-    while exchange.round():
+    least = exchange.passes()
+    patience = PATIENCE
+    while patience and exchange.round():
         after = exchange.passes()
-        if before - after < ENOUGH * before:
-            break
-        before = after
+        patience = PATIENCE if least - after > ENOUGH * least else patience - 1
+        least = min(least, after)
     return [np.flatnonzero(exchange.place == number).tolist() for number in range(len(cuts))]
 
 
