@@ -74,7 +74,9 @@ def test_a_server_uses_the_devices_that_its_arguments_say():
     whole = plan(*TWO, f"{SHARE}=0.9")
     assert whole.layout.engine_split == 1 and whole.memory.engine["weights"] == 2 * 30_532_122_624
     assert not whole.memory.fits
-    with pytest.raises(FieldError, match="splits each server over 4 devices, and ranks / engines ranks gives it 2"):
+    with pytest.raises(
+        FieldError, match="over 4 devices, and the 8 ranks / placement.engines=4 give it 2; set placement.engines=2"
+    ):
         plan(*TWO, arguments("--tensor-parallel-size=4"))
     copies = plan(*TWO, f"{SHARE}=0.8", arguments("--data-parallel-size", "2"))
     assert (copies.layout.engines, copies.layout.engine_devices) == (8, 1)

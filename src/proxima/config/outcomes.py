@@ -20,6 +20,7 @@ import torch
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
 from proxima.config.sections.data_section import agent_of, environment_class, tasks_of, world_of
+from proxima.config.sections.placement_section import starts_servers, way_to_placed
 from proxima.data.errors import FieldError, UserError
 from proxima.engine.local.decoders import first_proven
 from proxima.engine.local.fast_decoder import FastDecoder, supports
@@ -149,9 +150,27 @@ def field_outcomes(config: Any) -> Iterator[Outcome]:
     """The outcomes that sections and specs know by themselves."""
     for path, owner in _auto_fields(config):
         answer = setting(owner, "auto_outcome")
-        known = None if answer is None else answer(path.rpartition(".")[2])
+        if path == "engine.transfer" and starts_servers(config.placement):
+            known = _way_to_placed(config)
+        else:
+            known = None if answer is None else answer(path.rpartition(".")[2])
         if known is not None:
             yield Outcome(path, *known)
+
+
+def _way_to_placed(config: Any) -> tuple[str, str] | None:
+    """How new weights get to the servers that the placement starts, on one node and on several; None where they do not,
+    as the checks report."""
+    place, engine, rank = config.placement, config.engine, config.model.adapter_rank
+    try:
+        kind, reason = way_to_placed(place, engine, adapter_rank=rank)
+    except FieldError:
+        return None
+    try:
+        beyond, _ = way_to_placed(place, engine, adapter_rank=rank, elsewhere=True)
+    except FieldError as error:
+        return kind, f"{reason}; on several nodes engine.{error.field} {error.requirement}"
+    return kind, reason if beyond == kind else f"{reason}; {beyond} if they are on several nodes"
 
 
 def environment_outcomes(config: Any) -> Iterator[Outcome]:

@@ -113,6 +113,7 @@ CHECKS: Sequence[Check] = (
     packages_are_installed,
     placement_section.engines_can_rest,
     placement_section.engines_can_start,
+    placement_section.weights_reach_servers,
     placement_section.ranks_compute_the_model,
     train_section.muon_has_whole_matrices,
     model_section.models_exist,

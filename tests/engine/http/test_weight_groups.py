@@ -360,7 +360,7 @@ async def test_auto_takes_files_only_where_servers_can_read_them(
     assert weight_transport.is_this_machine("http://127.0.0.1:1") and not weight_transport.is_this_machine(
         "http://192.0.2.1:1"
     )
-    monkeypatch.setattr("proxima.engine.http.weights.sync.is_this_machine", lambda url: here)
+    monkeypatch.setattr("proxima.engine.http.weights.transport.is_this_machine", lambda url: here)
     servers[0].worker.engine.join = join  # type: ignore[method-assign]
     sync = object.__new__(WeightSync)
     monkeypatch.setenv("T", "key")
@@ -462,7 +462,8 @@ def test_the_way_is_chosen_by_what_reaches_the_servers(monkeypatch: pytest.Monke
     assert chosen([FACTS, FACTS]) == ("folder", "the servers are on this machine")
     assert chosen([FACTS, FACTS], **remote)[0] == "group"
     assert chosen([FACTS, on_gpu], **remote)[0] == "group"
-    assert chosen([FACTS, plain], **remote) == ("folder", "not every server can join a group")
+    with pytest.raises(FieldError, match="weight_folder=None is needed: servers on other machines do not see"):
+        chosen([FACTS, plain], **remote)
     assert chosen([FACTS], weight_folder="/w", **remote)[0] == "folder"
     assert chosen([on_gpu])[0] == "group" and chosen([on_gpu], **remote)[0] == "group"
     assert chosen([on_gpu], shared=True)[0] == "ipc" and chosen([on_gpu], shared=True, **remote)[0] == "ipc"

@@ -26,6 +26,8 @@ from tests.processes import eventually, is_running
 
 psutil = pytest.importorskip("psutil")
 
+UNSEEN = FieldError("engine.weight_folder", None, "is needed", remedy="set it")
+
 
 def test_what_the_servers_are_started_with(tmp_path):
     def plan_of(engine, placement="{kind: ray, ranks: 2, engines: 2}"):
@@ -42,26 +44,29 @@ def test_what_the_servers_are_started_with(tmp_path):
     ):
         with pytest.raises(FieldError, match=message):
             plan_of(engine)
-    assert plan.shared and not plan_of("{kind: vllm, transfer: folder}").shared
+    assert plan.unreached is None and plan_of("{kind: vllm, transfer: folder}").unreached is not None
     together = "{kind: ray, ranks: 4, engines: 2, colocate: true}"
     for engine, message in (
         (
             "{kind: vllm, transfer: group}",
-            r"engine\.transfer='group'.*a group would have two members on one; use folder, ipc or auto",
+            r"engine\.transfer='group'.*a group would have two members on one; use ipc or auto",
         ),
-        ("{kind: sglang, transfer: ipc}", r"engine\.transfer='ipc' is not offered by every server; use folder or auto"),
+        (
+            "{kind: sglang, transfer: ipc}",
+            r"engine\.transfer='ipc' is not offered by every server; use folder, and set",
+        ),
     ):
         with pytest.raises(FieldError, match=message):
             plan_of(engine, together)
-    assert plan_of("{kind: vllm, weight_folder: /w}", together).shared
-    with pytest.raises(FieldError, match=r"engine\.transfer='ipc'.*set placement.colocate=true"):
+    assert plan_of("{kind: vllm, weight_folder: /w}", together).unreached is None
+    with pytest.raises(FieldError, match=r"engine\.transfer='ipc'.*the GPUs of the ranks \(placement.colocate\)"):
         plan_of("{kind: vllm, transfer: ipc}", "{kind: ray, engines: 2, gpus_per_engine: 1}")
     colocated = plan_of("vllm", together)
-    assert colocated.shared  # by ipc, to every node
+    assert colocated.unreached is None  # by ipc, to every node
     assert "--enable-sleep-mode" in colocated.arguments["serve"].arguments
-    assert not plan_of("{kind: vllm, transfer: folder}", together).shared
+    assert plan_of("{kind: vllm, transfer: folder}", together).unreached is not None
     by_files = plan_of("sglang", together)
-    assert not by_files.shared and "--enable-memory-saver" in by_files.arguments["serve"].arguments
+    assert by_files.unreached is not None and "--enable-memory-saver" in by_files.arguments["serve"].arguments
     on_a_cpu = plan_of("vllm", "{kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}")
     assert not on_a_cpu.arguments["serve"].arguments  # vLLM has no sleep mode there
 
@@ -110,9 +115,11 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):
 
 def test_ranks_find_the_servers_in_a_file(group):
     places = [engine.place for engine in group.engines]
-    with pytest.raises(UserError, match=r"engine 1 is on h, and rank 0, .*, is not; set engine.weight_folder to"):
+    file = group.plan.file
+    group.plan = replace(group.plan, unreached=UNSEEN)
+    with pytest.raises(FieldError, match=r"weight_folder=None is needed: engine 1 is on h, and rank 0 is not; set it"):
         group.attach(places)
-    group.plan, file = replace(group.plan, shared=True), group.plan.file
+    group.plan = replace(group.plan, unreached=None)
     assert group.attach(places) == {SERVERS: str(file), KEY: "a-key"}
     urls = [line for line in file.read_text().splitlines() if line.startswith("http")]
     assert urls == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
@@ -123,12 +130,11 @@ def test_weights_that_would_not_reach_all_nodes_are_refused_before_a_server_star
     table = SimpleNamespace(placement_group_table=lambda bundles: {"bundles_to_node_id": dict(enumerate(nodes))})
     monkeypatch.setitem(sys.modules, "ray.util.placement_group", table)
     group.bundles = None
+    group.plan = replace(group.plan, unreached=UNSEEN)
     if nodes == ["a", "b"]:
-        with pytest.raises(
-            UserError, match=r"the 2 servers are on 2 nodes, and rank 0, .*, on one; set engine.weight_folder to"
-        ):
+        with pytest.raises(FieldError, match=r"weight_folder=None is needed: the 2 servers are on 2 nodes; set it"):
             group._require_reach()
-        group.plan = replace(group.plan, shared=True)
+        group.plan = replace(group.plan, unreached=None)
     group._require_reach()
 
 
@@ -141,6 +147,7 @@ def test_weights_that_would_not_reach_all_nodes_are_refused_before_a_server_star
         ("vllm", "engines: 1, max_engines: 2", ""),
         ("{kind: vllm, transfer: group}", "engines: 1, max_engines: 2", ""),
         ("{kind: vllm, weight_folder: /w}", "engines: 1, max_engines: 2", ""),
+        ("{kind: vllm, transfer: folder}", "engines: 1, max_engines: 2", "needs weight_folder: .*use group or auto"),
     ],
 )
 def test_more_servers_must_be_possible(engine, placement, message, tmp_path):
@@ -149,7 +156,7 @@ def test_more_servers_must_be_possible(engine, placement, message, tmp_path):
         return engine_plan(resolve("quickstart", words).config, tmp_path)
 
     if not message:
-        assert plan().shared
+        assert plan().unreached is None
         return
     with pytest.raises(UserError, match=message):
         plan()

@@ -10,7 +10,9 @@ from urllib.parse import urlsplit
 
 from proxima.data import FieldError
 from proxima.data.errors import within
-from proxima.engine.serve.launch import Serve
+from proxima.engine import ENGINES
+from proxima.engine.http.vllm import Vllm
+from proxima.engine.serve.launch import SIZES, Serve
 
 VLLM_SHARE, SGLANG_SHARE = 0.9, 0.88  # of a device, of servers that somebody else starts without an option
 SERVED_CACHE = 4  # GiB, of vLLM on a CPU that somebody else starts
@@ -37,7 +39,8 @@ class EngineSettings:
         batched: most tokens of a server's step, if set.
         eager: without CUDA graphs.
         remote: the servers are on other machines.
-        transfer: `engine.transfer`, or `folder` where it is auto and `engine.weight_folder` is set.
+        transfer: `engine.transfer`.
+        weight_folder: `engine.weight_folder`.
         adapters_only: adapters are sent alone, if there are any.
         unread: arguments of the servers that are not modelled.
     """
@@ -59,6 +62,7 @@ class EngineSettings:
     eager: bool = False
     remote: bool = False
     transfer: str = "auto"
+    weight_folder: str | None = None
     adapters_only: bool = False
     unread: tuple[str, ...] = ()
 
@@ -68,14 +72,19 @@ class EngineSettings:
         return self.kind in ("vllm", "sglang")
 
     def way(self, *, adapters: bool, colocated: bool, cpu: bool) -> str:
-        """How new weights get to servers: a kind of `TRANSPORTS`, as `choose_transport` chooses it."""
-        if self.adapters_only and adapters:
-            return "adapters"
-        if self.transfer != "auto":
-            return self.transfer
-        if cpu:
-            return "group" if self.remote else "folder"
-        return "ipc" if colocated and not self.remote else "group"
+        """How new weights get to servers: a kind of `TRANSPORTS`, as a run chooses it.
+
+        Raises:
+            FieldError: the way that the recipe names does not reach them, or there is none.
+        """
+        fields = {name: getattr(self, name) for name in ("transfer", "weight_folder", "adapters_only")}
+        server = ENGINES[self.kind] if self.served else Vllm
+        shared = colocated and not (cpu or self.remote)
+        with within("engine"):
+            way: tuple[str, str] = server(**fields).way_of_weights(
+                on_gpus=not cpu, shared=shared, adapter_rank=int(adapters), elsewhere=self.remote
+            )
+        return way[0]
 
     def notes(self, *, cpu: bool) -> list[str]:
         """What the plan assumes of the engine, on a CPU or elsewhere."""
@@ -113,9 +122,7 @@ def _size(text: str) -> int:
 
 
 CHOSEN = {  # what `--propose` sets
-    "--tensor-parallel-size -tp": int,
-    "--pipeline-parallel-size -pp": int,
-    "--data-parallel-size -dp": int,
+    **{" ".join(names): int for names in SIZES.values()},
     "--gpu-memory-utilization": float,
     "--kv-cache-memory-bytes": _size,
 }
@@ -181,7 +188,8 @@ def engine_settings(config: Any, longest: int = 0) -> EngineSettings:
         "eager": bool(serve.eager if given.enforce_eager is None else given.enforce_eager),
         "unread": unread,
         "kind": engine.dialect().kind,
-        "transfer": "folder" if engine.transfer == "auto" and engine.weight_folder is not None else engine.transfer,
+        "transfer": engine.transfer,
+        "weight_folder": engine.weight_folder,
         "adapters_only": engine.adapters_only,
     }
     if started and given.gpu_memory_utilization is not None:

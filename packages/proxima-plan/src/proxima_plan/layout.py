@@ -3,15 +3,23 @@
 import math
 import os
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import check_layout, launched_ranks
-from proxima.data import require, within
+from proxima.config.sections.placement_section import (
+    check_layout,
+    engines_can_start,
+    launched_ranks,
+    starts_servers,
+    way_to_placed,
+    weights_reach_servers,
+)
+from proxima.data import FieldError, require, within
 from proxima.model.parallel.shard import check_split
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
-from proxima_plan.engine_settings import ARGUMENTS, engine_settings
+from proxima_plan.engine_settings import engine_settings
 from proxima_plan.model_size import ModelFacts
 
 DEFAULT_RANKS = 2  # of a torchrun that has not started
@@ -169,20 +177,25 @@ def _with_servers(layout: DeviceLayout, config: Any, *, ray: bool) -> DeviceLayo
     """Add the servers that the placement or `engine.serve` starts, or those at `engine.url`.
 
     Raises:
-        FieldError: a server needs more devices than it has.
+        FieldError: a server needs more devices than it has, or new weights do not reach it.
     """
     placement, engine, settings = config.placement, config.engine, engine_settings(config)
-    copies, needed = settings.copies, settings.split * settings.copies
-    if ray and placement.engines:
-        given = float(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
+    for check in (engines_can_start, weights_reach_servers):
+        for finding in check(placement, engine, config.model):
+            assert isinstance(finding, tuple)
+            field, message = finding
+            raise FieldError(field, attrgetter(field)(config), message)
+    copies = settings.copies
+    if starts_servers(placement):
+        given = float(placement.gpus_of_server)
         each, stacked = max(1, int(given)), max(1, int(1 / given)) if 0 < given < 1 else 1
-        name = "ranks / engines ranks" if placement.colocate else "placement.gpus_per_engine"
-        bound = f"splits each server over {needed} devices, and {name} gives it {each}"
-        remedy = "lower the parallel sizes, or start fewer servers, of more devices"
-        require(needed <= each, ARGUMENTS, list(engine.serve.arguments) if engine.serve else [], bound, remedy=remedy)
         split = 0 if settings.split == each // copies else settings.split
         layout = replace(layout, engines=placement.engines * copies, engine_devices=each // copies, split=split)
-        return replace(layout, colocated=placement.colocate, stacked=stacked)
+        layout = replace(layout, colocated=placement.colocate, stacked=stacked)
+        elsewhere = layout.devices > layout.node
+        with within("engine"):
+            way_to_placed(placement, engine, adapter_rank=config.model.adapter_rank, elsewhere=elsewhere)
+        return layout
     if engine.serve is None:  # at engine.url
         layout = replace(layout, engines=len(engine.urls), awake=True, colocated=not ray and not settings.remote)
         return replace(layout, elsewhere=settings.remote)

@@ -2,9 +2,9 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
@@ -12,7 +12,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot
-from proxima.engine.serve.launch import LAUNCHES, Serve
+from proxima.engine.serve.launch import LAUNCHES, Serve, devices_of
 from proxima.model.files import BaseModel, base_of, is_adapter, is_at_hand
 from proxima.model.parallel.shard import POLICY, auxiliary_sharding, require_splittable
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
@@ -20,7 +20,6 @@ from proxima.system.secret_values import HIDDEN, is_secret_name, is_secret_value
 
 KIND = "placement.kind"
 STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # set for ranks that something other than torchrun started
-SHARED_FOLDER = "set engine.weight_folder to a folder that all nodes share"
 STARTED_AGAIN = "placement.restarts"  # in an error that already says what the ranks' supervisor will do
 Placement = Annotated[  # the field of every run
     Any, Slot("proxima.config.sections:PLACEMENTS", default="local"), "the processes that compute"
@@ -237,6 +236,11 @@ class RayPlacement(RankPlacement):
         return bool(self.colocate and self.gpus_per_rank)
 
     @property
+    def gpus_of_server(self) -> float:
+        """The number of devices of each server that the placement starts."""
+        return self.gpus_of_ranks if self.colocate else self.gpus_per_engine
+
+    @property
     def gpus_of_ranks(self) -> float:
         """The number of devices of the ranks in one bundle."""
         return self.ranks // self.bundles * self.gpus_per_rank
@@ -284,14 +288,59 @@ def _require_splittable(r: Resolved[Any], section: str, placement: RankPlacement
         require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 
-def engines_can_start(placement: Any, engine: Any) -> Findings:
-    """The servers of a placement must be of a kind that proxima starts, and new weights must reach them: where servers
-    share the ranks' devices, a group would have two members on one GPU, which NCCL refuses."""
-    if not (isinstance(placement, RayPlacement) and placement.engines):
+def starts_servers(placement: Any) -> TypeGuard[RayPlacement]:
+    """True if the placement starts the servers of the engine."""
+    return isinstance(placement, RayPlacement) and placement.engines > 0
+
+
+def way_to_placed(
+    placement: RayPlacement, engine: Any, *, adapter_rank: int = 0, elsewhere: bool = False
+) -> tuple[str, str]:
+    """How new weights get to the servers that a placement starts, and why; see `ServerSpec.way_of_weights`.
+
+    Args:
+        elsewhere: some are on other nodes than rank 0, which only the cluster knows before they start.
+
+    Raises:
+        FieldError: they do not, with a remedy.
+    """
+    way: tuple[str, str] = engine.way_of_weights(
+        on_gpus=placement.gpus_of_server > 0,
+        shared=placement.shares_gpus,
+        adapter_rank=adapter_rank,
+        elsewhere=elsewhere,
+    )
+    return way
+
+
+def require_devices(placement: RayPlacement, arguments: Sequence[str]) -> None:
+    """Raise FieldError if the arguments of a server split it over more devices than the placement gives it."""
+    needed = devices_of(arguments)
+    given = int(placement.gpus_of_server)
+    if not placement.gpus_of_server or needed <= max(1, given):
+        return
+    bound = f"splits each server over {needed} devices, and "
+    if not placement.colocate:
+        bound += f"placement.gpus_per_engine={placement.gpus_per_engine:g} gives it {max(1, given)}"
+        remedy = f"set placement.gpus_per_engine={needed}"
+    else:
+        bound += f"the {placement.ranks} ranks / placement.engines={placement.engines} give it {given}"
+        fewer, left = divmod(placement.ranks, needed)
+        remedy = f"set placement.engines={fewer}" if fewer and not left else "lower the parallel sizes"
+    raise FieldError("engine.serve.arguments", list(arguments), bound, remedy=remedy)
+
+
+def engines_can_start(placement: Any, engine: Any, model: ModelConfig) -> Findings:
+    """The servers of a placement must be of a kind that proxima starts, have the devices over which they are split, and
+    new weights must reach them: where servers share the ranks' devices, a group would have two members on one GPU,
+    which NCCL refuses. On which nodes they are is known when the cluster has reserved devices, see `EngineGroup`."""
+    if not starts_servers(placement):
         return
     kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
     if kind not in LAUNCHES:
-        remedy = f"set engine.kind to {' or '.join(LAUNCHES)}, or engines to 0"
+        remedy = f"set engine.kind to {' or '.join(LAUNCHES)}"
+        if not placement.colocate:
+            remedy += ", or engines to 0"
         yield "placement.engines", f"starts servers, but proxima can't start one of this engine.kind; {remedy}"
         return
     if engine.url != type(engine).__dataclass_fields__["url"].default:
@@ -300,18 +349,57 @@ def engines_can_start(placement: Any, engine: Any) -> Findings:
     for name, only, why in (("port", 0, "engines may share a node"), ("replicas", 1, "placement.engines counts them")):
         if getattr(serve, name) != only:
             yield f"engine.serve.{name}", f"must be {only} with placement.engines: {why}"
-    if placement.shares_gpus:
-        if not engine.dialect().sleep_options:
-            yield "placement.colocate", f"needs servers that release their devices, and {kind} has no option for it"
+    try:
+        require_devices(placement, serve.arguments)
+    except FieldError as error:
+        yield error.field, error.requirement
+    if placement.shares_gpus and not engine.dialect().sleep_options:
+        yield "placement.colocate", f"needs servers that release their devices, and {kind} has no option for it"
+    yield from _weights_reach_placed(placement, engine, model)
+
+
+def _weights_reach_placed(placement: RayPlacement, engine: Any, model: ModelConfig) -> Findings:
+    offers = engine.dialect().offers
+    if engine.adapters_only and (model.lora is None or "adapters" not in offers):  # `adapters_can_be_served` says it
+        return
+    beside = not placement.colocate and placement.gpus_per_engine > 0
+    if beside and engine.transfer == "ipc" and "ipc" in offers:
+        yield "engine.transfer", "needs servers on the GPUs of the ranks (placement.colocate); use group or auto"
+        return
+    spread = placement.strategy == "STRICT_SPREAD" and placement.engines > 1
+    elsewhere = spread or placement.max_engines > placement.engines
+    rank = model.adapter_rank
+    try:
+        way, _ = way_to_placed(placement, engine, adapter_rank=rank, elsewhere=elsewhere)
+    except FieldError:
         try:
-            engine.way_of_weights(on_gpus=True, shared=True, adapter_rank=0)
-        except FieldError as error:
+            way_to_placed(placement, engine, adapter_rank=rank, elsewhere=True)
+        except FieldError as error:  # its remedies are good for any nodes
             yield f"engine.{error.field}", error.requirement
-    elif engine.transfer == "ipc" and placement.gpus_per_engine:
-        yield (
-            "engine.transfer",
-            "needs servers on the GPUs of the ranks; set placement.colocate=true, or use group or auto",
-        )
+        return
+    stacked = beside and placement.gpus_per_engine < 1 and max(placement.engines, placement.max_engines) > 1
+    if stacked and way == "group":
+        remedy = "set it to 1, or engine.transfer to folder"
+        yield "placement.gpus_per_engine", f"puts servers on one GPU, where a group can't have two members; {remedy}"
+
+
+def weights_reach_servers(placement: Any, engine: Any, model: ModelConfig) -> Findings:
+    """New weights must reach servers that the placement does not start, as far as their kind and address tell; those of
+    `engine.serve` are of a kind that proxima starts."""
+    if starts_servers(placement) or not hasattr(engine, "way_of_weights"):
+        return
+    dialect = engine.dialect()
+    if dialect.kind not in LAUNCHES:  # what others offer is asked of them
+        if engine.serve is not None:
+            remedy = f"set engine.serve=null, or it to {' or '.join(LAUNCHES)}"
+            yield "engine.kind", f"is a kind that proxima can't start, as engine.serve asks for; {remedy}"
+        return
+    if engine.adapters_only and (model.lora is None or "adapters" not in dialect.offers):
+        return
+    try:
+        engine.way_of_weights(on_gpus=False, shared=False, adapter_rank=model.adapter_rank)
+    except FieldError as error:
+        yield f"engine.{error.field}", error.requirement
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:

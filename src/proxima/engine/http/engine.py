@@ -270,22 +270,25 @@ class ServerSpec(ServerSettings):
             check_serve(dialect.kind, self.serve, model=needs.model.path)
         return []
 
-    def way_of_weights(self, *, on_gpus: bool, shared: bool, adapter_rank: int) -> str:
-        """How new weights get to servers that proxima starts: a kind's ways are known before one runs.
+    def way_of_weights(
+        self, *, on_gpus: bool, shared: bool, adapter_rank: int, elsewhere: bool = False
+    ) -> tuple[str, str]:
+        """How new weights get to servers that proxima starts, and why: a kind's ways are known before one runs.
 
         Args:
             on_gpus: they compute on GPUs, as far as known.
             shared: on those of the trainer's ranks.
             adapter_rank: of the run's adapters; 0: none.
+            elsewhere: some may be on other machines than rank 0.
 
         Raises:
-            FieldError: the way that the recipe names does not reach them.
+            FieldError: the way that the recipe names does not reach them, or there is none.
         """
         dialect, device = self.dialect(), "cuda" if on_gpus else None
         facts = ServerFacts(
             server=dialect.kind, model="", transfers=dialect.offers, device=device, adapter_rank=adapter_rank
         )
-        return choose_transport(Receivers([facts], self, shared, adapter_rank))[0]
+        return choose_transport(Receivers([facts], self, shared, adapter_rank, elsewhere))
 
     def longest_sequence(self) -> int | None:
         """See `EngineSpec.longest_sequence`."""

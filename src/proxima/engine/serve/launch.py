@@ -1,10 +1,11 @@
 """The section `engine.serve`, and the command line and environment of a server that it determines."""
 
 import json
+import math
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -292,6 +293,26 @@ def _launch(serve: Serve, port: int, command: tuple[str, ...], variables: Mappin
 
 def _cpu_threads(serve: Serve) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(serve.threads or max(1, usable_cores() // (serve.replicas + 1)))}
+
+
+SIZES = {  # of the groups of a server's workers, by the names of its options
+    "tensor": ("--tensor-parallel-size", "-tp", "--tp-size", "--tp"),
+    "pipeline": ("--pipeline-parallel-size", "-pp", "--pp-size", "--pp"),
+    "data": ("--data-parallel-size", "-dp", "--dp-size", "--dp"),
+}
+
+
+def devices_of(arguments: Sequence[str]) -> int:
+    """The number of devices that a server's arguments split it over. What is no number is left to the server."""
+    sizes = dict.fromkeys(SIZES, 1)
+    for word, after in zip(arguments, [*arguments, ""][1:], strict=True):
+        name, _, value = word.partition("=")
+        for group, options in SIZES.items():
+            if name.replace("_", "-") in options and (value or after).isdecimal():
+                sizes[group] = max(1, int(value or after))
+    if "--enable-dp-attention" in arguments:  # of SGLang: over the devices of the tensor group
+        sizes["data"] = 1
+    return math.prod(sizes.values())
 
 
 # the launch function of each kind of server

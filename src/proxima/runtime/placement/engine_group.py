@@ -16,8 +16,8 @@ from typing import Any
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.sections.placement_section import SHARED_FOLDER, RayPlacement, engines_can_start
-from proxima.data import FieldError, UserError
+from proxima.config.sections.placement_section import RayPlacement, engines_can_start, starts_servers, way_to_placed
+from proxima.data import FieldError, UserError, within
 from proxima.engine.serve.launch import Serve
 from proxima.engine.serve.servers import start_servers
 from proxima.runtime.placement.launcher import KEY, SERVERS
@@ -38,12 +38,13 @@ class EnginePlan:
         arguments: of `start_servers`; the log is the first server's, on its node, and the others' have their number in
             the name.
         file: for the addresses of the servers.
-        shared: True if new weights get to all nodes, by a group or by a folder that all of them see.
+        unreached: why new weights do not get to other nodes than that of rank 0, with the remedy; None: they do, by a
+            group, by a folder that all of them see, or because each rank hands them to the server on its device.
     """
 
     arguments: dict[str, Any]
     file: Path
-    shared: bool = False
+    unreached: FieldError | None = None
 
     def start_of(self, number: int, key: str, *, remote: bool, port: int = 0) -> Callable[[], Any]:
         """The call that starts one of the servers, on its node.
@@ -67,10 +68,12 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         FieldError: proxima can't start this kind of engine, or a field conflicts with `placement.engines`.
     """
     placement = config.placement
-    if not isinstance(placement, RayPlacement) or not placement.engines:
+    if not starts_servers(placement):
         return None
     engine: Any = config.engine if isinstance(config, RunConfig) else None
-    for finding in engines_can_start(placement, engine):  # of a run that trains on a data set, which has no engine
+    for finding in engines_can_start(
+        placement, engine, config.model
+    ):  # of a run that trains on a data set, which has no engine
         assert isinstance(finding, tuple)
         field, message = finding
         raise FieldError(field, attrgetter(field)(config), message)
@@ -84,14 +87,13 @@ def engine_plan(config: RunConfig | OfflineConfig, folder: Path) -> EnginePlan |
         "max_length": config.model.max_length,
         "log": RunFolder(folder.absolute()).engine_log,
     }
-    if placement.shares_gpus:
-        way = engine.way_of_weights(on_gpus=True, shared=True, adapter_rank=config.model.adapter_rank)
-        reaches_all = way not in ("folder", "adapters")
-    else:  # on a CPU, too, servers of other nodes get them over a group
-        adapters_only = engine.adapters_only and config.model.adapter_rank > 0
-        reaches_all = engine.transfer not in ("folder", "ipc") and not adapters_only
-    shared = engine.weight_folder is not None or reaches_all
-    return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, shared=shared)
+    unreached = None
+    try:
+        with within("engine"):
+            way_to_placed(placement, engine, adapter_rank=config.model.adapter_rank, elsewhere=True)
+    except FieldError as error:
+        unreached = error
+    return EnginePlan(arguments=settings, file=RunFolder(folder.absolute()).servers, unreached=unreached)
 
 
 @dataclass(eq=False)
@@ -142,13 +144,17 @@ class EngineGroup:
         self._await_all(deaths=0)
 
     def _require_reach(self) -> None:
-        """Raise UserError, before a server loads a model, if new weights would not reach all nodes that have one."""
+        """Raise FieldError, before a server loads a model, if new weights would not reach all nodes that have one."""
         from ray.util.placement_group import placement_group_table
 
         nodes = set(placement_group_table(self.bundles)["bundles_to_node_id"].values())
-        if len(nodes) > 1 and not self.plan.shared:
-            where = f"the {self.spec.engines} servers are on {len(nodes)} nodes"
-            raise UserError(f"{where}, and rank 0, which writes weights, on one", remedy=SHARED_FOLDER)
+        if len(nodes) > 1:
+            self._require_ways(f"the {self.spec.engines} servers are on {len(nodes)} nodes")
+
+    def _require_ways(self, where: str) -> None:
+        if (error := self.plan.unreached) is not None:
+            bound = f"{error.bound}: {where}"
+            raise FieldError(error.field, error.value, bound, remedy=error.remedy)
 
     def _await_all(self, deaths: float, seconds: float = math.inf) -> None:
         deadline = time.monotonic() + seconds
@@ -239,11 +245,10 @@ class EngineGroup:
             ranks: their places.
 
         Raises:
-            UserError: a server is on another node than rank 0, which new weights don't reach.
+            FieldError: a server is on another node than rank 0, which new weights don't reach.
         """
         for engine in self.engines:
-            if engine.place is not None and engine.place.node != ranks[0].node and not self.plan.shared:
-                message = f"engine {engine.number} is on {engine.place.host}, and rank 0, which writes weights, is not"
-                raise UserError(message, remedy=SHARED_FOLDER)
+            if engine.place is not None and engine.place.node != ranks[0].node:
+                self._require_ways(f"engine {engine.number} is on {engine.place.host}, and rank 0 is not")
         self._write()
         return {SERVERS: str(self.plan.file), KEY: self.key}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from proxima.engine.http.dialect import ADAPTER, WeightsInFolder
 from proxima.engine.http.replica import Replica
-from proxima.engine.http.weights.transport import PushRound, Receivers
+from proxima.engine.http.weights.transport import UNSEEN, PushRound, Receivers
 from proxima.engine.http.weights.weight_folders import StagedTransport, WeightFolders
 from proxima.model.adapters.adapter_files import WEIGHTS, write_matrices
 from proxima.model.adapters.lora import adapter_names
@@ -49,7 +49,9 @@ class AdapterTransport(StagedTransport):
     @classmethod
     def unreached(cls, servers: Receivers) -> str | None:
         """See `WeightTransport`. `check_adapters` says it with the remedy."""
-        return None if servers.offer("adapters") else "is not offered by every server"
+        if not servers.offer("adapters"):
+            return "is not offered by every server"
+        return None if servers.read_our_files else f"needs weight_folder: {UNSEEN}"
 
     @classmethod
     def cost(cls, servers: Receivers) -> float:

@@ -49,7 +49,7 @@ class IpcTransport(StreamTransport):
         """See `WeightTransport`. Whether the GPUs are the same ones is found out by `check`."""
         if not servers.offer("ipc"):
             return "is not offered by every server"
-        if not (servers.spec.on_this_machine or (servers.shared and servers.on_gpus)):
+        if not (servers.on_this_machine or (servers.shared and servers.on_gpus)):
             return "needs servers on this machine, or on the GPUs of the trainer's ranks"
         return None
 

@@ -37,7 +37,6 @@ from proxima.engine.http.weights.transport import (
     WeightTransport,
     check_served_base,
     choose_transport,
-    is_this_machine,
     transport_kind,
     ways_of,
 )
@@ -138,9 +137,9 @@ class WeightSync:
 
     async def _take_another_way(self, replicas: Sequence[Replica], update: WeightUpdate, first: str) -> bool:
         """Take the cheapest of the other ways that `auto` knows, if one is open; `first` is not."""
-        here = await asyncio.to_thread(lambda: all(is_this_machine(replica.url) for replica in replicas))
-        for kind in ways_of(self._receivers([replica.facts for replica in replicas])):
-            if kind == first or (kind == "folder" and not here):  # whose folder servers elsewhere do not see
+        servers = self._receivers([replica.facts for replica in replicas])
+        for kind in await asyncio.to_thread(ways_of, servers):
+            if kind == first:
                 continue
             self.kind = kind
             self.transport = transport_kind(kind)(self.spec, self.setup)

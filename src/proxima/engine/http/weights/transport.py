@@ -36,6 +36,8 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights import TRANSPORTS
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 
+SEEN = "set engine.weight_folder to a folder that the trainer and all servers see"
+UNSEEN = "servers on other machines do not see a folder of this one"
 ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone: the server still has its own base
 WHOLE = re.compile(rf"({INCOMPLETE})?[0-9a-f]{{8}}\.\d+\.v\d+(-perturbed)?")  # a label of a run that sends all weights
 
@@ -49,12 +51,32 @@ class Receivers:
         spec: their settings.
         shared: they and the trainer take turns on the same devices.
         adapter_rank: of the run's adapters; 0: none.
+        elsewhere: some are on other machines, whatever the addresses that are known now.
     """
 
     facts: Sequence[ServerFacts]
     spec: ServerSettings
     shared: bool = False
     adapter_rank: int = 0
+    elsewhere: bool = False
+
+    @property
+    def on_this_machine(self) -> bool:
+        """True if all of them are on this machine, those that may join included."""
+        return self.spec.on_this_machine and not self.elsewhere
+
+    @property
+    def read_our_files(self) -> bool:
+        """True if they see what this process writes: in `weight_folder`, or because they are on this machine."""
+        if self.spec.weight_folder is not None or self.on_this_machine:
+            return True
+        if self.elsewhere:
+            return False
+        try:
+            urls = self.spec.urls
+        except FieldError:  # a file that can't be read, which is said elsewhere
+            return True
+        return all(map(is_this_machine, urls))
 
     @property
     def on_gpus(self) -> bool:
@@ -76,16 +98,27 @@ def choose_transport(servers: Receivers) -> tuple[str, str]:
     if spec.adapters_only and servers.adapter_rank:
         for server in servers.facts:
             check_adapters(server, servers.adapter_rank, server.server)
+        if not servers.read_our_files:
+            raise FieldError("weight_folder", None, f"is needed with adapters_only: {UNSEEN}", remedy=SEEN)
         return "adapters", "set by engine.adapters_only"
+    able = ways_of(servers)
     if spec.transfer != "auto":
         if (problem := transport_kind(spec.transfer).unreached(servers)) is not None:
-            able = ", ".join(sorted(ways_of(servers)))
-            raise FieldError("transfer", spec.transfer, problem, remedy=f"use {able} or auto")
+            raise FieldError("transfer", spec.transfer, problem, remedy=_other_ways(spec.transfer, able))
         return spec.transfer, "set by engine.transfer"
     if spec.weight_folder is not None:
         return "folder", "engine.weight_folder is set"
-    kind = ways_of(servers)[0]
-    return kind, transport_kind(kind).reason(servers)
+    if not able:
+        raise FieldError("weight_folder", None, f"is needed: {UNSEEN}, and they offer no other way", remedy=SEEN)
+    return able[0], transport_kind(able[0]).reason(servers)
+
+
+def _other_ways(transfer: str, able: Sequence[str]) -> str:
+    """The remedy for a way that does not reach the servers; `able` do."""
+    if able:
+        others = f"use {', '.join(sorted(able))} or auto"
+        return f"{others}, or {SEEN}" if transfer == "folder" else others
+    return SEEN if transfer == "folder" else f"use folder, and {SEEN}"
 
 
 def transport_kind(name: str) -> "type[WeightTransport]":

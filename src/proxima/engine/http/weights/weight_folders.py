@@ -26,7 +26,7 @@ from proxima.engine.http.dialect import WeightsInFolder
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.buckets import named_weights, written_dtype
-from proxima.engine.http.weights.transport import PushRound, Receivers, WeightTransport
+from proxima.engine.http.weights.transport import UNSEEN, PushRound, Receivers, WeightTransport
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.input_files import copy_tensors, input_files_of, stored_tensors
 from proxima.model.written_settings import save_settings
@@ -175,17 +175,19 @@ class FolderTransport(StagedTransport):
 
     @classmethod
     def unreached(cls, servers: Receivers) -> str | None:
-        """See `WeightTransport`. That they see the folder is found out when they load it."""
-        return None if servers.offer("folder") else "is not offered by every server"
+        """See `WeightTransport`. That they see `weight_folder` is found out when they load it."""
+        if not servers.offer("folder"):
+            return "is not offered by every server"
+        return None if servers.read_our_files else f"needs weight_folder: {UNSEEN}"
 
     @classmethod
     def cost(cls, servers: Receivers) -> float:
         """See `WeightTransport`: written and read, on a CPU from memory."""
-        return 1.0 if servers.spec.on_this_machine else 4.0
+        return 1.0 if servers.on_this_machine else 4.0
 
     @classmethod
     def reason(cls, servers: Receivers) -> str:
-        if servers.spec.on_this_machine:
+        if servers.on_this_machine:
             return "the servers are on this machine"
         return "not every server can join a group"
 
