@@ -21,6 +21,7 @@ CLAIMS = (
     "balance",
     "rank_zero",
     "host_memory",
+    "sync",
     "kernels",
     "rank_memory",
     "rank_speed",

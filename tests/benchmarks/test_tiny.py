@@ -40,6 +40,7 @@ TINY = {  # the options of each
     "balance": "--repeats 1",
     "rank_zero": "--part 0.01",
     "host_memory": "--layers 1 --tokens 80",
+    "sync": "--layers 1 --repeats 1 --only qwen3_4b_8xH100",
     "kernels": "--shapes Qwen3-1.7B --eager",
     "rank_memory": "--ranks 1 --tokens 60 --length 12",
     "rank_speed": "--repeats 1 --steps 3 --examples 1 --length 20 --sides 'one process' 'two ranks'",
@@ -60,7 +61,7 @@ TINY = {  # the options of each
 }
 # the others take seconds, in processes of their own
 QUICK = {"shared_prompt", "shared_paths", "pruned_update", "vllm_throughput", "layouts", "plan"}
-APART = {"kernels"}  # its fake device is registered before the first backward pass of a process
+APART = {"kernels", "sync"}  # a fake device stays registered in its process
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
 

@@ -494,7 +494,7 @@ def test_a_transport_of_your_own_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert own in sync.choose([FACTS]) and isinstance(sync.transport, Mailed)
     remote = Vllm(transfer=own, url="http://192.0.2.1:1", allow_remote=True, token_env="T")
-    with pytest.raises(FieldError, match=r"Mailed' can't reach servers elsewhere; use folder, group or auto"):
+    with pytest.raises(FieldError, match=r"Mailed' can't reach servers elsewhere; use group or auto"):
         choose_transport(Receivers([FACTS], remote))
     with pytest.raises(FieldError, match=r"transfer='grop' must be auto, folder, group, ipc or package.module:Class"):
         Vllm(transfer="grop")

@@ -5,7 +5,7 @@ their layer are gathered there, and those of the layer before it are dropped. On
 tells the other ranks, so an error of the reader leaves none of them waiting.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -55,6 +55,7 @@ class LayerLender:
     def __init__(self, policy: Any, ranks: SharingRanks, announced: Callable[[], AbstractContextManager[None]]) -> None:
         self.policy, self.sharded, self.ranks = policy, policy.model, ranks
         self.unit_of = unit_of_parameter(self.sharded)
+        self.places = places_of_units(self.sharded, self.unit_of)
         self._dtypes = {name: parameter.dtype for name, parameter in self.sharded.named_parameters()}
         self.dtype: torch.dtype | None = None
         self._announced = announced
@@ -70,6 +71,10 @@ class LayerLender:
         self._empty(module.named_parameters())
         setattr(module, LENDER, self)
         return module
+
+    @cached_property
+    def _own_places(self) -> "Places":
+        return places_of_units(self.module, self.unit_of)
 
     @contextmanager
     def lending(self) -> Iterator[None]:
@@ -121,9 +126,8 @@ class LayerLender:
             self._drop(self._loaded - {OUTER})
         gather = partial(_gather_unit, unit=unit, dtype=self.dtype)
         weights = gather(self, True) if self._together else self.everywhere(gather, True)
-        targets = dict(self.module.named_parameters())
-        for name, whole in weights.items():
-            targets[name].data = whole
+        for name, parameter in parameters_at(self._own_places[unit]):
+            parameter.data = weights[name]
         self._loaded.add(unit)
 
     def load_parameter(self, name: str) -> None:
@@ -150,8 +154,8 @@ class LayerLender:
 
     def _drop(self, units: Collection[int]) -> None:
         if units:
-            named = self.module.named_parameters()
-            self._empty((name, parameter) for name, parameter in named if self.unit_of[name] in units)
+            for unit in units:
+                self._empty(parameters_at(self._own_places[unit]))
             self._loaded -= set(units)
 
     def _empty(self, parameters: Iterator[tuple[str, nn.Parameter]]) -> None:
@@ -163,11 +167,10 @@ class LayerLender:
 @torch.no_grad()
 def _gather_unit(lender: LayerLender, keep: bool = False, *, unit: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
     weights = dict[str, Tensor]()
-    for name, parameter in lender.sharded.named_parameters():
-        if lender.unit_of[name] == unit:
-            whole = whole_tensor(parameter, dtype)
-            if keep:
-                weights[name] = whole
+    for name, parameter in parameters_at(lender.places[unit]):
+        whole = whole_tensor(parameter, dtype)
+        if keep:
+            weights[name] = whole
     return weights
 
 
@@ -177,6 +180,26 @@ def _perturb(lender: LayerLender, *, amounts: list[float]) -> None:
 
 def _restore(lender: LayerLender) -> None:
     lender._perturbed.close()
+
+
+Places = dict[int, list[tuple[str, nn.Module, str]]]
+
+
+def places_of_units(model: nn.Module, unit_of: Mapping[str, int]) -> Places:
+    """The parameters of each unit: their name, and the module and the attribute that hold each. To look for a unit's
+    among all names takes as long as to send its weights."""
+    places: Places = {unit: [] for unit in {OUTER, *unit_of.values()}}
+    owners = dict(model.named_modules())
+    for name, _ in model.named_parameters():
+        owner, _, attribute = name.rpartition(".")
+        places[unit_of[name]].append((name, owners[owner], attribute))
+    return places
+
+
+def parameters_at(places: Iterable[tuple[str, nn.Module, str]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that are there now, by name: a sharded model exchanges its own while it computes."""
+    for name, owner, attribute in places:
+        yield name, getattr(owner, attribute)
 
 
 def unit_of_parameter(model: nn.Module) -> dict[str, int]:
