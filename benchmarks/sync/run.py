@@ -20,13 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.harness import finish, parser, table
 
-PAIRS = (
-    ("qwen3_4b_cppo", "qwen3_4b_8xH100"),
-    ("qwen3_30b_cppo", "qwen3_30b_8xH100"),
-    ("qwen3_30b_cppo", "qwen3_30b_128xH800"),
-    ("dapo_32b", "dapo_32b_8xH100"),
-)
-NARROW = {"hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 512}
+PAIRS = (("qwen3_4b_cppo", "qwen3_4b_8xH100"), ("qwen3_30b_cppo", "qwen3_30b_8xH100"), ("dapo_32b", "dapo_32b_8xH100"))
+NARROW = {"intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8, "vocab_size": 512}
 PROBE = 8  # tokens of the proof: how many there are costs the device alone
 
 
@@ -87,7 +82,7 @@ class Crossings(TorchDispatchMode):
 
 
 @contextmanager
-def sharded(recipe: str, layout: str, layers: int, device: torch.device, **changed: Any) -> Iterator[Any]:
+def sharded(recipe: str, layout: str, layers: int, device: torch.device, *, narrow: bool = False) -> Iterator[Any]:
     """The trained module of rank 0, as the ranks lend it, and the sync that is to send it."""
     from proxima.config.outcomes import decided_on_gpus
     from proxima.config.resolution import resolve
@@ -102,7 +97,7 @@ def sharded(recipe: str, layout: str, layers: int, device: torch.device, **chang
 
     words = [f"@layouts/{layout}", "train.optimizer.offload=false"]
     with tempfile.TemporaryDirectory() as folder:
-        config_of(resolve(recipe).config.model.path, layers, **changed).save_pretrained(folder)
+        config_of(resolve(recipe).config.model.path, layers, narrow=narrow).save_pretrained(folder)
         config = decided_on_gpus(resolve(recipe, [*words, f"model.path={folder}"]).config)
         ranks, sharding = config.placement.ranks, Sharding.of(config.placement)
         with fake_ranks(ranks, sharding.ranks_per_share) as group:
@@ -142,7 +137,10 @@ def counted(recipe: str, layout: str, layers: int) -> dict[str, Any]:
     plan = plan_of(model, torch.bfloat16, file_names=False)
     one, two = (counted_layers(recipe, layout, some) for some in (1, 2))
     more = len(list(decoder_layers(model))) - 1
-    linear = {name: one[name] + more * (two[name] - one[name]) for name in ("through_host", "kernels", "waits")}
+    linear = {}
+    for name in ("through_host", "kernels", "waits"):
+        layer = max(0, two[name] - one[name])  # the first pass of a process copies some tables
+        linear[name] = one[name] + more * layer
     return {
         "sent": weight_bytes(plan),
         "own": weight_bytes(plan) // ranks,
@@ -164,14 +162,15 @@ def shape_of(recipe: str, layout: str, layers: int) -> tuple[Any, int]:
         return AutoModelForCausalLM.from_config(config_of(config.model.path, layers)), config.placement.ranks
 
 
-def config_of(path: str, layers: int, **changed: Any) -> Any:
-    """The published config of a model, with so many layers (0: its own) and other sizes, where it has such."""
+def config_of(path: str, layers: int, *, narrow: bool = False) -> Any:
+    """The published config of a model, with so many layers (0: its own); `narrow`: with narrow tensors."""
     from tests.recipes.shapes import SHAPES
 
     published = SHAPES[path][0]
     shape = published.to_dict()
-    if layers:
-        changed |= {"num_hidden_layers": layers, "layer_types": None}
+    changed: dict[str, Any] = {"num_hidden_layers": layers, "layer_types": None} if layers else {}
+    if narrow:
+        changed |= NARROW | {"hidden_size": NARROW["head_dim"] * published.num_attention_heads}
     known = {name: value for name, value in changed.items() if name in shape}
     config = type(published)(**shape | known)
     config.architectures = published.architectures
@@ -213,7 +212,7 @@ def timed(recipe: str, layout: str, layers: int, repeats: int) -> dict[str, Any]
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    with sharded(recipe, layout, layers, device, **NARROW) as (stack, sync):
+    with sharded(recipe, layout, layers, device, narrow=True) as (stack, sync):
         module = stack.lent_model().model
         for parameter in stack.model.model.parameters():
             torch.nn.init.normal_(local_part(parameter), std=0.02)
