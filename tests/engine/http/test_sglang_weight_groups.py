@@ -24,7 +24,7 @@ from proxima.engine.http.sglang import Sglang
 from proxima.engine.http.weights import buckets as weight_buckets
 from proxima.engine.http.weights import process_group as group_transport
 from proxima.engine.http.weights.buckets import plan_buckets, without_gaps
-from proxima.engine.http.weights.process_group import SenderGroup
+from proxima.engine.http.weights.process_group import SenderGroup, broadcast
 from proxima.engine.http.weights.sync import Report, WeightSync
 from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
@@ -111,18 +111,47 @@ async def fleet(
 async def test_sends_leave_the_loops_threads_to_calls(tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the servers' names are looked up, for the very calls that the sends wait for."""
     asyncio.get_running_loop().set_default_executor(loops := ThreadPoolExecutor(1))
-    taken, send = list[threading.Thread](), SenderGroup.send
+    taken, start = list[threading.Thread](), SenderGroup.start
 
     def noted(group: SenderGroup, *arguments: Any) -> None:
         taken.append(threading.current_thread())
-        send(group, *arguments)
+        start(group, *arguments)
 
-    monkeypatch.setattr(SenderGroup, "send", noted)
+    monkeypatch.setattr(SenderGroup, "start", noted)
     async with fleet(tiny, 2) as (trainer, _):
         await trainer.prepare()
         reports = await trainer.push(*trainer.replicas)
     assert all(isinstance(report, dict) for report in reports)
     assert taken and not loops._threads.intersection(taken)
+
+
+async def test_all_servers_are_sent_a_bucket_before_the_next_one_is_read(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in a group of its own, and the weights are read once for all of them; when two hang, nothing is read again
+    for the third."""
+    order, start = list[tuple[str, int]](), SenderGroup.start
+
+    def noted(group: SenderGroup, bucket: Any, content: Any) -> None:
+        order.append((group.urls[0], bucket.start))
+        start(group, bucket, content)
+
+    monkeypatch.setattr(SenderGroup, "start", noted)
+    async with fleet(tiny, 3) as (trainer, servers):
+        await trainer.prepare()
+        await trainer.push(*trainer.replicas)
+        order.clear()
+        await trainer.prepare()
+        assert all(isinstance(report, dict) for report in await trainer.push(*trainer.replicas))
+        starts = [start for _, start in order]
+        assert starts == sorted(starts) and len(order) == 3 * len(set(starts)) > 9
+        for server in servers[:2]:
+            server.updates.at, server.updates.fault = 1, "killed"
+        order.clear()
+        await trainer.prepare()
+        outcomes = await trainer.push(*trainer.replicas)
+        assert [isinstance(outcome, dict) for outcome in outcomes] == [False, False, True]
+        assert [start for url, start in order if url == servers[2].url] == sorted(set(starts))
 
 
 def test_tensors_without_gaps_are_the_same_bytes() -> None:
@@ -160,8 +189,9 @@ async def test_torch_forms_the_same_group(number: int) -> None:
     sent = torch.arange(16, dtype=torch.uint8)
     joined = asyncio.create_task(asyncio.to_thread(join))
     weights: Any = SimpleNamespace(lent=nullcontext, filled=lambda memory: [(plan[0], sent)])
-    await asyncio.to_thread(sender.send, weights, "127.0.0.1")
-    assert torch.equal(await joined, sent)
+    ends = list[Any]()
+    await asyncio.to_thread(broadcast, weights, {sender: "127.0.0.1"}, lambda *end: ends.append(end))
+    assert torch.equal(await joined, sent) and ends == [(sender, None)]
     sender.abort()
 
 

@@ -257,11 +257,10 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
 async def test_the_trainers_own_error_is_shown(servers: list[FakeServer], monkeypatch: pytest.MonkeyPatch) -> None:
     """The members only see that the connection was closed."""
 
-    def send(group: Any, weights: Any, host: str) -> None:
-        group._form(host)
+    def start(group: Any, bucket: Any, content: Any) -> None:
         raise RuntimeError("the trainer has no memory left")
 
-    monkeypatch.setattr(group_transport.SenderGroup, "send", send)
+    monkeypatch.setattr(group_transport.SenderGroup, "start", start)
     pusher = Pusher(GroupTransport)
     errors = await pusher.push(pusher.prepare(), servers[:2])
     assert len(errors) == 2 and all("the trainer has no memory left" in str(error) for error in errors.values())

@@ -4,22 +4,24 @@ is filled in the memory of the trainer's device while the one before it is sent.
 A group is made of the trainer, as rank 0, and the workers of the replicas that are pushed together, or of one replica
 whose server has no deadlines (`ServerFacts.joint_groups`). It is formed over a TCPStore of the trainer's and is not
 torch's default group. The same replicas use the same group again; any other set, and any replica that was pushed alone
-in between, needs a new one.
+in between, needs a new one. Several groups are sent each bucket at the same time: the weights are read once.
 
-If a group breaks, it is aborted, so that no member waits for its deadline. Replicas whose own call failed, or which do
-not answer, are left out, and the others, still paused, are sent the weights again. If that breaks too, each gets them
-over a group of its own.
+If a group breaks, it is aborted, so that no member waits for its deadline; other groups go on. Replicas whose own call
+failed, or which do not answer, are left out, and the others, still paused, are sent the weights again. If that breaks
+too, each gets them over a group of its own.
 """
 
 import asyncio
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import count
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,7 +34,7 @@ from proxima.engine.http.answer_values import one_line
 from proxima.engine.http.dialect import GroupMember
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.http.weights.buckets import without_gaps
+from proxima.engine.http.weights.buckets import Bucket, without_gaps
 from proxima.engine.http.weights.stream import (
     NAME,
     Errors,
@@ -144,43 +146,55 @@ class GroupTransport(StreamTransport):
             return (await self._sent(weights, replicas))[0]
         failed, remaining = Errors(), list(replicas)
         for _ in range(2):
-            errors, broke = await self._sent(weights, remaining, reuse=True)
+            errors, broken = await self._sent(weights, remaining, reuse=True)
             if not errors:
                 return failed
             sound = await asyncio.gather(*(_is_sound(replica, weights.seconds) for replica in errors))
-            failed |= {r: e for (r, e), is_sound in zip(errors.items(), sound, strict=True) if not (broke and is_sound)}
+            for (replica, error), is_sound in zip(errors.items(), sound, strict=True):
+                if not (replica in broken and is_sound):
+                    failed[replica] = error
             remaining = [replica for replica in errors if replica not in failed]
             if not remaining:
                 return failed
-        for replica in remaining:
-            failed |= (await self._sent(weights, [replica]))[0]
-        return failed
+        errors, _ = await self._sent(weights, remaining, apart=True)
+        return failed | errors
 
     async def _sent(
-        self, weights: StreamedWeights, replicas: Sequence[Replica], *, reuse: bool = False
-    ) -> tuple[Errors, bool]:
-        """Send to all of these at once. Returns the error of each that has not got the weights, and whether the group
+        self, weights: StreamedWeights, replicas: Sequence[Replica], *, reuse: bool = False, apart: bool = False
+    ) -> tuple[Errors, set[Replica]]:
+        """Send to all of these at once. Returns the error of each that has not got the weights, and those whose group
         broke.
 
         Args:
-            reuse: use the group of the last sync if it has the same members, and keep it for the next one.
+            reuse: use the groups of the last sync that have the same members, and keep them for the next one.
+            apart: each has a group of its own.
         """
-        urls = tuple(replica.url for replica in replicas)
-        addresses = await self._addresses(urls)
-        group = self._groups.get(urls) if reuse else None
-        if group is None or group.broken:
-            # a worker is in one group at a time
-            self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
-            store = new_store(addresses, self.spec.weight_seconds)
-            device = device_of(weights.module)
-            group = SenderGroup(store, replicas, next(self._numbers), weights.seconds / 2, device)
-            if reuse:
-                self._groups[urls] = group
+        addresses = await self._addresses(replica.url for replica in replicas)
+        groups = dict[SenderGroup, Sequence[Replica]]()
+        for members in _together(replicas, apart=apart):
+            groups[self._group(members, weights, addresses, reuse=reuse)] = members
         try:
-            return await _Sending(self, weights, group, replicas, addresses).run(), group.broken
+            errors = await _Sending(self, weights, groups, addresses).run()
+            return errors, {replica for group, members in groups.items() if group.broken for replica in members}
         finally:
-            if group is not self._groups.get(urls) or group.broken:
-                group.abort()
+            for group in groups:
+                if group is not self._groups.get(group.urls) or group.broken:
+                    group.abort()
+
+    def _group(
+        self, members: Sequence[Replica], weights: StreamedWeights, addresses: Addresses, *, reuse: bool
+    ) -> "SenderGroup":
+        urls = tuple(replica.url for replica in members)
+        former = self._groups.get(urls) if reuse else None
+        if former is not None and not former.broken:
+            return former
+        # a worker is in one group at a time
+        self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
+        store = new_store(addresses, self.spec.weight_seconds)
+        group = SenderGroup(store, members, next(self._numbers), weights.seconds / 2, device_of(weights.module))
+        if reuse:
+            self._groups[urls] = group
+        return group
 
     def _drop_groups(self, *members: tuple[str, ...]) -> None:
         for urls in members:
@@ -192,8 +206,15 @@ class GroupTransport(StreamTransport):
         return await asyncio.to_thread(own_addresses, {*listed, *urls})
 
 
+def _together(replicas: Sequence[Replica], *, apart: bool) -> list[Sequence[Replica]]:
+    """The members of each group for these replicas."""
+    joint = [replica for replica in replicas if replica.facts.joint_groups and not apart]
+    alone = [replica for replica in replicas if replica not in joint]
+    return [*([joint] if joint else []), *([replica] for replica in alone)]
+
+
 class SenderGroup:
-    """The trainer's end of a process group. Formed by the first `send`.
+    """The trainer's end of a process group. Formed by the first send.
 
     Args:
         store: its own, which ends with it: a member that still waits there is told.
@@ -219,32 +240,34 @@ class SenderGroup:
         self._prefixes = replicas[0].dialect.store_prefixes(self.name, self.backend)
         self._group: Any = None
         self._store: TCPStore | None = store
+        self._sending = list[Any]()  # the bucket on its way
+        self._end = 0.0  # its deadline
 
-    def send(self, weights: StreamedWeights, host: str) -> None:
-        """Form the group if this is its first use, and broadcast all buckets: the next one is filled while one is sent.
+    def start(self, bucket: Bucket, content: Tensor) -> None:
+        """Begin to broadcast a bucket; the former one has been sent.
 
         Raises:
             RuntimeError: the group broke.
-            OutdatedError: the trainer no longer has these weights.
         """
-        self.form(host)
-        options, sending = BroadcastOptions(), list[Any]()
+        options = BroadcastOptions()
         options.timeout = timedelta(seconds=self.seconds)
-        try:
-            with weights.lent():
-                for bucket, content in weights.filled(self._memory):
-                    while sending:
-                        sending.pop().wait(options.timeout)
-                    for piece in [bucket] if self.gaps else without_gaps([bucket]):
-                        start = piece.start - bucket.start
-                        sending.append(self._broadcast(content[start : start + piece.size], options))
-                while sending:
-                    sending.pop().wait(options.timeout)
-        finally:
-            sending.clear()  # see `abort`
+        self._end = monotonic() + self.seconds
+        content = content.to(self.device)
+        for piece in [bucket] if self.gaps else without_gaps([bucket]):
+            at = piece.start - bucket.start
+            self._sending.append(self._broadcast(content[at : at + piece.size], options))
 
-    def _memory(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=self.device)
+    def wait(self) -> None:
+        """Wait until the bucket has been sent.
+
+        Raises:
+            RuntimeError: the group broke, or its deadline has passed.
+        """
+        try:
+            while self._sending:
+                self._sending.pop().wait(timedelta(seconds=max(self._end - monotonic(), 0.001)))
+        finally:
+            self._sending.clear()  # see `abort`
 
     def _broadcast(self, content: Tensor, options: BroadcastOptions) -> Any:
         if self._group is None:
@@ -316,28 +339,74 @@ def _without_watchdog() -> Iterator[None]:
         os.environ |= {} if before is None else {name: before}
 
 
+def broadcast(
+    weights: StreamedWeights, hosts: Mapping[SenderGroup, str], ended: Callable[[SenderGroup, Exception | None], None]
+) -> None:
+    """Form these groups where they are not, and broadcast all buckets to all of them at once: the next bucket is filled
+    while one is sent. A group that breaks gets no more, and the others go on.
+
+    Args:
+        hosts: this machine's address for the members of each group.
+        ended: told of each group when it has got everything, or has broken.
+
+    Raises:
+        OutdatedError: the trainer no longer has these weights.
+    """
+    going = dict[SenderGroup, None]()
+
+    def attempt(group: SenderGroup, work: Callable[..., None], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except (RuntimeError, OSError) as error:
+            going.pop(group, None)
+            group.abort()
+            ended(group, error)
+
+    for group in hosts:
+        going[group] = None
+    with ThreadPoolExecutor(len(hosts)) as threads:  # one that hangs has the others wait for its deadline alone
+        forming = [threads.submit(attempt, group, group.form, host) for group, host in hosts.items()]
+    for formed in forming:
+        formed.result()
+    if not going:
+        return
+    device = CPU if any(group.device == CPU for group in going) else next(iter(going)).device
+    with weights.lent():
+        for bucket, content in weights.filled(lambda size: torch.empty(size, dtype=torch.uint8, device=device)):
+            for group in list(going):
+                attempt(group, group.wait)
+            for group in list(going):
+                attempt(group, group.start, bucket, content)
+            if not going:
+                return
+        for group in list(going):
+            attempt(group, group.wait)
+    for group in going:
+        ended(group, None)
+
+
 class _Sending:
-    """One send to several replicas: a call to each, and the trainer's broadcasts in the thread for tensor work."""
+    """One send to several groups: a call to each replica, and the trainer's broadcasts in the thread for tensor
+    work."""
 
     def __init__(
         self,
         transport: GroupTransport,
         weights: StreamedWeights,
-        group: SenderGroup,
-        replicas: Sequence[Replica],
+        groups: Mapping[SenderGroup, Sequence[Replica]],
         addresses: Addresses,
     ) -> None:
         self.transport = transport
         self.weights = weights
-        self.group = group
-        self.replicas = replicas
+        self.groups = groups
         self.addresses = addresses
-        self.buckets = list(weights.plan) if group.gaps else without_gaps(weights.plan)
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Event()  # the thread for tensor work has come to this send
-        self._awaited = set(replicas)  # those that are not ready to receive
-        self._begin, self._ready = asyncio.Event(), threading.Event()  # all are, or one has failed
-        self._failed = False
+        self._unready = {group: set(members) for group, members in groups.items()}  # to receive
+        self._awaited = set(groups)  # those with members that are not
+        self._begin, self._ready = asyncio.Event(), threading.Event()  # the others begin
+        # of the trainer's end of each group: None if all was sent, or the error that broke it
+        self._ends: dict[SenderGroup, asyncio.Future[None]] = {group: self._loop.create_future() for group in groups}
 
     async def run(self) -> Errors:
         """Return the error of each replica that has not got the weights. Nothing is asked of a server before the thread
@@ -348,35 +417,55 @@ class _Sending:
         """
         sending = asyncio.create_task(self.transport.compute(self._send))
         turn = asyncio.create_task(self._turn.wait())
+        serving = list[asyncio.Task[Errors]]()
         try:
             await asyncio.wait({turn, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._turn.is_set():
+                await sending  # raises
+            serving += [asyncio.create_task(self._serve(group)) for group in self.groups]
+            await asyncio.wait({*serving, sending})
         except asyncio.CancelledError:
-            self._fail()
-            self.group.abort()
+            for group in self.groups:
+                self._leave(group)
+                group.abort()
+            for task in serving:
+                task.cancel()
+            if serving:
+                await asyncio.wait(serving)
             raise
         finally:
             turn.cancel()
-        if not self._turn.is_set():
-            await sending  # raises
-        calls = {asyncio.create_task(self._load(replica)): replica for replica in self.replicas}
-        tasks: set[asyncio.Task[None]] = {*calls, sending}
+        own = sending.exception()
+        if isinstance(own, OutdatedError) or not isinstance(own, RuntimeError | OSError | UserError | None):
+            raise own
+        errors = Errors()
+        for task in serving:
+            errors |= task.result()
+        return errors
+
+    async def _serve(self, group: SenderGroup) -> Errors:
+        """Call the members of a group. If one of them fails, or the trainer's end, the group is ended, and with it the
+        wait of the others. Returns the error of each that has failed."""
+        end = self._ends[group]
+        calls = {asyncio.create_task(self._load(replica, group)): replica for replica in self.groups[group]}
+        tasks: set[asyncio.Future[None]] = {*calls, end}
         try:
             _, pending = await asyncio.wait(
                 tasks, timeout=3 * self.weights.seconds, return_when=asyncio.FIRST_EXCEPTION
             )
             if pending or any(task.exception() for task in tasks):
-                self._fail()
-                await in_new_thread(self.group.abort)
+                self._leave(group)
+                await in_new_thread(group.abort)
                 await asyncio.wait(tasks, timeout=ABORT_SECONDS)
         finally:
             if not all(task.done() for task in tasks):
-                self._fail()
-                self.group.abort()
-                for task in tasks:
-                    task.cancel()
+                self._leave(group)
+                group.abort()
+                for call in calls:
+                    call.cancel()
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait(tasks, timeout=ABORT_SECONDS)
-        own = sending.exception() if sending.done() and not sending.cancelled() else None
+                    await asyncio.wait(calls, timeout=ABORT_SECONDS)
+        own = end.exception() if end.done() else None
         errors = Errors()
         for call, replica in calls.items():
             if not call.done() or call.cancelled():
@@ -385,40 +474,69 @@ class _Sending:
                 errors[replica] = error
             elif error is not None:
                 raise error
-        if isinstance(own, OutdatedError) or not isinstance(own, RuntimeError | OSError | UserError | None):
-            raise own
         if own is not None:  # a member may know only that the connection was closed
             for replica, error in errors.items():
                 reason = f"{getattr(error, 'reason', error)}; at the trainer: {one_line(str(own))}"
                 errors[replica] = ServerError(replica.url, NAME, reason)
         return errors
 
-    def _fail(self) -> None:
-        self._failed = True
-        self._begin.set()
-        self._ready.set()
+    def _leave(self, group: SenderGroup) -> None:
+        """The others do not wait for this group any longer."""
+        self._awaited.discard(group)
+        if not self._awaited:
+            self._begin.set()
+            self._ready.set()
+
+    def _end(self, group: SenderGroup, error: Exception | None) -> None:
+        end = self._ends[group]
+        if end.done():
+            return
+        if error is None:
+            end.set_result(None)
+        else:
+            end.set_exception(error)
+            end.exception()  # it may have no reader
+
+    def _ended(self, group: SenderGroup, error: Exception | None) -> None:
+        """Called in other threads."""
+        self._loop.call_soon_threadsafe(self._end, group, error)
 
     def _send(self) -> None:
         """In the thread for tensor work."""
         self.weights.check()
         self._loop.call_soon_threadsafe(self._turn.set)
-        if not self._ready.wait(self.weights.seconds):
-            raise RuntimeError("the servers were not ready in time")
-        if not self._failed:
-            self.group.send(self.weights, host_for(self.replicas[0].url, self.addresses))
+        try:
+            self._ready.wait(self.weights.seconds / 2)
+            hosts = dict[SenderGroup, str]()
+            for group, members in self.groups.items():
+                host = self.addresses[members[0].url]
+                if group in self._awaited:
+                    self._ended(group, RuntimeError("the servers were not ready in time"))
+                elif group.broken or not isinstance(host, str):
+                    self._ended(group, RuntimeError("the group was closed"))
+                else:
+                    hosts[group] = host_for(members[0].url, self.addresses)
+            self._loop.call_soon_threadsafe(self._begin.set)
+            if hosts:
+                broadcast(self.weights, hosts, self._ended)
+        except BaseException as error:
+            told = error if isinstance(error, Exception) else RuntimeError(str(error))
+            for group in self.groups:
+                self._ended(group, told)
+            raise
 
-    async def _load(self, replica: Replica) -> None:
-        member = self.group.member(replica.url, host_for(replica.url, self.addresses))
+    async def _load(self, replica: Replica, group: SenderGroup) -> None:
+        member = group.member(replica.url, host_for(replica.url, self.addresses))
 
         async def update() -> AsyncIterator[Mapping[str, Any]]:
-            self._awaited.discard(replica)
-            if not self._awaited:
-                self._begin.set()
-                self._ready.set()
+            self._unready[group].discard(replica)
+            if not self._unready[group]:
+                self._leave(group)
             await self._begin.wait()
-            if self._failed:
+            if group.broken or self._ends[group].done():
                 raise ServerError(replica.url, NAME, "another member failed")
-            tensors = [bucket.as_json for bucket in self.buckets]
+            plan = self.weights.plan if group.gaps else without_gaps(self.weights.plan)
+            tensors = [bucket.as_json for bucket in plan]
             yield {"kind": "group", "content": {"group": asdict(member), "tensors": tensors}, "last": True}
 
         await replica.dialect.load_updates(replica.client, replica.facts, self.weights, update())

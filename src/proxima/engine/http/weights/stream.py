@@ -116,8 +116,8 @@ class StreamTransport(WeightTransport):
 
     async def push(self, replica: Replica, weights: StreamedWeights, push_round: PushRound | None = None) -> None:
         """See `WeightTransport`. The replicas of a round are sent the weights at once."""
-        if push_round is None or not replica.facts.joint_groups:
-            errors = await self.send(weights, [replica], alone=push_round is None)
+        if push_round is None:
+            errors = await self.send(weights, [replica], alone=True)
         else:
             await push_round.arrive(replica)
             if push_round.outcome is None:

@@ -2,8 +2,8 @@
 
 The server forms its end of a group by torch's rendezvous, at the trainer's store. It has no deadline for that, nor for
 a bucket that does not come, and waits half an hour by torch's default; but it fails at once when the trainer breaks its
-own end. So each server has a group of its own with the trainer, and one is sent its weights after the other: one that
-hangs costs the others at most half of `engine.weight_seconds`.
+own end. So each server has a group of its own with the trainer. All are sent the weights at the same time; those that
+hang cost the others at most half of `engine.weight_seconds`, however many they are.
 
 It has no completeness check either: a tensor that it was not sent, or does not know, is found by the probe.
 """
