@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -172,14 +173,17 @@ class FakeVllm:
         return httpx.Response(200, text="Success")
 
     def _failures(self, path: str, body: Any) -> list[Exception]:
-        """What the workers raise, each of which is called."""
-        failures = []
-        for worker in self.workers:
+        """What the workers raise, which are called at the same time."""
+
+        def failure(worker: FakeWorker) -> Exception | None:
             try:
                 worker.call(path, body)
             except Exception as error:
-                failures.append(error)
-        return failures
+                return error
+            return None
+
+        with ThreadPoolExecutor(len(self.workers)) as threads:
+            return [error for error in threads.map(failure, self.workers) if error is not None]
 
     def _settings(self) -> dict[str, Any]:
         return {

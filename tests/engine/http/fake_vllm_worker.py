@@ -23,7 +23,7 @@ class Loading:
     """What has come of a layer; `total` is None of one that is not being loaded."""
 
     kernel: dict[str, nn.Parameter] = field(default_factory=dict)
-    loaded_weights: list[tuple[str, Any]] = field(default_factory=list)
+    loaded_weights: list[tuple[str, Any, int]] = field(default_factory=list)
     load_numel: int = 0
     total: int | None = None
 
@@ -85,9 +85,9 @@ def initialize_layerwise_reload(model: FakeModel) -> None:
             meta.weight_loader = _loader(layer, name, info)  # type: ignore[attr-defined]
 
 
-def _loader(layer: nn.Module, name: str, info: Loading) -> Callable[[torch.Tensor], None]:
-    def load(value: torch.Tensor) -> None:
-        info.loaded_weights.append((name, value))
+def _loader(layer: nn.Module, name: str, info: Loading) -> Callable[..., None]:
+    def load(value: torch.Tensor, first: int = 0) -> None:
+        info.loaded_weights.append((name, value, first))
         info.load_numel += value.numel()
         if info.load_numel >= (info.total or 0):
             _process(layer, info)
@@ -98,10 +98,11 @@ def _loader(layer: nn.Module, name: str, info: Loading) -> Callable[[torch.Tenso
 def _process(layer: nn.Module, info: Loading) -> None:
     """What did not come is as memory was."""
     values = {name: torch.full_like(weight, torch.nan) for name, weight in info.kernel.items()}
-    for name, value in info.loaded_weights:
-        if value.shape != info.kernel[name].shape:
+    for name, value, first in info.loaded_weights:
+        place = values[name][first : first + len(value)]
+        if value.shape != place.shape:
             raise ValueError(f"{name} has another shape")
-        values[name] = value
+        place.copy_(value)
     for name, weight in info.kernel.items():
         weight.copy_(values[name])
     _restore(layer, info)
@@ -119,11 +120,15 @@ def finalize_layerwise_reload(model: FakeModel, config: Any) -> None:
 
 
 class FakeWorker:
-    """A worker of a server."""
+    """A worker of a server, the `rank`th of `size`."""
 
-    def __init__(self, module: ModuleType, layers: int = 3, width: int = 8) -> None:
-        self.model = FakeModel(layers, width)
+    def __init__(
+        self, module: ModuleType, layers: int = 3, width: int = 8, *, model: Any = None, rank: int = 0, size: int = 1
+    ) -> None:
+        self.model = FakeModel(layers, width) if model is None else model
         self.engine = module.ProximaEngine(self.model)
+        self.engine.parallel_config = SimpleNamespace(data_parallel_index=0, world_size=size, rank=rank)
+        self.engine.device = torch.device("cpu", rank)
         self.module, self.active = module, False
 
     def call(self, path: str, body: Any) -> None:
