@@ -346,8 +346,8 @@ class EngineSpec(Protocol):
         return []
 
     def longest_sequence(self) -> int | None:
-        """The most tokens of prompt and completion together that the running servers accept; None: unknown, or no
-        server is running. It bounds the context of a run without `model.max_length`."""
+        """The most tokens of prompt and completion together that the servers accept, or will once they are started;
+        None: unknown. It bounds the context of a run without `model.max_length`."""
         return None
 
     def build(self, setup: EngineSetup) -> "Engine":

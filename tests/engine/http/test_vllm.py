@@ -9,13 +9,14 @@ import httpx
 import numpy as np
 import pytest
 
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightsInFolder, WrittenTokens
 from proxima.engine.http.vllm import GENERATE, Vllm, VllmDialect, find_vllm_facts
-from proxima.engine.protocol import Sampling, ServerError
-from proxima.engine.serve.launch import TRANSFER, WORKER
+from proxima.engine.protocol import EngineRequirements, Sampling, ServerError
+from proxima.engine.serve.launch import TRANSFER, WORKER, Serve
+from tests.engine.helpers import unloaded
 from tests.engine.http.fake_vllm import FakeVllm, experts_of, log_softmax, logits_after
 
 DIALECT = VllmDialect()
@@ -207,3 +208,11 @@ def test_experts_that_nobody_asked_for_are_kept_short_and_not_read() -> None:
     fake, facts = probed(routes=True)
     (chunk,) = run(chunks(fake, facts))
     assert chunk.routes is None and fake.calls[-1][1]["sampling_params"]["routed_experts_prompt_start"] == 2
+
+
+def test_the_length_of_servers_that_are_yet_to_start_bounds_the_run() -> None:
+    """Otherwise they load the model, and then the run refuses them."""
+    spec = Vllm(serve=Serve(max_length=256))
+    assert spec.longest_sequence() == 256 and Vllm(serve=Serve()).longest_sequence() is None
+    with pytest.raises(FieldError, match="less than the 512 tokens"):
+        spec.check(EngineRequirements(model=unloaded(context=512)))

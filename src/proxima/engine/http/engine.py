@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from proxima.data import UserError
+from proxima.data import UserError, require
 from proxima.data.columns import Floats
 from proxima.data.errors import within
 from proxima.data.flow import Completion
@@ -267,6 +267,10 @@ class ServerSpec(ServerSettings):
         if needs.publishes:
             self.way_of_weights(on_gpus=needs.sleeps, shared=needs.sleeps, adapter_rank=needs.adapter_rank)
         with within("serve"):
+            length, context = self.serve.max_length, needs.model.context
+            reason = f"is less than the {context} tokens that prompt and completion may have"
+            remedy = "null takes those; or lower model.max_length"
+            require(length is None or length >= context, "max_length", length, reason, remedy=remedy)
             check_serve(dialect.kind, self.serve, model=needs.model.path)
         return []
 
@@ -292,7 +296,7 @@ class ServerSpec(ServerSettings):
 
     def longest_sequence(self) -> int | None:
         """See `EngineSpec.longest_sequence`."""
-        return None if self.serve is not None else longest_sequence(self)
+        return longest_sequence(self) if self.serve is None else self.serve.max_length
 
     def build(self, setup: EngineSetup) -> HttpEngine:
         """Build the engine, once the servers answer.
