@@ -18,6 +18,7 @@ from proxima.engine.protocol import (
     StagingEngine,
     WeightUpdate,
     close_engine,
+    stop_waiting,
 )
 
 Stage = Literal["pre_pause", "post_pause", "pre_resume", "post_resume"]
@@ -162,6 +163,10 @@ class Executor:
 
     async def health(self) -> Health:
         return await self.engine.health()
+
+    def stop_waiting(self) -> None:
+        """See `proxima.engine.protocol.stop_waiting`."""
+        stop_waiting(self.engine)
 
     def close(self) -> None:
         """Stop the processes that the engine has started."""

@@ -412,6 +412,18 @@ def close_engine(engine: Engine) -> None:
         close()
 
 
+def stop_waiting(engine: Engine) -> None:
+    """Call the engine's `stop_waiting`: the run is to end, so from now on it waits no more for servers that are all out
+    of service, and what waits for them raises StoppedWaitingError. An engine that waits for nobody needs no such
+    method."""
+    if (stop := getattr(engine, "stop_waiting", None)) is not None:
+        stop()
+
+
+class StoppedWaitingError(UserError):
+    """The user stopped the run while no server was in service; what waited for one did not happen."""
+
+
 class SleepingEngine(Engine, Protocol):
     """An engine that can release the memory of its devices. Both calls require a paused engine, which stays paused."""
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,6 +26,7 @@ from proxima.system.web_requests import is_loopback
 
 # Servers close a connection that has been idle for five seconds; a call sent at that moment may be lost.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
+LEAST_SECONDS = 1.0  # for a call that is made when a deadline has almost passed
 ANSWER = 4 << 20  # most bytes of a response whose size does not depend on the request: a server's facts and state
 ERROR = 64 << 10  # bytes of an error's body that are read
 TOKEN, SET = 2 << 10, 16  # most bytes per token, and per id of a sampling mask
@@ -85,6 +87,22 @@ class Address:
     def key(self) -> str | None:
         """The bearer token, if there is one."""
         return self.token if self.token_env is None else os.environ[self.token_env]
+
+
+class Deadline:
+    """One deadline for several calls.
+
+    Args:
+        seconds: which all of them may take together, from now.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._end = monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds for the next call: > 0, so that it is made, and fails by its own deadline."""
+        return max(LEAST_SECONDS, self._end - monotonic())
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,10 @@ class HttpEngine:
 
         return await self._loop.run(work())
 
+    def stop_waiting(self) -> None:
+        """See `proxima.engine.protocol.stop_waiting`. Returns at once."""
+        self._loop.submit(self._keeper.stop_waiting)
+
     async def _disconnect(self) -> None:
         for replica in self._replicas:
             await replica.client.close()

@@ -19,8 +19,11 @@ from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.http.weights.stream import OutdatedError
 from proxima.engine.http.weights.sync import Report, StagedWeights, WeightSync, sync_figures
 from proxima.engine.http.weights.transport import PushRound
-from proxima.engine.protocol import ServerError, WeightUpdate
+from proxima.engine.protocol import ServerError, StoppedWaitingError, WeightUpdate
 from proxima.engine.serve.servers import Servers
+
+
+WATCHES = 20  # within `away_seconds`, of whether any replica works
 
 
 class ReplicaKeeper:
@@ -56,12 +59,13 @@ class ReplicaKeeper:
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
-        self._closed = False
+        self._closed = self._stopping = False
         self._late = set[Replica]()  # those that came during the run
         self._keeping = dict[Replica, asyncio.Task[None]]()
         self._tasks = set[asyncio.Task[None]]()
         for replica in pool.replicas:
             self._keeping[replica] = self._start(self._keep(replica))
+        self._start(self._watch())
         if servers is None and pool.spec.url_file is not None:
             spec = pool.spec
             self._start(self._follow(ServerFile(str(spec.url), spec.token_env, spec.allow_remote)))
@@ -259,7 +263,6 @@ class ReplicaKeeper:
                     await self._check(replica)
                 elif replica.status.may_return and not self.pool.asleep and replica not in self._returning:
                     await self._try_return(replica)
-                self._fail_if_none_works()
         except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
@@ -392,6 +395,23 @@ class ReplicaKeeper:
             await replica.sleep()
             raise ServerError(replica.url, "", "the trainer is using its devices")
 
+    def stop_waiting(self) -> None:
+        """See `HttpEngine.stop_waiting`."""
+        self._stopping = True
+        self._fail_if_none_works()
+
+    async def _watch(self) -> None:
+        """Call `_fail_if_none_works` repeatedly, whatever call to a server is waited for."""
+        spec = self.pool.spec
+        seconds = min(spec.health_seconds, spec.away_seconds / WATCHES)
+        try:
+            while not self._closed:
+                await asyncio.sleep(seconds)
+                self._fail_if_none_works()
+        except Exception as error:  # a bug, as in `_keep`
+            self.pool.give_up(error)
+            raise
+
     def _fail_if_none_works(self) -> None:
         """Fail all waiting completions if no replica will return, or if none has produced anything for `away_seconds`
         and every one has a fault."""
@@ -399,13 +419,17 @@ class ReplicaKeeper:
         awaited = not pool.serving or (pool.sends and (pool.jobs or pool.scores))
         produced = sum(replica.received + replica.successes for replica in pool.known)
         works = produced != self._produced or any(replica.status.works for replica in pool.replicas)
-        works = works or bool(self._awaiting or self._loading)  # these wait for the trainer
+        loads = any(replica.status.ejections <= 1 for replica in self._loading)  # the first attempt, which may be long
+        works = works or loads or bool(self._awaiting)  # these wait for the trainer
         self._produced = produced
         if works or pool.asleep or not awaited:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
-        if not pool.serving and self.servers is not None and self.servers.failure is not None:
+        if self._stopping and not pool.serving and not pool.asleep:
+            told = no_replica_left(pool.replicas, "start it again")
+            pool.give_up(StoppedWaitingError(told.reason, remedy=told.remedy))
+        elif not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
         elif all(replica.status.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
             pool.give_up(no_replica_left(pool.replicas, "check token_env and the server's log, start it again"))

@@ -17,7 +17,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.eval_section import EvalConfig
 from proxima.config.sections.offline_section import OfflineConfig, OfflineEvalConfig
 from proxima.data import NotFiniteError, UserError
-from proxima.engine.protocol import Health
+from proxima.engine.protocol import Health, StoppedWaitingError, stop_waiting
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.model.pretrained import LoadedModel
 from proxima.rollout.generator import GroupGenerator
@@ -202,7 +202,10 @@ class TrainingLoop:
                     with suppress(StoppedWaiting):
                         await self.checkpoint(self.journal.step)
                 await self._end_writing()
-                raise
+                if not isinstance(error, StoppedWaitingError):
+                    raise
+                self.observer.warning(f"stopped while the run waited for servers: {error}")
+                return False
             await self._complete_checkpoint(self.journal.step)
             return done
         except StoppedWaiting as error:  # perhaps in the middle of a step
@@ -219,6 +222,8 @@ class TrainingLoop:
         """Ask the loop to end at the next point where nothing is half-done. Call it on the event loop. Returns True if
         at least one step is finished."""
         self._stop.set()
+        if self.generator is not None:
+            stop_waiting(self.generator.engine)
         return self.journal.step > 0
 
     @property

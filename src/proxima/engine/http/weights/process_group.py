@@ -112,7 +112,7 @@ class GroupTransport(StreamTransport):
         errors = [error for error in outcomes if error is not None]
         if not errors:
             return
-        answer = await asyncio.gather(*map(_answers, replicas))
+        answer = await asyncio.gather(*(_answers(replica, HEALTH_SECONDS) for replica in replicas))
         if not all(answer):
             sound = [replica for replica, answers in zip(replicas, answer, strict=True) if answers]
             return await self.check(sound, update)
@@ -149,7 +149,7 @@ class GroupTransport(StreamTransport):
             errors, broken = await self._sent(weights, remaining, reuse=True)
             if not errors:
                 return failed
-            sound = await asyncio.gather(*(_is_sound(replica, weights.seconds) for replica in errors))
+            sound = await asyncio.gather(*(_is_sound(replica, _at_most(HEALTH_SECONDS, weights)) for replica in errors))
             for (replica, error), is_sound in zip(errors.items(), sound, strict=True):
                 if not (replica in broken and is_sound):
                     failed[replica] = error
@@ -291,7 +291,7 @@ class SenderGroup:
             size=self.size,
             backend=self.backend,
             seconds=self.seconds,
-            form_seconds=FORM_SECONDS,
+            form_seconds=min(FORM_SECONDS, self.seconds),
             reused=self.formed,
         )
 
@@ -315,7 +315,7 @@ class SenderGroup:
                 with _without_watchdog():
                     return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = timedelta(seconds=FORM_SECONDS)
+            options._timeout = timedelta(seconds=min(FORM_SECONDS, self.seconds))
             options._devices = [ProcessGroupGloo.create_device(hostname=host)]
             return ProcessGroupGloo(prefix, 0, self.size, options)
         finally:
@@ -456,7 +456,7 @@ class _Sending:
             if pending or any(task.exception() for task in tasks):
                 self._leave(group)
                 await in_new_thread(group.abort)
-                await asyncio.wait(tasks, timeout=ABORT_SECONDS)
+                await asyncio.wait(tasks, timeout=_at_most(ABORT_SECONDS, self.weights))
         finally:
             if not all(task.done() for task in tasks):
                 self._leave(group)
@@ -464,7 +464,7 @@ class _Sending:
                 for call in calls:
                     call.cancel()
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait(calls, timeout=ABORT_SECONDS)
+                    await asyncio.wait(calls, timeout=_at_most(ABORT_SECONDS, self.weights))
         own = end.exception() if end.done() else None
         errors = Errors()
         for call, replica in calls.items():
@@ -589,9 +589,15 @@ def own_address(url: str) -> str:
         raise ServerError(url, "", f"it can't be reached: {error.strerror or error}") from error
 
 
+def _at_most(seconds: float, weights: StreamedWeights) -> float:
+    """So many seconds, or a quarter of those of the weights: a broken group is noticed after half of them, and its
+    members are known to be sound or not when they are over."""
+    return min(seconds, weights.seconds / 4)
+
+
 async def _is_sound(replica: Replica, seconds: float) -> bool:
     """True if the failure may be another member's: it answers, and its workers know of no fault of their own."""
-    if not await _answers(replica):
+    if not await _answers(replica, seconds):
         return False
     if replica.dialect.checks_transfers:
         try:
@@ -601,9 +607,9 @@ async def _is_sound(replica: Replica, seconds: float) -> bool:
     return True
 
 
-async def _answers(replica: Replica) -> bool:
+async def _answers(replica: Replica, seconds: float) -> bool:
     try:
-        async with asyncio.timeout(HEALTH_SECONDS):
+        async with asyncio.timeout(seconds):
             await replica.health()
     except (ServerError, UserError, TimeoutError):
         return False

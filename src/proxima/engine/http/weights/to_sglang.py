@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from proxima.engine.http.client import ServerClient
+from proxima.engine.http.client import Deadline, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, UPDATE_POLLS, NewWeights, WeightsInFolder, is_incomplete
 from proxima.engine.protocol import ServerError
 
@@ -28,7 +28,8 @@ TRANSFERS = ("folder", "group")  # the ways to send it weights, of the table of 
 
 async def load_folder(client: ServerClient, weights: WeightsInFolder) -> None:
     """See `SglangDialect.load_folder`."""
-    await _set_label(client, f"{INCOMPLETE}{weights.label}")
+    deadline = Deadline(weights.seconds)
+    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
     body = {
         "model_path": str(weights.folder),
         "load_format": None,
@@ -41,17 +42,18 @@ async def load_folder(client: ServerClient, weights: WeightsInFolder) -> None:
         "torch_empty_cache": False,
         "flush_cache": False,
     }
-    await client.post(LOAD, body, seconds=weights.seconds)
+    await client.post(LOAD, body, seconds=deadline.left)
 
 
 async def receive_updates(client: ServerClient, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]) -> None:
     """See `SglangDialect.load_updates`."""
-    await _set_label(client, f"{INCOMPLETE}{weights.label}")
-    await _begin_update(client, weights.seconds)
+    deadline = Deadline(weights.seconds)
+    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
+    await _begin_update(client, deadline)
     async for update in updates:
-        await _receive(client, update["content"], weights.seconds)
-    await _end_update(client, weights.seconds)
-    await _set_label(client, weights.label)
+        await _receive(client, update["content"], deadline)
+    await _end_update(client, deadline)
+    await _set_label(client, weights.label, deadline)
 
 
 def store_prefixes(backend: str) -> tuple[str, ...]:
@@ -81,63 +83,66 @@ async def _has_groups(client: ServerClient) -> bool:
     return True
 
 
-async def _set_label(client: ServerClient, label: str) -> None:
-    await client.post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+async def _set_label(client: ServerClient, label: str, deadline: Deadline) -> None:
+    body = {"new_version": label, "abort_all_requests": False}
+    await client.post("/update_weight_version", body, seconds=min(client.seconds, deadline.left))
 
 
-async def _begin_update(client: ServerClient, seconds: float) -> None:
-    """Begin an update of the weights. One that the server holds open is ended first; older servers have no such call,
-    and need none."""
+async def _begin_update(client: ServerClient, deadline: Deadline) -> None:
+    """Begin an update of the weights. One that the server holds open, for which it refuses, is ended first; older
+    servers have no such call, and need none."""
     try:
-        await client.post(BEGIN, {}, seconds=seconds)
+        await client.post(BEGIN, {}, seconds=deadline.left)
     except ServerError as error:
+        if error.status is None:  # it has not answered
+            raise
         if error.status in NO_CALL:
             return
-        await _end_update(client, seconds)
-        await client.post(BEGIN, {}, seconds=seconds)
+        await _end_update(client, deadline)
+        await client.post(BEGIN, {}, seconds=deadline.left)
 
 
-async def _end_update(client: ServerClient, seconds: float) -> None:
+async def _end_update(client: ServerClient, deadline: Deadline) -> None:
     """End an update: the server processes the weights that it has received."""
     try:
-        await client.post(END, {}, seconds=seconds)
+        await client.post(END, {}, seconds=deadline.left)
     except ServerError as error:
         if error.status not in NO_CALL:
             raise
 
 
-async def _receive(client: ServerClient, update: Mapping[str, Any], seconds: float) -> None:
+async def _receive(client: ServerClient, update: Mapping[str, Any], deadline: Deadline) -> None:
     """Have the server join the group of an update, and receive its buckets, which have no gaps.
 
     Raises:
         ServerError: a call failed. The server has left the group, if it could, which ends the trainer's wait.
     """
     try:
-        await _receive_all(client, update, seconds)
+        await _receive_all(client, update, deadline)
     except ServerError as error:
         if error.status is not None:
             with suppress(ServerError):
-                await _leave(client, seconds)
+                await _leave(client, deadline)
         raise
 
 
-async def _receive_all(client: ServerClient, update: Mapping[str, Any], seconds: float) -> None:
+async def _receive_all(client: ServerClient, update: Mapping[str, Any], deadline: Deadline) -> None:
     group = update["group"]
     if not group["reused"]:
-        await _leave(client, seconds)
+        await _leave(client, deadline)
         address = {"master_address": group["host"], "master_port": group["port"], "group_name": GROUP}
         ranks = {"rank_offset": group["rank"], "world_size": group["size"], "backend": group["backend"]}
-        await client.post(JOIN, address | ranks, seconds=seconds)
+        await client.post(JOIN, address | ranks, seconds=deadline.left)
     for tensors in update["tensors"]:
         names, dtypes, shapes, _ = zip(*tensors, strict=True)
         body: dict[str, Any] = {"names": names, "dtypes": dtypes, "shapes": shapes, "group_name": GROUP}
         body |= {"load_format": "flattened_bucket", "flush_cache": False, "abort_all_requests": False}
-        await client.post(RECEIVE, body, seconds=seconds)
+        await client.post(RECEIVE, body, seconds=deadline.left)
 
 
-async def _leave(client: ServerClient, seconds: float) -> None:
+async def _leave(client: ServerClient, deadline: Deadline) -> None:
     with _suppressed(400):  # it is in none
-        await client.post(LEAVE, {"group_name": GROUP}, seconds=seconds)
+        await client.post(LEAVE, {"group_name": GROUP}, seconds=deadline.left)
 
 
 async def wake(client: ServerClient) -> bool:
@@ -162,7 +167,7 @@ async def end_broken_update(client: ServerClient) -> bool:
     if they are."""
     if incomplete := await _is_incomplete(client):
         with _suppressed(400):  # none is open
-            await _end_update(client, client.seconds)
+            await _end_update(client, Deadline(client.seconds))
     return incomplete
 
 

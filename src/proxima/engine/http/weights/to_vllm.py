@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.engine.http.answer_values import value_at
-from proxima.engine.http.client import ServerClient, answer_or_none, as_expected
+from proxima.engine.http.client import Deadline, ServerClient, answer_or_none, as_expected
 from proxima.engine.http.dialect import (
     ADAPTER,
     INCOMPLETE,
@@ -25,32 +25,39 @@ async def transfer_weights(
     client: ServerClient, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]
 ) -> None:
     """See `VllmDialect.load_updates`."""
-    await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds, alone=True)
-    await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
-    await start_update(client, weights.seconds)
+    deadline = Deadline(weights.seconds)
+    await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=deadline.left, alone=True)
+    await _mark_incomplete(client, weights.label, deadline)
+    await start_update(client, deadline)
     async for update in updates:
-        await client.post("/update_weights", {"update_info": update}, seconds=weights.seconds, alone=True)
+        await client.post("/update_weights", {"update_info": update}, seconds=deadline.left, alone=True)
     finish = {"weight_version": weights.label}
-    await client.post("/finish_weight_update", finish, seconds=weights.seconds, alone=True)
+    await client.post("/finish_weight_update", finish, seconds=deadline.left, alone=True)
 
 
 async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path) -> None:
     """See `VllmDialect.load_adapter`."""
-    await client.post("/update_weight_version", {"new_version": f"{INCOMPLETE}{weights.label}"})
+    deadline = Deadline(weights.seconds)
+    await _mark_incomplete(client, weights.label, deadline)
     served = await client.get("/v1/models")
     with as_expected(client, "/v1/models", served):
         paths = {card["id"]: card["root"] for card in served["data"]}
-    seconds = weights.seconds
     if facts.adapter is not None and paths.get(ADAPTER) == str(link):
         call = {"method": "replace_adapter", "kwargs": {"folder": str(weights.folder)}}
-        await client.post("/collective_rpc", call, seconds=seconds, alone=True)
+        await client.post("/collective_rpc", call, seconds=deadline.left, alone=True)
     else:
         if ADAPTER in paths:  # of another run, or lost by the workers
             await client.post_text("/v1/unload_lora_adapter", {"lora_name": ADAPTER}, alone=True)
-        await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=seconds, alone=True)
+        await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=deadline.left, alone=True)
         named = {"lora_name": ADAPTER, "lora_path": str(link)}
-        await client.post_text("/v1/load_lora_adapter", named, seconds=seconds, alone=True)
-    await client.post("/update_weight_version", {"new_version": weights.label})
+        await client.post_text("/v1/load_lora_adapter", named, seconds=deadline.left, alone=True)
+    await client.post("/update_weight_version", {"new_version": weights.label}, seconds=deadline.left)
+
+
+async def _mark_incomplete(client: ServerClient, label: str, deadline: Deadline) -> None:
+    """Until the weights are there, they have a label that says so."""
+    version = {"new_version": f"{INCOMPLETE}{label}"}
+    await client.post("/update_weight_version", version, seconds=min(client.seconds, deadline.left))
 
 
 def files_of(url: str, weights: WeightsInFolder) -> AsyncIterator[Mapping[str, Any]]:
@@ -90,18 +97,21 @@ async def close_broken_update(client: ServerClient) -> bool:
     it. Its weights, and their label, remain incomplete; True if they are."""
     incomplete = await _is_incomplete(client)
     if incomplete:
-        await start_update(client, MOVE_SECONDS)
-        await client.post("/finish_weight_update", {}, seconds=MOVE_SECONDS, alone=True)
+        deadline = Deadline(MOVE_SECONDS)
+        await start_update(client, deadline)
+        await client.post("/finish_weight_update", {}, seconds=deadline.left, alone=True)
     return incomplete
 
 
-async def start_update(client: ServerClient, seconds: float) -> None:
-    """Start an update of the weights. One that the server holds open is finished first."""
+async def start_update(client: ServerClient, deadline: Deadline) -> None:
+    """Start an update of the weights. One that the server holds open, for which it refuses, is finished first."""
     try:
-        await client.post("/start_weight_update", seconds=seconds, alone=True)
-    except ServerError:
-        await client.post("/finish_weight_update", {}, seconds=seconds, alone=True)
-        await client.post("/start_weight_update", seconds=seconds, alone=True)
+        await client.post("/start_weight_update", seconds=deadline.left, alone=True)
+    except ServerError as error:
+        if error.status is None:  # it has not answered
+            raise
+        await client.post("/finish_weight_update", {}, seconds=deadline.left, alone=True)
+        await client.post("/start_weight_update", seconds=deadline.left, alone=True)
 
 
 async def wake_up(client: ServerClient, *tags: str) -> None:
