@@ -30,7 +30,7 @@ FIXED = 0.03  # what a micro-batch costs whatever is in it (kernel launches, gat
 
 
 @dataclass(frozen=True)
-class Piece:
+class ItemPiece:
     """Items that stay together: a group that shares its prompt, or a part of one.
 
     Args:
@@ -41,9 +41,9 @@ class Piece:
     cost: float
     tokens: int
 
-    def joined(self, other: "Piece") -> "Piece":
+    def joined(self, other: "ItemPiece") -> "ItemPiece":
         """Return both as one piece."""
-        return Piece(self.items + other.items, self.cost + other.cost, self.tokens + other.tokens)
+        return ItemPiece(self.items + other.items, self.cost + other.cost, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Work:
         groups: the items of each group, in order.
     """
 
-    alone: Sequence[Piece]
-    after: Sequence[Piece]
+    alone: Sequence[ItemPiece]
+    after: Sequence[ItemPiece]
     groups: Sequence[Sequence[int]]
 
     def cost_of(self, items: Sequence[int]) -> float:
@@ -138,13 +138,13 @@ def together(items: Items, *, share_prompt: bool) -> list[list[int]]:
     return groups
 
 
-def _piece(items: Items, i: int, pair_cost: float, share_prompt: bool, *, joins: bool = False) -> Piece:
+def _piece(items: Items, i: int, pair_cost: float, share_prompt: bool, *, joins: bool = False) -> ItemPiece:
     """Return an item as a piece; if it `joins`, without what it shares with the item before it."""
     own, before = [items[i]], [items[i - 1]] if joins else []
     fed = tokens_fed([*before, *own], share_prompt=share_prompt) - tokens_fed(before, share_prompt=share_prompt)
     group = before[-1][-1].group if joins else None
     tokens = tokens_laid_out(items[i], share_prompt, group)
-    return Piece((i,), fed + pair_cost * pairs(items[i], share_prompt, group), tokens)
+    return ItemPiece((i,), fed + pair_cost * pairs(items[i], share_prompt, group), tokens)
 
 
 def pairs(sequences: Sequence[Trajectory], share_prompt: bool, group: int | None) -> float:
@@ -171,7 +171,7 @@ def pass_sizes(items: Items, *, share_prompt: bool) -> tuple[int, int, float]:
     return tokens_fed(items, share_prompt=share_prompt), rows, attended
 
 
-def pieces_of(work: Work, limit: float, budget: int) -> list[Piece]:
+def pieces_of(work: Work, limit: float, budget: int) -> list[ItemPiece]:
     """Return the groups, cut into pieces that cost at most `limit` and fit into a micro-batch, where an item does."""
     pieces = []
     for first, *rest in work.groups:
@@ -187,7 +187,7 @@ def pieces_of(work: Work, limit: float, budget: int) -> list[Piece]:
     return pieces
 
 
-def in_micro_batches(pieces: Sequence[Piece], shares: int, budget: int) -> Cuts:
+def in_micro_batches(pieces: Sequence[ItemPiece], shares: int, budget: int) -> Cuts:
     """Return the items of micro-batches, as many for each share and as few as fit, some of which may be empty. They
     have about the same cost."""
     count = max(1, math.ceil(sum(piece.tokens for piece in pieces) / budget / shares))
@@ -211,10 +211,10 @@ def in_turn(cuts: Cuts, costs: Sequence[float], shares: int) -> list[Cuts]:
     return dealt
 
 
-def _filled(pieces: Sequence[Piece], count: int, budget: int) -> list[list[Piece]] | None:
+def _filled(pieces: Sequence[ItemPiece], count: int, budget: int) -> list[list[ItemPiece]] | None:
     """Return `count` micro-batches of about the same cost, the most expensive pieces first, each into the cheapest that
     has room for it; None if they do not fit."""
-    cuts = [list[Piece]() for _ in range(count)]
+    cuts = [list[ItemPiece]() for _ in range(count)]
     tokens = [0] * count
     cheapest = [(0.0, number) for number in range(count)]  # a heap
     for piece in sorted(pieces, key=lambda piece: -piece.cost):

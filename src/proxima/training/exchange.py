@@ -47,7 +47,7 @@ def evened(prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: i
     if not len(prices.costs):
         return [list(cut) for cut in cuts]
 
-    exchange = _Exchange(prices, cuts, shares, budget)
+    exchange = _Deal(prices, cuts, shares, budget)
     least = exchange.passes()
     patience = PATIENCE
     while patience and exchange.round():
@@ -57,7 +57,7 @@ def evened(prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: i
     return [np.flatnonzero(exchange.place == number).tolist() for number in range(len(cuts))]
 
 
-class _Exchange:
+class _Deal:
     """The state: place [n] is the micro-batch of each item; members [cuts, G] counts items; costs, tokens [cuts]."""
 
     def __init__(self, prices: Prices, cuts: Sequence[Sequence[int]], shares: int, budget: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from proxima.training.dealing import Piece, in_micro_batches
+from proxima.training.dealing import ItemPiece, in_micro_batches
 from proxima.training.exchange import Prices, evened
 
 
@@ -38,7 +38,7 @@ def slowest(lengths: Sequence[float], shares: int, budget: int, pair_cost: float
         return Slowest(1.0, 1.0, max(1, math.ceil(tokens / max(budget, *lengths))))
     costs = np.array([length + pair_cost * length * length / 2 for length in lengths])
     sizes = np.round(lengths).astype(np.int64)
-    pieces = [Piece((i,), cost, size) for i, (cost, size) in enumerate(zip(costs, sizes, strict=True))]
+    pieces = [ItemPiece((i,), cost, size) for i, (cost, size) in enumerate(zip(costs, sizes, strict=True))]
     alone = Prices(costs, sizes, np.zeros_like(sizes), np.zeros(1), np.zeros(1, np.int64))
     cuts = evened(alone, in_micro_batches(pieces, shares, budget), shares, budget)
     longest = sorted(cuts, key=lambda cut: -costs[cut].sum())[::shares]
