@@ -39,7 +39,7 @@ def scheduled_layer(config: Any) -> tuple[Fused, int]:
 
     model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
     loaded = LoadedModel(model=model, tokenizer=None, path="scaled down")  # type: ignore[arg-type]
-    with attention_stand_in(None), scheduled() as fused:
+    with scheduled() as fused, attention_stand_in(None):
         policy = Policy(loaded, attention="varlen", compute_dtype=torch.bfloat16, compile=True)
         policy.compiles = False  # of the head
         draw = np.random.default_rng(0)

@@ -231,7 +231,7 @@ class OffloadedAdamW(WeightwiseOptimizer):
                 if parameter.grad is None:
                     continue
                 step, *moments = self.slots_of(parameter)
-                count = float(step)
+                steps = float(step)
                 step += 1
                 parts = [own_slice(tensor) for tensor in (parameter, parameter.grad, *moments)]
                 size = max(1, parts[0].numel())
@@ -239,7 +239,7 @@ class OffloadedAdamW(WeightwiseOptimizer):
                     parts, size = [tensor.view(-1) for tensor in parts], PIECE
                 for weight, gradient, first, second in zip(*(tensor.split(size) for tensor in parts), strict=True):
                     if weight.numel():
-                        yield Piece(weight, gradient, (first, second), count, group)
+                        yield Piece(weight, gradient, (first, second), steps, group)
 
     def _step_pieces(self, pieces: Sequence["Piece"], device: torch.device) -> None:
         module: Any = torch.get_device_module(device)
@@ -259,7 +259,7 @@ class OffloadedAdamW(WeightwiseOptimizer):
                     there.copy_(here, non_blocking=True)
                 arrived = up.record_event()
             own.wait_event(arrived)
-            step = torch.full((), piece.count, device=device)
+            step = torch.full((), piece.steps, device=device)
             adamw_step(piece.weight, piece.gradient, moments, step, piece.group)
             computed = own.record_event()
             with module.stream(down):
@@ -272,12 +272,12 @@ class OffloadedAdamW(WeightwiseOptimizer):
 
 
 class Piece(NamedTuple):
-    """A part of a weight with its gradient, on the device, its moments, on the host, and the count of its steps."""
+    """A part of a weight with its gradient, on the device, its moments, on the host, and the number of its steps."""
 
     weight: Tensor
     gradient: Tensor
     moments: tuple[Tensor, Tensor]
-    count: float
+    steps: float
     group: Mapping[str, Any]
 
 
