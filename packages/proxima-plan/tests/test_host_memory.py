@@ -29,8 +29,8 @@ def test_offloaded_states_are_those_of_a_nodes_ranks():
 
 def test_weights_take_no_host_memory_on_their_way_but_a_folder():
     hosts = {
-        way: planned(load=replace(LOAD, engine=EngineSettings(transfer=way)), beside=beside).host_memory
-        for way, beside in (("group", 8), ("ipc", 0), ("folder", 0))
+        way: planned(load=replace(LOAD, engine=EngineSettings(transfer=way)), beside=8).host_memory
+        for way in ("group", "ipc", "folder")
     }
     assert hosts["group"] == hosts["ipc"]
     assert hosts["folder"] == hosts["ipc"] | {"files of new weights": 2 * 30_532_122_624}

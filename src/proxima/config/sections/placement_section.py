@@ -12,7 +12,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, renamed, require, within
 from proxima.data.errors import nearest_divisor
 from proxima.data.kinds import Slot
-from proxima.engine.serve.launch import LAUNCHES, Serve, devices_of
+from proxima.engine.serve.launch import LAUNCHES, Serve, devices_of_server
 from proxima.model.files import BaseModel, base_of, is_adapter, is_at_hand
 from proxima.model.parallel.shard import POLICY, auxiliary_sharding, require_splittable
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
@@ -315,7 +315,7 @@ def way_to_placed(
 
 def require_devices(placement: RayPlacement, arguments: Sequence[str]) -> None:
     """Raise FieldError if the arguments of a server split it over more devices than the placement gives it."""
-    needed = devices_of(arguments)
+    needed = devices_of_server(arguments)
     given = int(placement.gpus_of_server)
     if not placement.gpus_of_server or needed <= max(1, given):
         return

@@ -302,7 +302,7 @@ SIZES = {  # of the groups of a server's workers, by the names of its options
 }
 
 
-def devices_of(arguments: Sequence[str]) -> int:
+def devices_of_server(arguments: Sequence[str]) -> int:
     """The number of devices that a server's arguments split it over. What is no number is left to the server."""
     sizes = dict.fromkeys(SIZES, 1)
     for word, after in zip(arguments, [*arguments, ""][1:], strict=True):
