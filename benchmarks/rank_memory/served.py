@@ -81,6 +81,11 @@ def read(staged: Any) -> None:
                 pass
 
 
+async def in_this_thread(work: Any, *arguments: Any) -> Any:
+    """In place of a thread for tensor work."""
+    return work(*arguments)
+
+
 def main() -> None:
     from proxima.config.resolution import resolve
     from proxima.engine.http.vllm import Vllm
@@ -111,6 +116,7 @@ def main() -> None:
             setup = replace(EngineSetup.of(policy.loaded, 512), compute=ComputeThread())
             sync = WeightSync(spec, setup)
             sync.transport = TRANSPORTS[settings["transfer"]](spec, setup)
+            sync._compute = in_this_thread  # type: ignore[method-assign]  # whose tensors are counted
             rest, answer = private(), list[dict[str, float]]()
             live = PrivateTensors([own_slice(p) for p in policy.model.parameters()])
             for version in range(2):  # the first also has the perturbed copy
