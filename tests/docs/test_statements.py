@@ -60,7 +60,8 @@ def test_nothing_is_installed_from_an_index_that_does_not_have_it():
 
 def test_the_adapters_of_environments():
     references = ENVIRONMENTS.references.items()
-    adapters = {kind for kind, place in references if place.startswith("proxima_worlds.")} - {"harbor"}  # which plays a format
+    adapters = {kind for kind, place in references if place.startswith("proxima_worlds.")}
+    adapters -= {"harbor"}  # which plays a format
     (said,) = re.findall(r"adapters for (textarena.*?)[.;]", page("CHANGELOG.md"))
     assert {NAMES[word] for word in re.split(r", | and ", said)} == adapters
     own = set(ENVIRONMENTS) - adapters - {"agent", "harbor"}
