@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from proxima.engine.http import client as http_client
 from proxima.engine.http.dialect import ServerFacts, WeightsInFolder, is_incomplete
 from proxima.engine.http.vllm import VllmDialect, find_vllm_facts
-from proxima.engine.http.weights import to_vllm
+from proxima.engine.http.weights import to_sglang, to_vllm
 from proxima.engine.protocol import ServerError
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
@@ -171,3 +172,51 @@ def test_experts_without_new_weights_keep_their_kernel(module: ModuleType, tmp_p
     with pytest.raises(ServerError, match="/update_weights"):
         load(fake, weights)
     assert method.moe_kernel == "packed"
+
+
+class Slow:
+    """A server's client by a clock of its own: each call takes a second, and one that `hangs` all that it may take."""
+
+    url, seconds = "http://x", 60.0
+
+    def __init__(self, hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs, self.now, self.calls = hangs, 0.0, list[str]()
+        monkeypatch.setattr(http_client, "monotonic", lambda: self.now)
+
+    async def post(self, path: str, body: Any = None, *, seconds: float = 60.0, **_: Any) -> None:
+        self.calls.append(path)
+        self.now += seconds if path == self.hangs else 1.0
+        if path == self.hangs:
+            raise ServerError(self.url, path, "no complete response in time")
+
+    async def get(self, path: str) -> Any:
+        return {"data": []}
+
+
+UPDATE = {"group": {"reused": True}, "tensors": [(("x", "float32", (1,), 0),)] * 3}
+
+
+async def updates() -> Any:
+    for _ in range(3):
+        yield {"kind": "group", "content": UPDATE, "last": False}
+
+
+@pytest.mark.parametrize(
+    ("load", "hangs"),
+    [
+        *(
+            (to_vllm.transfer_weights, call)
+            for call in ("start_weight_update", "update_weights", "finish_weight_update")
+        ),
+        *((to_sglang.receive_updates, call[1:]) for call in (to_sglang.BEGIN, to_sglang.RECEIVE, to_sglang.END)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__module__.rpartition(".")[2],
+)
+def test_a_server_that_does_not_answer_costs_one_deadline(load, hangs, monkeypatch):
+    """No call is made again after one that was not answered, and all calls of a push have one deadline."""
+    client = Slow(f"/{hangs}", monkeypatch)
+    weights = WeightsInFolder(version=1, label="x", folder=Path("x"), seconds=15.0)
+    with pytest.raises(ServerError, match="no complete response"):
+        run(load(client, weights, updates()))
+    assert client.calls[-1] == f"/{hangs}" and client.calls.count(f"/{hangs}") == 1
+    assert client.now == 15.0

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
+from proxima.engine.executor import Executor
 from proxima.engine.local.local_engine import collect
-from proxima.engine.protocol import ScoreRequest
+from proxima.engine.protocol import ScoreRequest, StoppedWaitingError
 from tests.engine.http.plain_servers import (
     WEIGHTS,
     PlainDialect,
@@ -155,6 +156,41 @@ async def test_no_server_left_is_one_line(fleet):
         await collect(engine, requests(1, 1))
     with pytest.raises(UserError, match="out of service"):
         await engine.publish(update(1))
+
+
+def never_healthy(monkeypatch):
+    """No health check of any server ends."""
+
+    async def hang(dialect, client, facts):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(PlainDialect, "health", hang)
+
+
+async def test_a_wait_for_a_server_ends_also_while_a_call_to_it_hangs(fleet, monkeypatch):
+    engine, (server,) = fleet(away_seconds=0.1, published=True)
+    never_healthy(monkeypatch)
+    server.fail("/weights")
+    with pytest.raises(UserError, match="the server is out of service: .*; start it again"):
+        await asyncio.wait_for(engine.publish(update(1)), 300)
+
+
+async def test_a_wait_for_a_server_ends_when_the_run_is_to_stop(fleet, monkeypatch):
+    engine, (server,) = fleet(away_seconds=3600.0, published=True)
+    never_healthy(monkeypatch)
+    server.fail("/weights")
+    publishing = asyncio.ensure_future(engine.publish(update(1)))
+    await until(lambda: engine._pool.counts["ejected"] == 1)
+    Executor(engine).stop_waiting()
+    with pytest.raises(StoppedWaitingError, match="the server is out of service"):
+        await asyncio.wait_for(publishing, 300)
+
+
+async def test_a_run_that_is_to_stop_keeps_the_servers_that_work(fleet):
+    engine, servers = fleet(2)
+    engine.stop_waiting()
+    servers[0].die()
+    check(requests(4, 2), await collect(engine, requests(4, 2)))
 
 
 @pytest.mark.slow

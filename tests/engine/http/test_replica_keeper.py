@@ -91,7 +91,7 @@ def test_a_run_whose_servers_produce_something_goes_on_however_they_fail(produce
     replica.status.state = State.SUSPECT
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
     keeper._idle_since, keeper._produced, keeper.servers = None, 0, None
-    keeper._awaiting, keeper._loading = set(), {}
+    keeper._awaiting, keeper._loading, keeper._stopping = set(), {}, False
     keeper.pool = SimpleNamespace(
         replicas=[replica],
         known=[replica],

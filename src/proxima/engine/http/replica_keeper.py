@@ -22,7 +22,6 @@ from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import ServerError, StoppedWaitingError, WeightUpdate
 from proxima.engine.serve.servers import Servers
 
-
 WATCHES = 20  # within `away_seconds`, of whether any replica works
 
 
