@@ -167,14 +167,11 @@ def package(tmp_path, monkeypatch):
     importlib.invalidate_caches()
     tables = (ENVIRONMENTS, AGENT_SANDBOXES, TASKS)
     for table in tables:
-        for name in ("brought", "references"):
-            monkeypatch.setitem(vars(table), name, None)
-            del vars(table)[name]
+        vars(table).pop("brought", None)
     yield folder
     sys.modules.pop("maze_lab", None)
     for table in tables:
-        for name in ("brought", "references"):
-            vars(table).pop(name, None)
+        vars(table).pop("brought", None)
 
 
 def recipe_of(model, name, environment, **task):

@@ -22,14 +22,11 @@ def not_installed(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **asked: ())
     sandbox.brought_kinds.cache_clear()
     for table in (ENVIRONMENTS, AGENT_SANDBOXES, TASKS):
-        for name in ("brought", "references"):
-            monkeypatch.setitem(vars(table), name, None)
-            del vars(table)[name]
+        vars(table).pop("brought", None)
     yield
     sandbox.brought_kinds.cache_clear()
     for table in (ENVIRONMENTS, AGENT_SANDBOXES, TASKS):
-        for name in ("brought", "references"):
-            vars(table).pop(name, None)
+        vars(table).pop("brought", None)
 
 
 @pytest.mark.slow

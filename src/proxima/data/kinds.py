@@ -25,7 +25,7 @@ class Kinds(Mapping[str, type]):
     def __init__(self, references: Mapping[str, str], group: str = "") -> None:
         self._own, self._group = dict(references), group
 
-    @cached_property
+    @property
     def references(self) -> dict[str, str]:
         """Kind → "package.module:Class", those of other distributions too."""
         return {**self._own, **{kind: place for kind, place in self.brought.items() if kind not in self._own}}
