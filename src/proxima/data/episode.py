@@ -70,6 +70,8 @@ class Episode:
         parts: the values from which the environment computed its reward, by name; only on the last path.
         unrewarded: why there is no reward although nothing failed: a limit cut the episode, and then the agent failed;
             only on the last path.
+        seconds: where its time went, over all attempts: `queued`, for a place to play; `own`, of its environment or
+            agent, which alone `episode.seconds` limits; `policy`, for the model. Only on the last path; empty: unknown.
     """
 
     spans: tuple[Span, ...] = ()
@@ -82,6 +84,7 @@ class Episode:
     rewards: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     unrewarded: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def turns(self) -> tuple[Span, ...]:
@@ -89,8 +92,10 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values; those of roles, parts, `unrewarded` and `written_as` only where set."""
-        facts = {k: v for k, v in asdict(self).items() if v or k not in ("player", "rewards", "parts", "unrewarded")}
+        """Return the fields as JSON values; those of roles, parts, `unrewarded`, `seconds` and `written_as` only where
+        set."""
+        optional = ("player", "rewards", "parts", "unrewarded", "seconds")
+        facts = {name: value for name, value in asdict(self).items() if value or name not in optional}
         for span in facts["spans"]:
             if not span["written_as"]:
                 del span["written_as"]
@@ -113,11 +118,13 @@ def _span(values: Mapping[str, Any]) -> Span:
 
 
 class EpisodeLife(NamedTuple):
-    """The start and end of an episode, over all attempts, and `turns`, the start and end of each wait for the model;
-    the rest of the time was spent in the environment. Seconds on the event loop's clock."""
+    """The start and end of an episode, over all attempts; `turns`, the start and end of each wait for the model, and
+    `queued`, of each wait for a place to play. The rest of the time was spent in the environment. Seconds on the event
+    loop's clock."""
 
     uid: int
     sample: int
     begin: float
     end: float
     turns: Sequence[tuple[float, float]]
+    queued: Sequence[tuple[float, float]] = ()

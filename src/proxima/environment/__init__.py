@@ -6,6 +6,7 @@
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     concurrent_hosts  environments that wait for other programs, many at once in the run's own process
     agents       agents, which play against the run's endpoint; `agent_process` runs functions
+    episode_clock  where the time of an episode goes, and the limit of its own
     agent_kinds  the bases of kinds that play by themselves, and of the sandboxes in which their programs run; `agent`
     tool_calls   the call format of a chat template; descriptions of tools for models whose template has none
     call_readers  parse the tool calls in a model's text, one format each

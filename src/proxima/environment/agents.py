@@ -6,13 +6,14 @@ import os
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from proxima.data import FieldError
+from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
@@ -41,12 +42,19 @@ class AgentJob:
     Args:
         row: the columns of the row, including `messages` and `answer`.
         base_url, api_key, model: the settings of an OpenAI client.
+        clock: runs while the agent plays; agents that let an episode wait for a place say so by `clock.queued`.
     """
 
     row: Mapping[str, Any]
     base_url: str
     api_key: str
     model: str = "policy"
+    clock: EpisodeClock = field(default_factory=EpisodeClock)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the agent gets, as JSON values."""
+        return {"row": dict(self.row), "base_url": self.base_url, "api_key": self.api_key, "model": self.model}
 
     def variables(self, base_url: str = "") -> dict[str, str]:
         """The environment variables of an OpenAI client, for an agent that reaches the endpoint at `base_url`, that of
@@ -171,7 +179,9 @@ class CommandAgents:
         self._runner, self._places = runner, asyncio.Semaphore(most)
 
     async def play(self, job: AgentJob) -> AgentReward:
-        async with self._places, self._runner.running(job) as process:
+        async with job.clock.place_in(self._places), AsyncExitStack() as program:
+            with job.clock.queued():  # a program that has not started spends no time of its own
+                process = await program.enter_async_context(self._runner.running(job))
             out, errors, cut = await read_to_end(process, json.dumps(dict(job.row)).encode())
         assert process.returncode is not None
         if process.returncode:
@@ -246,7 +256,7 @@ class _AgentProcess:
                 raise EnvironmentFailure("another episode ended the agent's process", collateral=True)
             self.waiting[number] = answered
         try:
-            self._program.write({"id": number, **vars(job), "row": dict(job.row)})
+            self._program.write({"id": number, **job.settings})
             answer = await asyncio.shield(asyncio.wrap_future(answered))
         except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
             self.end()

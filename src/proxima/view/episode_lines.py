@@ -8,6 +8,7 @@ from proxima.data.episode import Episode, ToolCall
 from proxima.data.flow import Completion
 from proxima.view.formatting import percent, shortened, signed, visible
 
+TIMES = {"queued": "queued", "own": "own", "policy": "the policy's"}  # see `Episode.seconds`
 LABEL = 8  # columns of a role's label
 MESSAGE, MESSAGES = 400, 24  # characters of a message on a page; messages of an episode there
 
@@ -48,10 +49,15 @@ def episode_lines(question: str, completion: Completion) -> Iterator[str]:
         yield f"failed: {visible(episode.failure)}"
     if episode.cut:
         yield f"(cut off by the limit of {episode.cut})"
+    if episode.unrewarded:
+        yield f"(no reward: {visible(episode.unrewarded)})"
     if episode.reward is not None:
         yield f"(reward {episode.reward:g})"
     for player, reward in episode.rewards.items():
         yield f"(reward of {player} {reward:g})"
+    if episode.seconds:
+        spent = (f"{name} {episode.seconds[account]:.1f} s" for account, name in TIMES.items())
+        yield f"(time: {', '.join(spent)})"
 
 
 def shown_messages(episode: str) -> list[dict[str, Any]]:

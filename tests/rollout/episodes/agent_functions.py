@@ -127,9 +127,43 @@ def names_no_role(row, *policy):
         raise ValueError(str(error)) from None
 
 
+def breaks_after_an_answer(row, *policy):
+    asker(*policy)(row["messages"])
+    raise RuntimeError("the database is down")
+
+
+async def asks_in_parallel(row, base_url, api_key, model):
+    """Two conversations at once; the one that is refused ends the agent, while the other's answer is on its way."""
+    from openai import AsyncOpenAI, BadRequestError
+
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as policy:
+
+        async def ask(text):
+            chat = [{"role": "user", "content": text}]
+            return await policy.chat.completions.create(model=model, messages=chat)
+
+        await policy.chat.completions.create(model=model, messages=row["messages"])
+        both = await asyncio.gather(ask("one"), ask("one too many"), return_exceptions=True)
+        (refused,) = (one for one in both if isinstance(one, BadRequestError))
+        raise refused
+
+
+def summarises(row, *policy):
+    """A helper's chat that has no room is refused; the agent goes on and ends by itself."""
+    from openai import BadRequestError
+
+    ask = asker(*policy)
+    own = [*row["messages"], {"role": "assistant", "content": ask(row["messages"])}]
+    try:
+        ask([{"role": "user", "content": "x" * 5000}])
+    except BadRequestError:
+        ask([*own, {"role": "user", "content": "shorter"}])
+    return 1.0
+
+
 _FUNCTIONS = (asks_once, uses_tools, asks_a_helper, asks_forever, prints, rewrites_its_memory, asks_between_turns)
 _FUNCTIONS += (proposes_and_solves, forgets_a_role, rewards_another_role, gives_endless_rewards)
-_FUNCTIONS += (names_no_role,)
+_FUNCTIONS += (names_no_role, breaks_after_an_answer, asks_in_parallel, summarises)
 ASKING = {function.__name__: function for function in _FUNCTIONS}
 
 

@@ -409,6 +409,39 @@ def test_a_limit_cuts_the_episode_only_in_its_last_turn(long, cuts):
 
 
 @pytest.mark.slow
+def test_an_agent_that_breaks_after_a_truncated_answer_has_failed():
+    """Its answer hit the limit of tokens, which refuses nothing: it is a fault, and begins again."""
+    policy = Scripted(lambda context, request: "x" * 300)
+    (completion,) = play(policy, "breaks_after_an_answer", retries=1)
+    assert completion.episode.failure == "the agent failed: RuntimeError: the database is down"
+    assert completion.episode.attempts == 2
+
+
+@pytest.mark.slow
+def test_a_parallel_agent_at_the_limit_is_cut():
+    """The last answer arrives after the refusal of another request, which ended the agent."""
+
+    class Slow(Scripted):
+        async def generate(self, requests):
+            while requests[0].turn == 1 and not next(iter(policy.episodes.playing.values())).cut:
+                await asyncio.sleep(0.01)
+            async for completion in super().generate(requests):
+                yield completion
+
+    policy = Watched(Slow(lambda context, request: "fine"))
+    (completion,) = play(policy, "asks_in_parallel", turns=2)
+    assert completion.episode.failure == "" and completion.episode.cut == "turns"
+    assert completion.episode.unrewarded.startswith("the agent failed: BadRequestError: ")
+
+
+@pytest.mark.slow
+def test_a_refusal_that_an_agent_survives_cuts_only_what_was_refused():
+    (completion,) = play(Scripted(lambda context, request: "fine"), "summarises", context=300)
+    assert completion.episode.cut == "" and completion.episode.reward == 1.0
+    assert [path.truncated for path in completion.paths] == [False]
+
+
+@pytest.mark.slow
 def test_the_context_ends_an_episode_too():
     (completion,) = play(Scripted(lambda context, request: "go on"), "asks_forever", turns=1000, context=300)
     assert completion.episode.cut == "context" and len(prompt().tokens) + len(completion.tokens) <= 300

@@ -448,7 +448,8 @@ def test_episodes_of_a_group_are_read_turn_by_turn(page):
     assert [text.split()[0] for text in said] == ["turn", "tool", "turn", "✕", "turn"]
     assert "turn 0 reward +0.25" in said[0] and "→ search(query=sum of 1 and 2)" in said[0]
     assert "unreadable call: no closing brace" in said[2]
-    assert "reward of the episode +1 · ended by the limit of turns · begun 2 times" in cards.first.inner_text()
+    said = "reward of the episode +1 · ended by the limit of turns · begun 2 times"
+    assert f"{said} · time queued 12.5 s, own 3.25 s, the policy's 60 s" in cards.first.inner_text()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_url("**/completion/4.1.0*")

@@ -43,20 +43,21 @@ def test_the_last_six_steps_lane_by_lane(tmp_path):
 
 
 def test_episodes_have_lanes_and_their_environments_one_beside_the_engine(tmp_path):
-    """Two episodes: turns 0–1 and 2–3 of the one, 0–2 of the other, whose environment takes 2–3.5."""
+    """Two episodes: turns 0–1 and 2–3 of the one, 0–2 of the other, whose environment takes 2–3.25:
+    then it waits for a worker."""
     timeline = Timeline(tmp_path / "timeline.json", print)
     activity = Activity(ManualClock(), 0.0, timeline)
     timeline.span("step", 0.0, 4.0, TRAINER, step=1)
     timeline.span("generating", 0.0, 4.0, ENGINE)
     activity.played(EpisodeLife(7, 0, 0.0, 3.0, [(0.0, 1.0), (2.0, 3.0)]))
-    activity.played(EpisodeLife(7, 1, 0.0, 3.5, [(0.0, 2.0)]))
+    activity.played(EpisodeLife(7, 1, 0.0, 3.5, [(0.0, 2.0)], [(3.0, 3.0), (3.25, 3.5)]))
     activity.played(EpisodeLife(8, 0, 3.125, 3.375, [(3.25, 3.375)]))  # on the lane of the first
     timeline.close()
     spans = last_stages(tmp_path / "timeline.json")
     moments = {
         lane: [(s["start"], s["end"]) for s in spans if s["process"] == lane] for lane in ("engine", "environments")
     }
-    assert moments == {"engine": [(0.0, 3.0), (3.25, 3.375)], "environments": [(1.0, 3.5)]}
+    assert moments == {"engine": [(0.0, 3.0), (3.25, 3.375)], "environments": [(1.0, 3.25)]}
     own = [
         (s["name"], s["start"], s["end"], s["facts"].get("turn"))
         for s in spans

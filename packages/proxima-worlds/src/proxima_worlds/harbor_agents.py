@@ -49,7 +49,7 @@ class HarborAgents:
 
     async def play(self, job: AgentJob) -> float | None:
         task, containers = task_of(job.row, self._containers)
-        async with self._places, running_task(containers, task, job) as container:
+        async with job.clock.place_in(self._places), running_task(containers, task, job) as container:
             code, errors = await container.run(
                 self.command, task.agent_seconds, user=task.agent_user, given=json.dumps(dict(job.row)),
                 variables=job.variables(ADDRESS) | task.variables,

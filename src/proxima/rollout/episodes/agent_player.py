@@ -8,6 +8,7 @@ plays several roles, the model's name in a request names the player, and each pl
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
@@ -23,6 +24,7 @@ from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, RewardWithParts
 from proxima.environment.call_readers import ToolFormat, read_calls
+from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import before_calls, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
@@ -45,6 +47,7 @@ from proxima.rollout.episodes.played import (
     row_of,
     sampled_turn,
     with_instructions,
+    with_seconds,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
 
@@ -60,7 +63,7 @@ class Talk:
         player: who plays it; empty: there are no roles.
         answering: a turn is being sampled.
         asking: number of that turn, or of the last one.
-        cut: the limit that ended its last turn.
+        cut: the limit that ended its last turn, or for which its next one was refused.
     """
 
     played: Played
@@ -84,14 +87,21 @@ class Talk:
 
 @dataclass(eq=False)
 class AgentEpisode:
-    """An attempt at an episode, as seen by the endpoint; `fail` ends the run with an exception of the engine."""
+    """An attempt at an episode, as seen by the endpoint; `fail` ends the run with an exception of the engine, and
+    `clock` says where its time goes.
+
+    `cut` is the last limit for which a turn was refused: an agent that fails after that was ended by the limit. It may
+    also go on; `refused` is the limit only until another turn is asked for.
+    """
 
     request: Request
     fail: Callable[[Exception], None]
+    clock: EpisodeClock
     talks: list[Talk] = field(default_factory=list, init=False)
     turns: int = field(default=0, init=False)  # requested, in all conversations
     waits: list[tuple[float, float]] = field(default_factory=list, init=False)  # for the policy: begin and end
     cut: Cut = field(default="", init=False)
+    refused: Cut = field(default="", init=False)
     last: Talk | None = field(default=None, init=False)  # the last one answered
     broken: Exception | None = field(default=None, init=False)  # why no turn can follow
     unrewarded: str = field(default="", init=False)  # see `Episode.unrewarded`
@@ -160,6 +170,7 @@ class AgentEpisodes(EpisodePlayer):
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
             self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer)
             await self._endpoint.start()
+            self._time = LoopTime()
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
             yield
@@ -170,6 +181,7 @@ class AgentEpisodes(EpisodePlayer):
             self._users -= 1
             if not self._users:
                 endpoint, self._endpoint = self._endpoint, None
+                self._time.stop()
                 await endpoint.close()
 
     # ---- an episode --------------------------------------------------------------------------------------------------
@@ -179,37 +191,50 @@ class AgentEpisodes(EpisodePlayer):
     ) -> Completion:
         """Play an episode to its end, restarting it if its agent fails."""
         attempts = Attempts(self.settings.retries)
+        seconds = Counter[str]()  # of all attempts
         while True:
+            episode = AgentEpisode(request, fail, EpisodeClock(self.settings.seconds, self._time))
             try:
-                return await self._attempt(AgentEpisode(request, fail), initial_prompts, attempts.made)
+                completion = await self._attempt(episode, initial_prompts, attempts.made)
             except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur
-                if not attempts.again(failure):
-                    return failed_episode(request, str(failure), attempts.made)
+                seconds.update(episode.clock.seconds())
+                if attempts.again(failure):
+                    continue
+                completion = failed_episode(request, str(failure), attempts.made)
+            else:
+                seconds.update(episode.clock.seconds())
+            return with_seconds(completion, seconds)
 
     async def _attempt(self, episode: AgentEpisode, initial_prompts: dict[int, Prompt], attempts: int) -> Completion:
         key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
         assert self._endpoint is not None
-        job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key)
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        clock = episode.clock
+        job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key, clock=clock)
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
-            reward = await asyncio.wait_for(self.agents.play(job), limit)
+            reward = await clock.within(self.agents.play(job))
         except TimeoutError:
+            if not clock.late:
+                raise
             raise EnvironmentFailure(f"its agent took longer than {limit:g} s (episode.seconds)") from None
         except EnvironmentFailure as failure:
             if episode.broken is not None:  # the agent was notified, and failed
                 raise episode.broken from None
             if not episode.cut or (isinstance(failure, AgentFailed) and failure.unscored):
                 raise
-            # the agent failed at the limit: what it did until then is scored
+            # the limit ended the agent: what it did until then is scored
+            episode.refused = episode.cut
             reward = failure.reward if isinstance(failure, AgentFailed) else None
             episode.unrewarded = " ".join(str(failure).split())[:300] if reward is None else ""
         finally:
-            waited = sum(end - begin for begin, end in episode.waits)
-            self.times.environment += max(0.0, clock() - began - waited)
-            self.times.ended(EpisodeLife(request.prompt.uid, request.sample, began, clock(), episode.waits))
+            spent = clock.seconds()
+            self.times.environment += spent["own"]
+            self.times.queued += spent["queued"]
+            life = EpisodeLife(request.prompt.uid, request.sample, began, now(), episode.waits, clock.queues)
+            self.times.ended(life)
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken
@@ -240,12 +265,13 @@ class AgentEpisodes(EpisodePlayer):
         text = episode.last.played.turns[-1].completion.text
         parts = given.parts if isinstance(given, RewardWithParts) else {}
         rewards, reward = self._rewards(given, list(dict.fromkeys(talk.player for talk in talks)))
-        made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
+        cut_off: Cut = episode.refused or episode.last.cut
+        made = [talk.played.completion(cut=cut_off, reward=reward, attempts=attempts) for talk in talks]
         numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
         *earlier, last = sorted(numbered, key=_last_turn)
         forks = len(earlier)
         last_paths = {_player_of(path): path for path in (*earlier, last)}
-        refused = "" if episode.last.cut else episode.cut  # a further turn of any player
+        refused = "" if episode.refused == "context" else episode.refused  # a further turn of any player
         cuts = {talk.player: talk.cut or refused for talk in sorted(talks, key=lambda talk: talk.numbers[-1])}
 
         def older(path: Completion) -> Completion:
@@ -289,19 +315,22 @@ class AgentEpisodes(EpisodePlayer):
         episode, player = self._episodes.get(key), self._player(asked.model)
         if episode is None:
             raise unknown_key()
+        with episode.clock.answering():
+            return await self._answered(episode, asked, player)
+
+    async def _answered(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> ChatAnswer:
         async with episode.rendering:
             talk, request, limit = await self._next_turn(episode, asked, player)
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             completion = await sampled_turn(self.engine, request, self.times)
         except Exception as error:  # not the agent's fault: it must not become a failed episode
             episode.fail(error)
             raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
-        episode.waits.append((began, clock()))
-        answer = self._answer(episode, talk, asked, request, completion)
-        talk.cut = episode.cut = limit if completion.finish_reason == "length" else ""
-        return answer
+        episode.waits.append((began, now()))
+        talk.cut = limit if completion.finish_reason == "length" else ""
+        return self._answer(episode, talk, asked, request, completion)
 
     def _player(self, model: str) -> str:
         """Return the player that a model's name names; empty without roles.
@@ -323,7 +352,7 @@ class AgentEpisodes(EpisodePlayer):
         if episode.broken is not None:
             raise ChatRefused(f"the episode has failed: {episode.broken}", code="episode_failed")
         if episode.turns >= self.settings.turns:
-            episode.cut = episode.cut or "turns"
+            episode.cut = episode.refused = "turns"
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
             talk = await self._talk(episode, asked, player)
@@ -334,13 +363,14 @@ class AgentEpisodes(EpisodePlayer):
         context_left = self.context - len(played.conversation.context)
         room = played.room(self.settings, self.context, sum(talk.played.length for talk in episode.talks))
         if room < 1:
-            episode.cut = "context" if context_left < 1 else "tokens"
+            episode.cut = episode.refused = talk.cut = "context" if context_left < 1 else "tokens"
             raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
         most = min(room, asked.max_tokens or room)
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
         talk.asking = episode.turns
         episode.turns += 1
+        episode.refused = ""
         return talk, request, "" if most < room else "context" if room == context_left else "tokens"
 
     def _answer(

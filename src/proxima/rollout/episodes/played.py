@@ -1,7 +1,7 @@
 """An episode in progress, the completion that it becomes, and the time that its engine is idle."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -267,6 +267,13 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
     )
 
 
+def with_seconds(completion: Completion, seconds: Mapping[str, float]) -> Completion:
+    """Return the completion of an episode that says where its time went; see `Episode.seconds`."""
+    assert completion.episode is not None
+    rounded = {account: round(spent, 3) for account, spent in seconds.items()}
+    return replace(completion, episode=replace(completion.episode, seconds=rounded))
+
+
 # ---- shared by the players -------------------------------------------------------------------------------------------
 
 
@@ -276,7 +283,7 @@ class EpisodeTimes:
 
     def __init__(self, on_episode: EpisodeCallback | None = None) -> None:
         self.on_episode = on_episode or (lambda life: None)
-        self.environment = self.turns = 0.0
+        self.environment = self.turns = self.queued = 0.0
         self.idle = IdleTime(lambda: asyncio.get_running_loop().time(), "episodes")  # the clock of their turns
         self._awaited = 0
 
@@ -292,9 +299,10 @@ class EpisodeTimes:
 
     def taken(self) -> dict[str, float]:
         """Return the seconds since the last call, summed over all episodes: `time/environment`, spent in environments
-        or agents, and `time/turns`, for which finished episodes waited for the model."""
-        seconds = {"time/environment": self.environment, "time/turns": self.turns}
-        self.environment = self.turns = 0.0
+        or agents, `time/queued`, for which they waited for a place to play, and `time/turns`, for which finished
+        episodes waited for the model."""
+        seconds = {"time/environment": self.environment, "time/queued": self.queued, "time/turns": self.turns}
+        self.environment = self.turns = self.queued = 0.0
         return seconds
 
 
@@ -368,7 +376,7 @@ class EpisodePlayer:
         engine: samples the turns.
         on_episode: gets each finished episode.
 
-    `times` are the waiting times of the episodes; an agent's exclude its wait for the policy.
+    `times` are the waiting times of the episodes.
     """
 
     def __init__(self, engine: Engine, on_episode: EpisodeCallback | None) -> None:

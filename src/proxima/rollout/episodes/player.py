@@ -37,6 +37,7 @@ from proxima.rollout.episodes.played import (
     sampled_turn,
     sampled_turns,
     with_instructions,
+    with_seconds,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.image_files import open_image
@@ -136,6 +137,8 @@ class GroupTable:
         self.open: set[Instance] = set()  # instances not yet ended
         self.initial_prompt: Prompt | None = None  # of the first episode that opened
         self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waits
+        self.queues: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # for a worker
+        self.own: dict[int, float] = {request.sample: 0.0 for request in requests}  # seconds in the environment
         self.clock = asyncio.get_running_loop().time
         self.began = self.clock()
 
@@ -197,22 +200,25 @@ class GroupTable:
             begun = await self._begin(request)
 
     def _ended(self, request: Request, completion: Completion) -> None:
-        life = EpisodeLife(request.prompt.uid, request.sample, self.began, self.clock(), self.turns[request.sample])
-        self.player.times.ended(life)
-        self.deliver(completion)
+        uid, sample = request.prompt.uid, request.sample
+        turns, queues = self.turns[sample], self.queues[sample]
+        self.player.times.ended(EpisodeLife(uid, sample, self.began, self.clock(), turns, queues))
+        seconds = {"queued": _total(queues), "own": self.own[sample], "policy": _total(turns)}
+        self.deliver(with_seconds(completion, seconds))
 
     async def _begin(self, request: Request) -> Played | Exception:
         """Open a new environment and its conversation; return the exception if that fails."""
         prompt = request.prompt
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
+        label = f"{prompt_name(prompt.uid)} sample {request.sample}"
+        began = self.clock()
         try:
-            instance = await self.player.hosts.open(
-                row_of(prompt), seed, f"{prompt_name(prompt.uid)} sample {request.sample}"
-            )
+            instance = await self.player.hosts.open(row_of(prompt), seed, label)
         except EnvironmentFailure as failure:
+            self._charge(request.sample, began, self.clock() - began)
             return failure
         self.open.add(instance)
-        self.player.times.environment += instance.seconds
+        self._charge(request.sample, began, instance.seconds)
         try:
             messages = await self._initial_prompt(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
@@ -292,7 +298,7 @@ class GroupTable:
         Raises:
             EnvironmentFailure: as `Instance.end`.
         """
-        at_end = await self._charged(played.instance, played.instance.end())
+        at_end = await self._charged(played, played.instance.end())
         self.open.discard(played.instance)
         of_turns = [turn.reward for turn in played.turns]
         return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
@@ -304,18 +310,31 @@ class GroupTable:
         self.turns[request.sample].append((start, self.clock()))
         return completion
 
-    async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
+    async def _charged(self, played: Played, call: Awaitable[T]) -> T:
         """Await a call of an environment and count its time.
 
         Raises:
             EnvironmentFailure: the call failed, or the episode takes too long.
         """
-        before, limit = instance.seconds, self.rules.settings.seconds
-        result = await call
-        self.player.times.environment += instance.seconds - before
+        instance, sample = played.instance, played.request.sample
+        before, limit, began = instance.seconds, self.rules.settings.seconds, self.clock()
+        try:
+            result = await call
+        except EnvironmentFailure:
+            self._charge(sample, began, self.clock() - began)
+            raise
+        self._charge(sample, began, instance.seconds - before)
         if instance.seconds > limit:
             raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
         return result
+
+    def _charge(self, sample: int, began: float, own: float) -> None:
+        """Count a call that has ended now: so many seconds in the environment, after a wait for its worker."""
+        times, waited = self.player.times, max(0.0, self.clock() - began - own)
+        self.own[sample] += own
+        self.queues[sample].append((began, began + waited))
+        times.environment += own
+        times.queued += waited
 
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; return True if the episode ends with it."""
@@ -323,10 +342,10 @@ class GroupTable:
         if self.rules.tool_format:
             turn.read(read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools))
             if turn.calls:
-                answers += await self._charged(played.instance, played.instance.call(turn.calls))
+                answers += await self._charged(played, played.instance.call(turn.calls))
             turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]
         if self.rules.responds and not answers and not turn.unreadable:
-            answers = [await self._charged(played.instance, played.instance.respond(turn.completion.text))]
+            answers = [await self._charged(played, played.instance.respond(turn.completion.text))]
         for answer in answers:
             turn.reward += answer.reward
             turn.answers += [(message, answer.error) for message in await self._numbered(answer.messages)]
@@ -393,3 +412,7 @@ class GroupTable:
     def _drop(self, instance: Instance) -> None:
         self.open.discard(instance)
         instance.drop()
+
+
+def _total(intervals: Sequence[tuple[float, float]]) -> float:
+    return sum(end - begin for begin, end in intervals)

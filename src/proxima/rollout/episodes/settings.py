@@ -20,7 +20,9 @@ class EpisodeSettings:
     turns: Annotated[int, "messages of the model at most; `sampling.max_tokens` bounds each of them"] = 8
     tokens: Annotated[int | None, "tokens after the prompt at most, those of answers too; null: the context"] = None
     call_seconds: Annotated[float, "that a call of the environment or of a tool may take"] = 30.0
-    seconds: Annotated[float, "that all calls of an episode may take together"] = 600.0
+    seconds: Annotated[
+        float, "of its own that an episode may take: waits for a place to play and for the model don't count"
+    ] = 600.0
     retries: Annotated[int, "how many times an episode whose environment failed is restarted"] = 2
     workers: Annotated[int, "processes in which environments run"] = 2
     memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024

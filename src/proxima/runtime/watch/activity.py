@@ -150,8 +150,8 @@ class Activity:
 
 
 def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: list[float]) -> None:
-    """Write the spans of an episode that has ended: its turns, and its environment between them. The run began at
-    `start` of the clock.
+    """Write the spans of an episode that has ended: its turns, its waits for a place to play, and its environment
+    between them. The run began at `start` of the clock.
 
     Args:
         lanes: until when each lane has an episode, in seconds of the run; the first one that is free gets this one.
@@ -161,12 +161,14 @@ def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: li
     lanes[number : number + 1] = [end]
     lane, facts = Lane(EPISODES, number + 1), {"prompt": life.uid, "sample": life.sample}
     timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
+    turns = [(*moments, "turn", {"turn": turn}) for turn, moments in enumerate(sorted(life.turns))]
+    queues = [(*moments, "queued", {}) for moments in life.queued if moments[1] > moments[0]]
     at = begin
-    for turn, moments in enumerate(sorted(life.turns)):
-        requested, answered = (max(at, moment - start) for moment in moments)  # agents may request several at once
-        if requested > at:
-            timeline.span("environment", at, requested, lane, **facts)
-        timeline.span("turn", requested, answered, lane, **facts, turn=turn)
-        at = answered
+    for waited, ended, name, more in sorted(turns + queues, key=lambda wait: wait[:2]):
+        waits, ends = (max(at, moment - start) for moment in (waited, ended))  # agents may request several at once
+        if waits > at:
+            timeline.span("environment", at, waits, lane, **facts)
+        timeline.span(name, waits, ends, lane, **facts, **more)
+        at = ends
     if end > at:
         timeline.span("environment", at, end, lane, **facts)

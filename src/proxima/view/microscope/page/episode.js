@@ -20,6 +20,20 @@ function callText(call) {
 }
 
 const ENDS = { turns: "ended by the limit of turns", tokens: "ended by the limit of tokens", context: "ended by the context's length" };
+const TIMES = { queued: "queued", own: "own", policy: "the policy's" };
+
+/** Why it ended; of a path that is not the last one nothing is known. */
+function endOf(episode) {
+  if (episode.failure) return `failed: ${episode.failure}`;
+  const end = ENDS[episode.cut] || (episode.seconds ? "ended by itself" : "");
+  return episode.unrewarded ? `${end}, without a reward: ${episode.unrewarded}` : end;
+}
+
+/** Where its time went. */
+function timesOf(episode) {
+  const spent = Object.entries(episode.seconds || {}).map(([account, seconds]) => `${TIMES[account]} ${plain(seconds)} s`);
+  return spent.length ? `time ${spent.join(", ")}` : "";
+}
 
 /** A message's calls and errors. */
 function callsOf(span) {
@@ -28,7 +42,7 @@ function callsOf(span) {
 
 function factsOf(episode) {
   const rewards = Object.entries(episode.rewards || {}).map(([player, reward]) => `${player} ${signed(reward)}`).join(", ");
-  return [episode.player ? `written by ${episode.player}` : "", episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", rewards ? `rewards: ${rewards}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "", episode.attempts > 1 ? `begun ${episode.attempts} times` : ""].filter(Boolean).join(" · ");
+  return [episode.player ? `written by ${episode.player}` : "", episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", rewards ? `rewards: ${rewards}` : "", endOf(episode), episode.attempts > 1 ? `begun ${episode.attempts} times` : "", timesOf(episode)].filter(Boolean).join(" · ");
 }
 
 /** The messages in short form, for comparison with others. */
