@@ -4,9 +4,12 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from proxima.data import FieldError
@@ -18,6 +21,7 @@ from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task import TASKS
+from proxima_worlds import harbor_agents
 from proxima_worlds.harbor_agents import reward_of, running_task, task_of
 from tests.containers import busybox_image as busybox_image
 from tests.containers import left
@@ -88,13 +92,13 @@ def test_the_solution_is_worth_one_and_nothing_zero(task, shared, number):
     eventually(lambda: left() == [])
 
 
-def play(task, policy, number, context=4000, **fields):
+def play(task, policy, number, context=4000, turns=8, **fields):
     row = task.rows(0)[number]
     agents = AgentSpec(sandbox="harbor", **fields).build()
     asked = replace(prompt(row.messages[0]["content"]), metadata=dict(row.metadata))
 
     async def run():
-        settings = EpisodeSettings(retries=0, seconds=600)
+        settings = EpisodeSettings(retries=0, seconds=600, turns=turns)
         episodes = AgentEpisodes(policy, agents, partial(TurnTemplate, TOKENIZER, {}), settings, context, "hermes")
         requests = [Request(prompt=asked, sample=0, sampling=Sampling(max_tokens=context // 10))]
         try:
@@ -138,6 +142,51 @@ def test_an_agent_plays_in_the_container_of_the_task(task, code, reward, failure
     policy = Scripted(lambda context, request: "fine")
     completion = play(task, policy, 0, command=("sh", "-c", ASKS + code))
     assert (completion.episode.reward, completion.episode.failure) == (reward, failure)
+
+
+BROKEN = "the tests ended with exit code 1 and wrote no reward: broken"
+CRASHED = "the agent ended with exit code 5: said"
+
+
+class NoContainer:
+    """In place of a task's container: its program asks so often and ends with a code, and the tests gave this."""
+
+    def __init__(self, job, asks, code, given):
+        self.job, self.asks, self.code, self.given = job, asks, code, given
+
+    async def run(self, command, seconds, **options):
+        head = {"Authorization": f"Bearer {self.job.api_key}"}
+        async with httpx.AsyncClient(headers=head, timeout=600) as client:
+            for _ in range(self.asks):
+                chat = {"messages": [{"role": "user", "content": "begin"}]}
+                await client.post(f"{self.job.base_url}/chat/completions", json=chat)
+        return self.code, "said"
+
+    async def reward(self):
+        if self.given is None:
+            raise EnvironmentFailure(BROKEN)
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("asks", "code", "given", "failure"),
+    [(2, 0, 0.5, ""), (2, 0, None, BROKEN), (2, 5, 0.5, ""), (2, 5, None, CRASHED), (1, 5, 0.5, CRASHED)],
+)
+def test_a_limit_excuses_the_agent_and_not_the_tests(monkeypatch, asks, code, given, failure):
+    """The episode has one turn."""
+
+    @asynccontextmanager
+    async def running(containers, task, job):
+        yield NoContainer(job, asks, code, given)
+
+    monkeypatch.setattr(harbor_agents, "running_task", running)
+    task = SimpleNamespace(agent_seconds=None, agent_user="", variables={})
+    monkeypatch.setattr(harbor_agents, "task_of", lambda row, shared: (task, None))
+    row = SimpleNamespace(messages=[{"content": "begin"}], metadata={})
+    policy = Scripted(lambda context, request: "fine")
+    episode = play(SimpleNamespace(rows=lambda seed: [row]), policy, 0, turns=1, command=("agent",)).episode
+    scored = ("turns", given) if not failure else ("", None)
+    assert (episode.failure, episode.cut, episode.reward) == (failure, *scored)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from proxima.data import FieldError, as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
-from proxima.environment.agents import AgentJob, Agents, read_to_end, start_program
+from proxima.environment.agents import AgentFailed, AgentJob, Agents, read_to_end, start_program
 from proxima.environment.hosts import EnvironmentFailure
 from proxima_worlds.boxed_agents import ADDRESS, ended, forwarded
 from proxima_worlds.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
@@ -54,9 +54,16 @@ class HarborAgents:
                 self.command, task.agent_seconds, user=task.agent_user, given=json.dumps(dict(job.row)),
                 variables=job.variables(ADDRESS) | task.variables,
             )  # fmt: skip
+            failure = ""
             if code not in (0, TIMED_OUT):
-                raise EnvironmentFailure(f"the agent ended with exit code {code}: {last_lines(errors)}")
-            return await container.reward()
+                failure = f"the agent ended with exit code {code}: {last_lines(errors)}"
+            try:
+                reward = await container.reward()
+            except EnvironmentFailure as error:  # no limit of the episode excuses it
+                raise AgentFailed(failure or str(error), None, unscored=True) from None
+            if failure:  # what it did counts if a limit ended it
+                raise AgentFailed(failure, reward)
+            return reward
 
     def close(self) -> None:
         for containers in self._containers.values():

@@ -42,13 +42,13 @@ class HarborShell(Environment):
         require(workers >= 1, "workers", workers, "must be >= 1")
         self.workers = workers
         self.container: TaskContainer | None = None
-        self.deadline = math.inf
+        self.left = math.inf  # seconds that its commands may still take
 
     async def reset(self, row: Mapping[str, Any]) -> None:  # type: ignore[override]
         task, containers = task_of(row, self.shared)
         self.container = TaskContainer(containers, task, containers.place(task.container))
         await self.container.start()
-        self.deadline = time.monotonic() + (task.agent_seconds or math.inf)
+        self.left = task.agent_seconds or math.inf
 
     def tools(self) -> list[dict[str, Any]]:
         """The schema of `bash`."""
@@ -57,15 +57,17 @@ class HarborShell(Environment):
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str | Reply:
         """Run a command; the episode ends once the task's own limit has passed."""
         assert self.container is not None
-        given, left = arguments["command"], self.deadline - time.monotonic()
-        if left <= 0:
+        given = arguments["command"]
+        if self.left <= 0:
             return Reply(done=True)
         if "\0" in given or len(given.encode(errors="replace")) > LONGEST_COMMAND:
             raise ValueError(f"command must be a text of at most {LONGEST_COMMAND:,} bytes without NUL")
-        seconds, task = max(1.0, min(CALL_SECONDS, left)), self.container.task
+        seconds, task = max(1.0, min(CALL_SECONDS, self.left)), self.container.task
+        began = time.monotonic()
         code, said = await self.container.run(
             ["sh", "-c", given], seconds, user=task.agent_user, variables=task.variables, joined=True
         )
+        self.left -= time.monotonic() - began
         if len(said) > SHOWN:
             said = f"{said[: SHOWN // 2]}\n...\n{said[-SHOWN // 2 :]}"
         ending = f"timed out after {seconds:.0f} s" if code == TIMED_OUT else f"exit code {code}"
