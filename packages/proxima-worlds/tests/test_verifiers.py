@@ -130,8 +130,8 @@ def test_the_agents_are_checked_before_they_are_built():
         Verifiers(name="nowhere").build()
     agents = Verifiers(name="six_words", workers=2).build()
     agents.close()
-    with pytest.raises(FieldError, match="workers=0 must be >= 1"):
-        Verifiers(name="six_words", workers=0)
+    with pytest.raises(FieldError, match="workers=-1 must be >= 0"):
+        Verifiers(name="six_words", workers=-1)
 
 
 def test_an_environment_without_rows_of_its_own_is_refused():

@@ -154,7 +154,8 @@ class AgentSpec(AgentKind):
         command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
             passed as JSON on standard input. The last line of output may be the reward, a number, or a JSON object with
             the reward of each role; the last 64 KiB of the output are kept.
-        workers: number of processes that run the function, or of programs that run at once.
+        workers: number of processes that run the function, or of programs that run at once. 0: a process for each 16
+            episodes at once, at most as many as cores; 16 programs.
         sandbox: where each program runs: `none`, beside the run, with its rights; another kind, or its fields with
             their `kind`. A field with the name of a sandbox may say the same, as `jail: {level: 3}`.
         readable: files and folders that are visible in the sandbox besides the system's and those of the command.
@@ -193,7 +194,7 @@ class AgentSpec(AgentKind):
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
-        require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
+        require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: by cores, or 16 programs")
         boxed = not isinstance(box, NoSandbox)
         require(not (boxed and self.run), "sandbox", AGENT_SANDBOXES.kind_of(box), "needs `command` in place of `run`")
         for path in self.readable:
@@ -211,7 +212,7 @@ class AgentSpec(AgentKind):
 
     def build(self) -> Agents:
         if self.run:
-            return ProcessAgents((sys.executable, str(SCRIPT), self.run), self.workers or 1)
+            return ProcessAgents((sys.executable, str(SCRIPT), self.run), self.workers)
         agents: Agents = self.sandbox.agents(self)
         return agents
 

@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,9 +17,13 @@ from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
+from proxima.system.machine import usable_cores
 from proxima.system.proxies import exempt_this_machine
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
+GRACE_SECONDS = 10.0  # in which an episode that is cancelled must end
+LOAD_SECONDS = 1800.0  # in which a process must load what it plays with, data included
+EPISODES_EACH = 16  # of a process, before another one starts, where the recipe gives no number
 KEPT_BYTES = 1 << 16  # of the end of a command's output
 
 
@@ -208,61 +212,77 @@ async def read_to_end(process: asyncio.subprocess.Process, given: bytes) -> tupl
 
 
 class ProcessAgents:
-    """Processes that each play many episodes. If a process ends, all its episodes fail; they may be restarted in the
-    process that replaces it.
+    """Processes that each play many episodes. An episode that is late is cancelled alone. A process that does not let
+    it end is killed, and its other episodes may be restarted in the process that replaces it.
 
     Args:
         command: program and arguments of a process, which speaks the protocol of `agent_process`.
-        workers: number of processes.
+        workers: number of processes; 0: one for each EPISODES_EACH episodes at once, at most as many as cores.
         name: of a process, in messages.
+        grace: seconds in which an episode that is cancelled must end.
     """
 
-    def __init__(self, command: Sequence[str], workers: int, name: str = "the agent's process") -> None:
-        self.command, self.name = tuple(command), name
-        self._workers: list[_AgentProcess | None] = [None] * workers
+    def __init__(
+        self, command: Sequence[str], workers: int, name: str = "the agent's process", grace: float = GRACE_SECONDS
+    ) -> None:
+        self.command, self.name, self.grace = tuple(command), name, grace
+        self._most = workers or max(1, usable_cores())
+        self._each = 1 if workers else EPISODES_EACH  # episodes of a process before another one starts
+        self._workers: list[_AgentProcess] = []
+        self._retired: list[_AgentProcess] = []
 
     async def play(self, job: AgentJob) -> AgentReward:
-        busy = [0 if worker is None else len(worker.waiting) for worker in self._workers]
-        place = busy.index(min(busy))
-        worker = self._workers[place]
-        if worker is None or worker.ended:
-            worker = self._workers[place] = _AgentProcess(self.command, self.name)
-        return await worker.play(job)
+        return await self._worker().play(job)
+
+    def _worker(self) -> "_AgentProcess":
+        """The process with the fewest episodes, or a new one."""
+        self._retired += [worker for worker in self._workers if worker.retired and not worker.ended]
+        self._workers = [worker for worker in self._workers if not worker.retired]
+        self._retired = [worker for worker in self._retired if not worker.ended]
+        least = min(self._workers, key=lambda worker: len(worker.waiting), default=None)
+        if least is None or (len(least.waiting) >= self._each and len(self._workers) < self._most):
+            least = _AgentProcess(self.command, self.name, self.grace)
+            self._workers.append(least)
+        return least
 
     def close(self) -> None:
-        for worker in self._workers:
-            if worker is not None:
-                worker.end()
+        for worker in (*self._workers, *self._retired):
+            worker.end()
 
 
 class _AgentProcess:
     """A single process, from start to end, for one event loop at a time.
 
-    `waiting` holds the episodes in progress, by number.
+    Attributes:
+        waiting: the episodes in progress, by number.
+        stopping: those that were cancelled and have not ended; True: their event loop has been told.
+        retired: it gets no more episodes, and ends with the last one that it has.
     """
 
-    def __init__(self, command: Sequence[str], name: str = "the agent's process") -> None:
+    def __init__(self, command: Sequence[str], name: str = "the agent's process", grace: float = GRACE_SECONDS) -> None:
+        self.name, self.grace = name, grace
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
-        self.ended = False
+        self.stopping: dict[int, bool] = {}
+        self.ended = self.retired = False
+        self._ready: Future[None] = Future()
         self._numbers = count()
-        self._giving = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
+        self._lock = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
         self._program = Program(command, name=name, guarded=True)
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> AgentReward:
         number, answered = next(self._numbers), Future[dict[str, Any]]()
-        with self._giving:
-            if self.ended:
+        with self._lock:
+            if self.retired:
                 raise EnvironmentFailure("another episode ended the agent's process", collateral=True)
             self.waiting[number] = answered
         try:
-            self._program.write({"id": number, **job.settings})
-            answer = await asyncio.shield(asyncio.wrap_future(answered))
-        except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
-            self.end()
-            raise
+            with job.clock.queued():
+                await self._started()
+            answer = await self._answer(number, job, answered)
         finally:
             self.waiting.pop(number, None)
+            self._end_if_retired()
         reward: AgentReward = answer.get("reward")
         if "parts" in answer:
             reward = RewardWithParts(value=answer["reward"], parts=answer["parts"])
@@ -270,25 +290,107 @@ class _AgentProcess:
             raise AgentFailed(f"the agent failed: {answer['error']}", reward, bool(answer.get("unscored")))
         return reward
 
+    async def _answer(self, number: int, job: AgentJob, answered: "Future[dict[str, Any]]") -> dict[str, Any]:
+        self._program.write({"id": number, **job.settings})
+        answer = asyncio.wrap_future(answered)
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come after the end
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            self._cancel(number)
+            if job.clock.late:  # else it is the end of the run
+                with suppress(AgentFailed):  # its own; that of another says that this one had no chance
+                    await asyncio.shield(answer)
+            raise
+
+    async def _started(self) -> None:
+        """Wait until the process has loaded what it plays with."""
+        try:
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ready)), LOAD_SECONDS)
+        except TimeoutError:
+            self.end()
+            raise EnvironmentFailure(f"{self.name} was not ready after {LOAD_SECONDS:g} s") from None
+
+    def _cancel(self, number: int) -> None:
+        """Cancel an episode; what ignores that for long is left to itself, or ends the process."""
+        if self.ended:
+            return
+        self.stopping[number] = False
+        self._program.write({"cancel": number, "seconds": self.grace})
+        timer = threading.Timer(2 * self.grace, self._overdue, [number])
+        timer.daemon = True
+        timer.start()
+
+    def _overdue(self, number: int) -> None:
+        if number not in self.stopping:
+            return
+        if not self.stopping[number]:
+            self._kill_for(number)
+            return
+        self.retired = True
+        self._fail(number, AgentFailed("it ignored that it was cancelled", None))
+        self.stopping.pop(number, None)
+        self._end_if_retired()
+
+    def _kill_for(self, number: int) -> None:
+        """Kill the process because one of its episodes keeps it busy; that one alone has failed."""
+        why = f"it kept {self.name} busy for {self.grace:g} s, so that the process was killed"
+        self._fail(number, AgentFailed(why, None))
+        self._end_with(EnvironmentFailure(f"another episode kept {self.name} busy, which was killed", collateral=True))
+
+    def _fail(self, number: int, failure: EnvironmentFailure) -> None:
+        answered = self.waiting.pop(number, None)
+        if answered is not None:
+            answered.set_exception(failure)
+
+    def _end_with(self, failure: EnvironmentFailure) -> None:
+        """End the process; all its episodes fail."""
+        with self._lock:
+            self.end()
+            unanswered, self.waiting = self.waiting, {}
+        for answered in unanswered.values():
+            answered.set_exception(failure)
+        with suppress(InvalidStateError):
+            self._ready.set_exception(failure)
+
+    def _end_if_retired(self) -> None:
+        if self.retired and not self.waiting:
+            self.end()
+
     def _read(self) -> None:
         """Forward answers until the process ends; then fail all episodes still in progress."""
         try:
             while True:
-                answer = self._program.read()
-                if not isinstance(answer.get("id"), int) or not answer.keys() & {"reward", "error"}:
-                    raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
-                if (answered := self.waiting.pop(answer["id"], None)) is not None:
-                    answered.set_result(answer)
+                self._received(self._program.read())
         except ProgramFailed as error:
-            with self._giving:
-                self.end()
-                unanswered, self.waiting = self.waiting, {}
-            for answered in unanswered.values():
-                answered.set_exception(EnvironmentFailure(str(error), collateral=len(unanswered) > 1))
+            self._end_with(EnvironmentFailure(str(error), collateral=len(self.waiting) > 1))
+
+    def _received(self, message: Mapping[str, Any]) -> None:
+        if "ready" in message:
+            self._ready.set_result(None)
+            return
+        if "held_by" in message:
+            holder = message["held_by"]
+            late = next((number for number, told in [*self.stopping.items()] if not told), None)
+            number = late if holder is None else holder
+            if number is not None:
+                self._kill_for(number)
+            return
+        number = message.get("id")
+        if not isinstance(number, int) or not message.keys() & {"reward", "error", "stopping"}:
+            raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
+        if "stopping" in message:
+            if number in self.stopping:
+                self.stopping[number] = True
+            return
+        self.stopping.pop(number, None)
+        answered = self.waiting.pop(number, None)
+        if answered is not None:
+            answered.set_result(dict(message))
 
     def end(self) -> None:
         """Kill the process and everything that it started."""
-        self.ended = True
+        self.ended = self.retired = True
         self._program.kill()
 
 

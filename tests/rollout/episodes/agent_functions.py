@@ -6,6 +6,7 @@ import json
 import os
 import time
 from functools import partial
+from pathlib import Path
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}
@@ -172,6 +173,37 @@ async def named_by_its_row(row, base_url, api_key, model):
     function = ASKING[row["agent"]]
     played = function if inspect.iscoroutinefunction(function) else partial(asyncio.to_thread, function)
     return await played(row, base_url, api_key, model)
+
+
+async def hangs_between_turns(row, base_url, api_key, model):
+    """Two turns; between them the row may say that it makes a file, and waits forever or computes in the event loop."""
+    import httpx
+
+    async with httpx.AsyncClient(headers={"Authorization": f"Bearer {api_key}"}, timeout=None) as client:
+        for turn in range(2):
+            await client.post(f"{base_url}/chat/completions", json={"messages": row["messages"]})
+            if row["hangs"] and not turn:
+                Path(row["mark"]).touch()
+            if row["hangs"] == "await" and not turn:
+                await asyncio.Event().wait()
+            while row["hangs"] == "compute" and not turn:
+                pass
+    return 1.0
+
+
+def hangs_in_a_thread(row, base_url, api_key, model):
+    import httpx
+
+    with httpx.Client(headers={"Authorization": f"Bearer {api_key}"}, timeout=None) as client:
+        for turn in range(2):
+            client.post(f"{base_url}/chat/completions", json={"messages": row["messages"]})
+            if row["hangs"] and not turn:
+                Path(row["mark"]).touch()
+            if row["hangs"] == "sleep" and not turn:
+                time.sleep(1000)
+            while row["hangs"] == "compute" and not turn:
+                pass
+    return 1.0
 
 
 def raises(row):

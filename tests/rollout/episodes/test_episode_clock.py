@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import AgentSpec, CommandAgents, LocalRunner
+from proxima.environment.agent_kinds import AgentSpec
+from proxima.environment.agents import CommandAgents, LocalRunner
 from proxima.environment.episode_clock import TICK, EpisodeClock, LoopTime
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
@@ -99,7 +100,7 @@ def test_what_waits_for_us_is_not_late():
         policy.time.ahead += 60.0
         return "fine"
 
-    policy, runner = Scripted(says), Slow(spec(0))
+    policy, runner = Scripted(says), Slow(spec(0).command)
 
     def moves(clock):
         policy.time = runner.time = clock

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from proxima.data import require
 from proxima.environment.agent_kinds import AgentKind
-from proxima.environment.agents import Agents, ProcessAgents
+from proxima.environment.agents import SCRIPT, Agents, ProcessAgents
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima_worlds.foreign_environment import ForeignEnvironment
 
@@ -19,20 +19,21 @@ class Verifiers(AgentKind):
         name: of the environment, as its package is called.
         args: arguments of its `load_environment`; for a taskset of verifiers 0.4, of the environment's config.
         python: an interpreter that has verifiers and the environment; empty: this one.
-        workers: number of processes; each plays many episodes at once.
+        workers: number of processes; each plays many episodes at once. 0: one for each 16 episodes at once, at most as
+            many as cores.
     Raises: FieldError: the environment can't be loaded.
     """
 
     name: str = ""
     args: Mapping[str, Any] | None = None
     python: str = ""
-    workers: int = 1
+    workers: int = 0
 
     kind: ClassVar[str] = "verifiers"
 
     def __post_init__(self) -> None:
         require(bool(self.name), "name", self.name, "must be the name of an installed environment")
-        require(self.workers >= 1, "workers", self.workers, "must be >= 1")
+        require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: processes by cores")
         missing = missing_for_server()
         require(not missing, "kind", self.kind, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
 
@@ -58,7 +59,8 @@ class Verifiers(AgentKind):
     def build(self) -> Agents:
         """Build its agents, whose processes start with the first episode."""
         self.check()
-        return ProcessAgents(self.foreign.command("play"), self.workers, f"the environment {self.name!r}")
+        command = self.foreign.command("play", episodes=str(SCRIPT))
+        return ProcessAgents(command, self.workers, f"the environment {self.name!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,8 @@ class NemoGym(Verifiers):
         name: of the resources server, as its folder is called.
         args: fields of the server's config; `max_steps` is that of the agent.
         python: an interpreter that has nemo-gym and the server's requirements; empty: this one.
-        workers: number of processes; each plays many episodes at once.
+        workers: number of processes; each plays many episodes at once. 0: one for each 16 episodes at once, at most as
+            many as cores.
     Raises: FieldError: the server can't be loaded.
     """
 

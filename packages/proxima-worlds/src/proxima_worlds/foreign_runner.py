@@ -4,10 +4,10 @@
 
 It runs in the interpreter that has the library and the environment. `describe` writes facts about the environment, and
 `rows` its data after them: a line of JSON for each row, then `{"end": true}`. `play` speaks the protocol of
-`proxima.environment.agent_process`, with the values of its reward functions as `parts`. Both APIs of verifiers are
-supported: environments with `load_environment`, and those of verifiers 0.4, a taskset with a harness. A resources
-server of NeMo Gym runs in this process, without a port. The library's own output goes to stderr. Imports only the
-standard library and the library: proxima is not installed there.
+`proxima.environment.agent_process`, whose file the JSON names as `episodes`, with the values of its reward functions
+as `parts`. Both APIs of verifiers are supported: environments with `load_environment`, and those of verifiers 0.4, a
+taskset with a harness. A resources server of NeMo Gym runs in this process, without a port. The library's own output
+goes to stderr. Imports only the standard library, that file and the library: proxima is not installed there.
 """
 
 import asyncio
@@ -24,7 +24,6 @@ import math
 import os
 import random
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import count, islice
 from typing import Any
@@ -507,29 +506,17 @@ def give_rows(given: Row, write: Callable[[Row], None]) -> None:
 def play(given: Row, write: Callable[[Row], None]) -> None:
     """Play the jobs that stdin gives until it ends, then exit at once, even if episodes are still running."""
     environment, _ = loaded_environment(given["kind"], given["name"], given["args"])
-    loop = asyncio.new_event_loop()
-    running = set()
+    file: Any = importlib.util.spec_from_file_location("proxima_episodes", given["episodes"])
+    episodes: Any = importlib.util.module_from_spec(file)
+    file.loader.exec_module(episodes)
 
-    async def work(job: Row) -> None:
-        try:
-            answer = await environment.play(job)
-            if not math.isfinite(answer.get("reward", 0.0)):
-                answer = {"error": f"the reward is {answer['reward']}", "unscored": True}
-        except Exception as error:
-            answer = {"error": short(error)}
-        write({"id": job["id"], **answer})
+    async def played(job: Row) -> Row:
+        answer: Row = await environment.play(job)
+        if not math.isfinite(answer.get("reward", 0.0)):
+            return {"error": f"the reward is {answer['reward']}", "unscored": True}
+        return answer
 
-    async def serve() -> None:
-        async with environment.serving():
-            threading.Thread(target=read, daemon=True).start()
-            await asyncio.Event().wait()
-
-    def read() -> None:
-        for line in sys.stdin:
-            running.add(asyncio.run_coroutine_threadsafe(work(json.loads(line)), loop))
-        os._exit(0)  # the run has ended, cleanly or not
-
-    loop.run_until_complete(serve())
+    asyncio.run(episodes.serve(played, write, environment.serving()))
 
 
 def main() -> None:

@@ -96,7 +96,7 @@ class AgentEpisode:
 
     request: Request
     fail: Callable[[Exception], None]
-    clock: EpisodeClock
+    clock: EpisodeClock = field(default_factory=EpisodeClock)
     talks: list[Talk] = field(default_factory=list, init=False)
     turns: int = field(default=0, init=False)  # requested, in all conversations
     waits: list[tuple[float, float]] = field(default_factory=list, init=False)  # for the policy: begin and end
