@@ -134,7 +134,8 @@ async def in_thread(function: Callable[[], Any]) -> Any:
             ended.set_exception(error)
 
     def run() -> None:
-        result, failure = None, None
+        result: Any = None
+        failure: Exception | None = None
         try:
             result = function()
         except Cancelled:

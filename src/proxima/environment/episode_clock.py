@@ -5,12 +5,11 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
 
 T = TypeVar("T")
 TICK = 0.1  # seconds between two beats of an event loop
 Account = Literal["queued", "own", "policy"]
-ACCOUNTS: tuple[Account, ...] = ("queued", "own", "policy")
 
 
 class LoopTime:
@@ -58,7 +57,7 @@ class EpisodeClock:
         self.limit = limit
         self._now = now
         self._since = now()
-        self._spent = dict.fromkeys(ACCOUNTS, 0.0)
+        self._spent: dict[str, float] = dict.fromkeys(get_args(Account), 0.0)
         self._waits = {"queued": 0, "policy": 0}  # how many are in progress
         self.queues: list[tuple[float, float]] = []
         self._limited: asyncio.Timeout | None = None

@@ -162,7 +162,9 @@ def write_episode(timeline: Timeline, life: EpisodeLife, start: float, lanes: li
     lane, facts = Lane(EPISODES, number + 1), {"prompt": life.uid, "sample": life.sample}
     timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
     turns = [(*moments, "turn", {"turn": turn}) for turn, moments in enumerate(sorted(life.turns))]
-    queues = [(*moments, "queued", {}) for moments in life.queued if moments[1] > moments[0]]
+    queues: list[tuple[float, float, str, dict[str, int]]] = [
+        (*moments, "queued", {}) for moments in life.queued if moments[1] > moments[0]
+    ]
     at = begin
     for waited, ended, name, more in sorted(turns + queues, key=lambda wait: wait[:2]):
         waits, ends = (max(at, moment - start) for moment in (waited, ended))  # agents may request several at once
