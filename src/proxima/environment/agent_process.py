@@ -1,4 +1,4 @@
-"""The worker program that plays episodes with a Python function, and the protocol of all such programs, `serve`.
+"""The worker program that plays episodes with a Python function, and the protocol of all such programs, `serve_jobs`.
 
     python agent_process.py module:function
 
@@ -36,7 +36,7 @@ class Cancelled(BaseException):
     """Raised in the thread of a function that takes too long."""
 
 
-class Episodes:
+class Jobs:
     """The jobs of this process, in one event loop.
 
     Args:
@@ -78,7 +78,7 @@ class Episodes:
         except asyncio.CancelledError:
             answer = {"error": "it was cancelled"}
         except (Exception, SystemExit) as error:  # an exit would end the others, too
-            answer = {"error": short(error)}
+            answer = {"error": error_line(error)}
         del self._tasks[job["id"]]
         self.write({"id": job["id"], **answer})
 
@@ -108,14 +108,14 @@ class Episodes:
         return task
 
 
-async def serve(
+async def serve_jobs(
     play: Callable[[Job], Awaitable[Mapping[str, Any]]], write: Write, serving: AbstractAsyncContextManager[Any]
 ) -> None:
-    """Play the jobs that stdin gives, within `serving`; see `Episodes`. Does not return."""
+    """Play the jobs that stdin gives, within `serving`; see `Jobs`. Does not return."""
     async with serving:
-        episodes = Episodes(play, write)
-        episodes.write({"ready": True})
-        threading.Thread(target=episodes.read, daemon=True).start()
+        jobs = Jobs(play, write)
+        jobs.write({"ready": True})
+        threading.Thread(target=jobs.read, daemon=True).start()
         await asyncio.Event().wait()
 
 
@@ -143,7 +143,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         except Exception as error:
             failure = error
         except SystemExit as error:
-            failure = RuntimeError(short(error))
+            failure = RuntimeError(error_line(error))
         loop.call_soon_threadsafe(tell, result, failure)
 
     thread = threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True)
@@ -158,7 +158,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         raise
 
 
-def short(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an exception as one line."""
     return " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")[:300]
 
@@ -178,7 +178,7 @@ def main(reference: str) -> None:
     async def play(job: Job) -> Mapping[str, Any]:
         return await _played(function, job)
 
-    asyncio.run(serve(play, write, _nothing()))
+    asyncio.run(serve_jobs(play, write, _nothing()))
 
 
 @contextlib.asynccontextmanager

@@ -516,7 +516,7 @@ def play(given: Row, write: Callable[[Row], None]) -> None:
             return {"error": f"the reward is {answer['reward']}", "unscored": True}
         return answer
 
-    asyncio.run(episodes.serve(played, write, environment.serving()))
+    asyncio.run(episodes.serve_jobs(played, write, environment.serving()))
 
 
 def main() -> None:
