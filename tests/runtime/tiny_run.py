@@ -218,14 +218,24 @@ def traces(folder: Path) -> dict[str, Any]:
     }
     return {
         "metrics": [timeless(r) for r in run.read_metrics()],
-        "rollouts": {file.name: read_rows(file) for file in sorted(run.rollouts.iterdir())},
-        "evals": {file.name: read_rows(file) for file in sorted(run.evals.iterdir())},
+        "rollouts": {file.name: untimed(read_rows(file)) for file in sorted(run.rollouts.iterdir())},
+        "evals": {file.name: untimed(read_rows(file)) for file in sorted(run.evals.iterdir())},
         "consumed": consumed,
         "counts": counts,
         "state": state,
         "step": last.step,
         "tensors": {key: value.numpy().tobytes() for key, value in tensors.items()},
     }
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows without the seconds that their episodes took."""
+    for row in rows:
+        if row.get("episode"):
+            episode = json.loads(row["episode"])
+            episode.pop("seconds", None)
+            row["episode"] = json.dumps(episode)
+    return rows
 
 
 def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
