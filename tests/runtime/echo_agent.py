@@ -1,6 +1,8 @@
 """Agents from outside that play as `echo_world` does, in a module that imports no torch and no client."""
 
 import json
+import time
+import uuid
 from urllib.request import Request, urlopen
 
 
@@ -23,6 +25,12 @@ def play(row, base_url, api_key, model):
         reward += evenness(text)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": str(len(text))}]
     return reward
+
+
+def play_at(row, base_url, api_key, model):
+    """As `play`, with a clock and a folder of its own in the system prompt."""
+    place = {"role": "system", "content": f"It is {time.time_ns()}. Work in /tmp/{uuid.uuid4()}. Be brief."}
+    return play(row | {"messages": [place, *row["messages"]]}, base_url, api_key, model)
 
 
 def play_roles(row, base_url, api_key, model):

@@ -15,6 +15,7 @@ from proxima.data.flow import Prompt
 from proxima.data.outcomes import Outcomes
 from proxima.data.packed_batch import pack
 from proxima.data.players import contributions_of
+from proxima.rollout.episodes.played import with_group_prompt
 from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.episode_tokens import EpisodeTokens, turns_of
@@ -78,6 +79,21 @@ def test_a_path_with_an_opening_of_its_own():
     assert rewards.group.tolist() == [0, 0, 1, 1] and len(rewards.state.unique()) == 5  # -1 and two of each group
     with pytest.raises(UserError, match="episode of prompt 3 has several paths"):
         best_against_worst(items)
+
+
+def test_episodes_that_begin_in_their_own_words_begin_in_one_state():
+    """As of an agent with a clock in its system prompt: an opening is shared only by those that have it."""
+    asked, own, other = (Prompt(uid=0, messages=(), tokens=tokens) for tokens in ([6], [7], [8]))
+    begun = [two_turns(initial_prompt=opening) for opening in (own, None, other, own)]
+    played = group_of(0, begun, [1.0, 0.0, 1.0, 0.0]).completions
+    prompt, completions = with_group_prompt(asked, played)
+    openings = [None if c.initial_prompt is None else c.initial_prompt.tokens.tolist() for c in completions]
+    assert prompt is own and openings == [None, [6], [8], None]
+    group = replace(group_of(0, completions, [1.0, 0.0, 1.0, 0.0]), prompt=prompt)
+    items = builder(ADVANTAGES["rloo"]()).step_batch([group], 1).trajectories
+    assert [(item.group, item.prompt_tokens.tolist()) for item in items] == [(0, [7]), (1, [6]), (2, [8]), (0, [7])]
+    states = [[turn.state for turn in turns_of(completion)] for completion in completions]
+    assert states == [[b"", np.array(TOOL[0], np.int32).tobytes()]] * 4
 
 
 def test_an_episode_counts_once_and_only_what_the_model_wrote_is_generated():

@@ -38,8 +38,9 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
     """The trained turns of a path; a completion without an episode is one turn.
 
     The state before a turn is `Span.state`, or else the path's tokens between the model's previous message and the
-    turn: the last observation, which is empty before the first turn. If a path has its own initial prompt, that prompt
-    is part of the state of turns before which the model has written no message.
+    turn: the last observation. It is empty before an episode's first turn, whatever its agent wrote there: all episodes
+    of a group begin in one state. In a path with its own initial prompt, that prompt is part of the state of other
+    turns before which the model has written no message.
 
     Raises:
         ValueError: the spans do not add up to the tokens of the path.
@@ -54,7 +55,7 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
         end = start + span.tokens
         if span.sampled:
             state: Hashable = path.tokens[seen:start].tobytes() if span.state is None else span.state
-            if span.state is None and not seen and path.initial_prompt is not None:
+            if span.state is None and not seen and path.initial_prompt is not None and span.turn:
                 state = path.initial_prompt.tokens.tobytes(), state
             yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
         if span.role == "assistant":

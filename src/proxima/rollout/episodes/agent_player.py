@@ -19,7 +19,7 @@ import numpy as np
 
 from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife, ToolCall
-from proxima.data.flow import Completion, Message, Prompt
+from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, RewardWithParts
@@ -50,6 +50,8 @@ from proxima.rollout.episodes.played import (
     with_seconds,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+
+MOST_TEMPLATES = 256  # kept, by their tools
 
 
 @dataclass(eq=False)
@@ -157,11 +159,9 @@ class AgentEpisodes(EpisodePlayer):
 
     @asynccontextmanager
     async def at_work(self, requests: Sequence[Request], deliver: Deliver) -> AsyncIterator[None]:
-        initial_prompts: dict[int, Prompt] = {}
-
         async def play(request: Request) -> None:
             try:
-                deliver(await self._play(request, initial_prompts, deliver))
+                deliver(await self._play(request, deliver))
             except BaseException as error:
                 deliver(error)
 
@@ -186,16 +186,14 @@ class AgentEpisodes(EpisodePlayer):
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
-    async def _play(
-        self, request: Request, initial_prompts: dict[int, Prompt], fail: Callable[[Exception], None]
-    ) -> Completion:
+    async def _play(self, request: Request, fail: Callable[[Exception], None]) -> Completion:
         """Play an episode to its end, restarting it if its agent fails."""
         attempts = Attempts(self.settings.retries)
         seconds = Counter[str]()  # of all attempts
         while True:
             episode = AgentEpisode(request, fail, EpisodeClock(self.settings.seconds, self._time))
             try:
-                completion = await self._attempt(episode, initial_prompts, attempts.made)
+                completion = await self._attempt(episode, attempts.made)
             except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur
                 seconds.update(episode.clock.seconds())
                 if attempts.again(failure):
@@ -205,7 +203,7 @@ class AgentEpisodes(EpisodePlayer):
                 seconds.update(episode.clock.seconds())
             return with_seconds(completion, seconds)
 
-    async def _attempt(self, episode: AgentEpisode, initial_prompts: dict[int, Prompt], attempts: int) -> Completion:
+    async def _attempt(self, episode: AgentEpisode, attempts: int) -> Completion:
         key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
@@ -245,23 +243,14 @@ class AgentEpisodes(EpisodePlayer):
                 f"'s first chat leaves no room for an answer in {where}" if episode.cut else " never asked the policy"
             )
             raise EnvironmentFailure(f"its agent{what}")
-        return self._completion(episode, talks, initial_prompts, reward, attempts)
+        return self._completion(episode, talks, reward, attempts)
 
     def _completion(
-        self,
-        episode: AgentEpisode,
-        talks: Sequence[Talk],
-        initial_prompts: dict[int, Prompt],
-        given: AgentReward,
-        attempts: int,
+        self, episode: AgentEpisode, talks: Sequence[Talk], given: AgentReward, attempts: int
     ) -> Completion:
         """Join the paths of all conversations in the order of their last turns; the completion is the last path, which
         has the episode's last turn."""
         assert episode.last is not None
-        initial_prompt = initial_prompts.setdefault(episode.request.prompt.uid, talks[0].played.initial_prompt)
-        if not np.array_equal(initial_prompt.tokens, talks[0].played.initial_prompt.tokens):
-            what = "its agent gives the completions of a prompt different first messages"
-            raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
         parts = given.parts if isinstance(given, RewardWithParts) else {}
         rewards, reward = self._rewards(given, list(dict.fromkeys(talk.player for talk in talks)))
@@ -430,9 +419,12 @@ class AgentEpisodes(EpisodePlayer):
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         name = repr(tools)
-        if name not in self._templates:
-            self._templates[name] = self._template_for(tools)
-        return self._templates[name]
+        template = self._templates.get(name)
+        if template is None:
+            if len(self._templates) >= MOST_TEMPLATES:  # tools that name a time or a folder
+                self._templates.clear()
+            template = self._templates[name] = self._template_for(tools)
+        return template
 
 
 def _numbered(path: Completion, talk: Talk) -> Completion:

@@ -32,6 +32,7 @@ from proxima.model.chat.written_text import answer_beginning, sampled_text
 from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
+MOST_BEGINNINGS = 1024  # kept, of a template's chats
 
 
 class TurnTemplate:
@@ -78,13 +79,17 @@ class TurnTemplate:
         rows."""
         before = tuple(takewhile(lambda message: message["role"] != "user", messages))
         key = tuple((message["role"], message["content"]) for message in before)
-        if key not in self._beginnings:
+        beginning = self._beginnings.get(key)
+        if beginning is None:
             try:
                 text, _ = self.around([self.message(message) for message in before], (), "user")
             except UserError:  # the template wants more messages
                 text = ""
-            self._beginnings[key] = np.array(self.encode_chat(text) if text else (), np.int32)
-        return tokens_in_common(tokens, self._beginnings[key])
+            beginning = np.array(self.encode_chat(text) if text else (), np.int32)
+            if len(self._beginnings) >= MOST_BEGINNINGS:  # agents that write the time into each
+                self._beginnings.clear()
+            self._beginnings[key] = beginning
+        return tokens_in_common(tokens, beginning)
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """Encode a text that follows another. If a control token ends the first text, it is encoded together with the

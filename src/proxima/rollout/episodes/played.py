@@ -242,18 +242,24 @@ def _empty_sets(count: int) -> SamplingMask:
 
 
 def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tuple[Prompt, list[Completion]]:
-    """Return the prompt that the first turn of each episode of a group saw, and the episodes, whose paths keep an
-    `initial_prompt` only if it differs from that prompt."""
-    first = [min(completion.paths, key=lambda path: path.turn) for completion in completions]
-    prompt = next((path.initial_prompt for path in first if path.initial_prompt is not None), prompt)
+    """Return the prompt that the first turn of the group's first episode saw, and the episodes, whose paths have an
+    `initial_prompt` only if it differs from that prompt: an agent may begin each episode in its own words.
+
+    Args:
+        prompt: the prompt of the requests, with which a path without an `initial_prompt` begins.
+        completions: the episodes; failed ones began with nothing.
+    """
+    played = [completion for completion in completions if completion.episode is None or not completion.episode.failure]
+    first = [min(completion.paths, key=lambda path: path.turn) for completion in played]
+    of_group = next((path.initial_prompt or prompt for path in first), prompt)
 
     def path_of_group(path: Completion) -> Completion:
-        same = path.initial_prompt is None or np.array_equal(path.initial_prompt.tokens, prompt.tokens)
-        return replace(
-            path, initial_prompt=None if same else path.initial_prompt, earlier=tuple(map(path_of_group, path.earlier))
-        )
+        own = path.initial_prompt or prompt
+        same = np.array_equal(own.tokens, of_group.tokens)
+        return replace(path, initial_prompt=None if same else own, earlier=tuple(map(path_of_group, path.earlier)))
 
-    return prompt, [path_of_group(completion) for completion in completions]
+    played_paths = {completion.key: path_of_group(completion) for completion in played}
+    return of_group, [played_paths.get(completion.key, completion) for completion in completions]
 
 
 def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
