@@ -169,7 +169,8 @@ def main(reference: str) -> None:
     os.dup2(2, 1)  # the function may print
     sys.stdout = os.fdopen(1, "w", closefd=False, encoding="utf-8", errors="backslashreplace", buffering=1)
     module, _, name = reference.partition(":")
-    sys.path.insert(0, os.getcwd())
+    here = os.path.dirname(os.path.abspath(__file__))  # its `agents.py` would hide the OpenAI Agents SDK
+    sys.path[:] = [os.getcwd(), *(path for path in sys.path if os.path.abspath(path) != here)]
     function = getattr(importlib.import_module(module), name)
 
     def write(message: Mapping[str, Any]) -> None:
