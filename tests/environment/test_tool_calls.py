@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxima.data import UserError
 from proxima.data.episode import ToolCall
 from proxima.environment.call_readers import MOST_CALLS, ReadMessage, ToolFormat, read_calls
-from proxima.environment.tool_calls import describe_tools, format_of, write_call
+from proxima.environment.tool_calls import call_beginning, describe_tools, format_of, write_call
 from proxima.model.chat.template_inputs import reads_tools
 from tests.rollout.episodes.chat_families import speaker
 from tests.tiny import tiny_tokenizer
@@ -26,6 +26,14 @@ TAGS = "open by <function=x>, close by </function>"  # as an argument
 
 def call(name, **arguments):
     return ToolCall(name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_a_call_has_one_beginning_whatever_its_arguments(tool_format):
+    beginning = call_beginning("add", tool_format)
+    for arguments in ({}, {"a": 1}, {"a": 2, "b": "{}"}):
+        written = write_call(call("add", **arguments), tool_format, TOOLS)
+        assert written.startswith(beginning) and not beginning.startswith(call_beginning("other", tool_format))
 
 
 READABLE = [

@@ -61,3 +61,19 @@ def test_answers_show_images_and_the_trainer_reads_them_as_the_engine_did(model,
         return  # one engine in another process is enough
     assert play(model, tmp_path / "other", "local_process") == 0
     assert [step["loss"] for step in metrics(tmp_path / "other")] == [step["loss"] for step in steps]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gemma3"], indirect=True)
+def test_an_agent_shows_images_in_each_api(model, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": "x", "answer": "1", "number": n % 2}) + "\n" for n in range(4)))
+    task = f"task={{kind: jsonl, path: {rows}, environment: {{kind: agent, run: 'tests.rollout.drawing_agent:play'}}}}"
+    spec = ("engine={kind: local, dtype: float32, slots: 16}", f"folder={tmp_path / 'run'}", "--quiet")
+    assert main(["train", "cpu/guess", f"model.path={model}", task, *RUN, *spec, "episode.turns=8"]) == 0
+    steps = metrics(tmp_path / "run")
+    assert all(step["episode/failed"] == 0 and abs(step["mismatch/rollout_is_max"] - 1) < 1e-4 for step in steps)
+    files = sorted((tmp_path / "run" / "rollouts").glob("*.parquet"))
+    shown = [row for file in files for row in pq.read_table(file).to_pylist()]
+    assert {images_of(row["opening"] or row["prompt_tokens"]) for row in shown} == {1}
+    assert len((tmp_path / "run" / "images" / "index.txt").read_text().split()) == 2

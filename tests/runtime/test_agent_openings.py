@@ -9,26 +9,29 @@ from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.stored_completions import stored_groups
 from proxima.view.microscope.step_file import StepFile
+from tests.campaigns import campaign
 from tests.runtime.episode_world import episode_recipe, go
 from tests.runtime.tiny_run import NO_EVAL, steps_of
 from tests.tiny import tiny_tokenizer
 
+SYNC = "tests/runtime/test_agent_openings.py::test_members_of_a_group_may_begin_otherwise"
+OVERLAP = {"runtime__max_lag": 1, "runtime__max_concurrent_rollouts": 3}
 AGENT = {"kind": "agent", "run": "tests.runtime.echo_agent:play_at"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharing", [{}, {"runtime__max_lag": 1, "runtime__max_concurrent_rollouts": 3}])
+@pytest.mark.parametrize("sharing", [{}, *campaign(SYNC, [OVERLAP])])
 def test_members_of_a_group_may_begin_otherwise(tiny_model, tmp_path, monkeypatch, sharing):
     """Each is scored, and trained on what it saw: the trainer's log-probs of its tokens are the engine's."""
     asked = {}
-    original = AgentEpisodes._next_turn
+    original = AgentEpisodes._next_turns
 
-    async def recorded(self, episode, *arguments):
-        talk, request, limit = await original(self, episode, *arguments)
-        asked[request.key] = request.prompt.tokens.tolist()
-        return talk, request, limit
+    async def recorded(self, *arguments):
+        turns = await original(self, *arguments)
+        asked.update({turn.request.key: turn.request.prompt.tokens.tolist() for turn in turns})
+        return turns
 
-    monkeypatch.setattr(AgentEpisodes, "_next_turn", recorded)
+    monkeypatch.setattr(AgentEpisodes, "_next_turns", recorded)
     environment = {"task__environment": AGENT, "eval__task__environment": AGENT}
     advantage = {"algorithm__advantage": {"kind": "gigpo"}}
     go(

@@ -11,7 +11,8 @@ import pytest
 from proxima.core import SURROGATES
 from proxima.data.flow import Score
 from proxima.reward.server.scorer_limits import ScorerLimits
-from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
+from proxima.rollout.episodes.endpoint import ChatEndpoint
+from proxima.rollout.episodes.formats.chat import ChatAnswer
 from proxima.system.web_requests import name_in_host
 from tests.reward.make import LONG, SHORT
 from tests.reward.served import request_of, running, served
@@ -40,9 +41,9 @@ def scorer(folder, **limits):
 
 def agents(folder):
     async def answer(key, asked):
-        return ChatAnswer(content="hi")
+        return [ChatAnswer(content="hi")]
 
-    return running(ChatEndpoint(("policy",), "an-episode".__eq__, answer)._server, asyncio.run)
+    return running(ChatEndpoint(("policy",), "an-episode".__eq__, answer, None)._server, asyncio.run)
 
 
 SERVERS = {

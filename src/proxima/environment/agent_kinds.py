@@ -151,9 +151,9 @@ class AgentSpec(AgentKind):
     Args:
         run: `module:function`. The function receives those of `row`, `base_url`, `api_key` and `model` that are among
             its parameters, may be `async`, and returns a reward, a mapping from roles to rewards, or None.
-        command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
-            passed as JSON on standard input. The last line of output may be the reward, a number, or a JSON object with
-            the reward of each role; the last 64 KiB of the output are kept.
+        command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set, and the
+            same of `ANTHROPIC`; the row is passed as JSON on standard input. The last line of output may be the
+            reward, a number, or a JSON object with the reward of each role; its last 64 KiB are kept.
         workers: number of processes that run the function, or of programs that run at once. 0: a process for each 16
             episodes at once, at most as many as cores; 16 programs.
         sandbox: where each program runs: `none`, beside the run, with its rights; another kind, or its fields with

@@ -61,10 +61,16 @@ class AgentJob:
         return {"row": dict(self.row), "base_url": self.base_url, "api_key": self.api_key, "model": self.model}
 
     def variables(self, base_url: str = "") -> dict[str, str]:
-        """The environment variables of an OpenAI client, for an agent that reaches the endpoint at `base_url`, that of
-        a sandbox or container, and asks no proxy for it."""
+        """The environment variables of the clients of OpenAI and of Anthropic, for an agent that reaches the endpoint
+        at `base_url`, that of a sandbox or container, and asks no proxy for it."""
         url = base_url or self.base_url
         client = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": self.api_key, "OPENAI_MODEL": self.model}
+        client["ANTHROPIC_BASE_URL"] = url.removesuffix("/v1")  # its client adds it
+        client |= {
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_AUTH_TOKEN": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+        }
         return client | exempt_this_machine(always=bool(base_url))
 
 

@@ -383,7 +383,9 @@ def tool_problem(tool: Any, where: str) -> str:
 
 def _schema_problem(schema: Any, where: str) -> str:
     """Describe the problem with the schema of a value, in the parts that a template or a reader of calls uses; empty if
-    there is none."""
+    there is none. True and false are schemas, too."""
+    if isinstance(schema, bool):
+        return ""
     if not isinstance(schema, dict):
         return f"{where:.150}: must be an object, a JSON schema"
     kind = schema.get("type", "object")
@@ -402,7 +404,7 @@ def _schema_problem(schema: Any, where: str) -> str:
     inner |= {f"anyOf.{i}": value for i, value in enumerate(schema.get("anyOf", []))}
     items = schema.get("items", True)
     of_items = {f"items.{i}": value for i, value in enumerate(items)} if isinstance(items, list) else {"items": items}
-    inner |= {name: value for name, value in of_items.items() if not isinstance(value, bool)}
+    inner |= of_items
     return next(filter(None, (_schema_problem(value, f"{where}.{name}") for name, value in inner.items())), "")
 
 

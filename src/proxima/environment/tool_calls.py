@@ -56,12 +56,15 @@ def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat
 def _described(function: Mapping[str, Any], tools: Parameters) -> str:
     properties = tools[function["name"]].get("properties", {})
     signature = ", ".join(f"{name}: {_type_name(schema)}" for name, schema in properties.items())
-    about = [f"  {name}: {schema['description']}" for name, schema in properties.items() if schema.get("description")]
+    schemas = {name: schema for name, schema in properties.items() if isinstance(schema, Mapping)}
+    about = [f"  {name}: {schema['description']}" for name, schema in schemas.items() if schema.get("description")]
     description = " ".join((function.get("description") or "").split())
     return "\n".join([f"- {function['name']}({signature}): {description}", *about])
 
 
-def _type_name(schema: Mapping[str, Any]) -> str:
+def _type_name(schema: Mapping[str, Any] | bool) -> str:
+    if isinstance(schema, bool):  # a JSON schema, too: any value, or none
+        return "any"
     if "enum" in schema:
         return " or ".join(map(str, schema["enum"]))
     named = schema.get("type", "any")
@@ -96,6 +99,18 @@ def write_call(call: ToolCall, tool_format: ToolFormat, tools: Parameters) -> st
         return bare if read_back else f"```{call.name}\n{json.dumps(arguments)}\n```"
     inside = "".join(f"<parameter={name}>{value}</parameter>\n" for name, value in arguments.items())
     return f"<function={call.name}>\n{inside}</function>"
+
+
+def call_beginning(name: str, tool_format: ToolFormat) -> str:
+    """Return how a call of a tool begins, up to its arguments: as much as decides which tool is called."""
+    if tool_format == "code":
+        return f"```{name}\n"
+    written = write_call(ToolCall(name=name, arguments={}), tool_format, {})
+    at = written.rfind("{}")  # where the arguments are JSON
+    if at < 0:
+        behind = written.index(name) + len(name)
+        at = min(place for mark in ">\n" if (place := written.find(mark, behind)) >= 0) + 1
+    return written[:at]
 
 
 TRIAL = ToolCall(name="trial_tool", arguments={"text": 'say "{x}"\nto [him]', "count": 7})

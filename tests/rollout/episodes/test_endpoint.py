@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from proxima.data.episode import ToolCall
 from proxima.rollout.episodes import endpoint as module
-from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
+from proxima.rollout.episodes.endpoint import ChatEndpoint
+from proxima.rollout.episodes.formats.chat import ChatAnswer
 from tests.uvicorn_ticks import quick_ticks
 
 pytestmark = pytest.mark.slow
@@ -29,10 +31,10 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", 
     async def answered(key, request):
         assert key == KEY
         asked.append(request)
-        return answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)
+        return [answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)]
 
     async def run():
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None)
         await endpoint.start()
         headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
@@ -62,7 +64,8 @@ def test_what_openai_agents_and_smolagents_send_is_taken():
         "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "metadata": {"trace": "1"},
         "store": False,
         "temperature": 0.3, "top_p": 1.0, "stream": False, "stream_options": None, "response_format": None, "user": "u",
-        "extra_body": {}, "reasoning_effort": None, "verbosity": None,
+        "extra_body": {}, "reasoning_effort": None, "verbosity": None, "max_completion_tokens": None, "max_tokens": 9,
+        "logprobs": False, "n": 1, "seed": 3, "top_k": 20, "min_tokens": 0, "prompt_cache_key": "k",
     }  # fmt: skip
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     smol = {
@@ -71,7 +74,7 @@ def test_what_openai_agents_and_smolagents_send_is_taken():
     }  # fmt: skip
     responses, (first, second) = ask(sdk, smol)
     assert [response.status_code for response in responses] == [200, 200]
-    assert first.tools == (TOOL,) and first.stop == ()
+    assert first.tools == (TOOL,) and first.stop == () and first.max_tokens == 9
     assert [message.content for message in second.messages] == ["ab", "ab"]
     assert second.stop == ("Observation:",) and second.max_tokens == 7
     _, (silent,) = ask(HELLO | {"tools": [TOOL], "tool_choice": "none"})
@@ -125,6 +128,8 @@ def call_of(name, arguments):
     return {"function": {"name": name, "arguments": arguments}}
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGVsbG8="}
+USED = {"type": "tool_use", "id": "c", "name": "add", "input": {}}
 WRONG_TOOLS = [
     ({"name": 3}, "name: must be a text"),
     ({"name": ""}, "name: must be a text"),
@@ -138,7 +143,7 @@ WRONG_PARAMETERS = [
     ({"type": "array"}, ".type: must be 'object'"),
     ({"type": ["object"]}, ".type: must be 'object'"),
     *(({"properties": wrong}, ".properties: must be an object") for wrong in (None, 3, "a", ["a"], [["a", {}]], False)),
-    *(({"properties": {"a": wrong}}, ".properties.a: must be an object") for wrong in (None, 3, "integer", [], True)),
+    *(({"properties": {"a": wrong}}, ".properties.a: must be an object") for wrong in (None, 3, "integer", [])),
     ({"properties": {"a": {"type": 3}}}, ".properties.a.type: must be a text"),
     ({"properties": {"a": {"type": [3]}}}, ".properties.a.type: must be a text"),
     ({"properties": {"a": {"type": None}}}, ".properties.a.type: must be a text"),
@@ -153,13 +158,17 @@ WRONG_PARAMETERS = [
 ]
 REFUSED = [
     ("{", "can't be read"),
-    ("[]", "messages: must be a list"),
+    ("[]", "the request must be an object"),
     ({"messages": []}, "messages: must be a list"),
     ({"messages": "hello"}, "messages: must be a list"),
     ({"messages": [{"role": "robot", "content": ""}]}, "messages.0: must have a role"),
     ({"messages": [{"role": ["user"], "content": ""}]}, "messages.0: must have a role"),
     ({"messages": ["hello"]}, "messages.0: must have a role"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of type text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "an image must be in the request",
+    ),
+    ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "parts of type text, image_url"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
     ({"messages": [{"role": "assistant", "tool_calls": "add"}]}, "tool_calls: must be a list"),
     ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "read"),
@@ -169,13 +178,30 @@ REFUSED = [
     ),
     ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls: can't be read"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
-    (HELLO | {"n": 2}, "n=2: not supported"),
-    (HELLO | {"logprobs": True}, "logprobs=true: not supported"),
+    (HELLO | {"n": 0}, "n=0: must be"),
+    (HELLO | {"n": True}, "n=True: must be"),
+    (HELLO | {"logprobs": True, "top_logprobs": 2}, "top_logprobs=2: not supported"),
     (HELLO | {"response_format": {"type": "json_object"}}, "response_format="),
-    (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice="),
+    (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice: names 'add'"),
+    (HELLO | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice="),
+    (HELLO | {"continue_final_message": True, "add_generation_prompt": False}, "the last message must be"),
+    (HELLO | {"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt: must be"),
+    *(
+        (HELLO | {name: value}, f"{name}=")
+        for name, value in {
+            "guided_json": {"type": "object"},
+            "structured_outputs": {"regex": "a"},
+            "min_tokens": 3,
+            "chat_template_kwargs": {"enable_thinking": False},
+            "reasoning_effort": "high",
+            "verbosity": "low",
+            "ignore_eos": True,
+            "a field of next year": 1,
+        }.items()
+    ),
     (HELLO | {"max_tokens": 0}, "max_tokens=0: must be"),
     (HELLO | {"max_tokens": "many"}, "max_tokens='many': must be"),
-    (HELLO | {"max_completion_tokens": True}, "max_tokens=True: must be"),
+    (HELLO | {"max_completion_tokens": True}, "max_completion_tokens=True: must be"),
     (HELLO | {"stop": [""]}, "stop: must be"),
     (HELLO | {"tools": {"add": {}}}, "tools: must be"),
     (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools.0: must be"),
@@ -205,6 +231,103 @@ def test_what_is_refused_in_openais_form():
     assert not asked
 
 
+ASKED = {"model": "policy", "input": "hello"}
+OF_RESPONSES = [
+    ({"model": "policy", "input": []}, "input: must be a list of at least one"),
+    (ASKED | {"input": 3}, "input: must be a text or a list"),
+    (ASKED | {"input": [{"type": "reasoning", "summary": []}]}, "input.0.type="),
+    (ASKED | {"input": [{"role": "robot", "content": "x"}]}, "input.0: must have a role"),
+    (ASKED | {"input": [{"type": "function_call", "name": "a", "arguments": "{"}]}, "input.0.arguments: can't be read"),
+    (ASKED | {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "parts of type input_text"),
+    (ASKED | {"input": [{"role": "assistant", "content": [IMAGE]}]}, "only messages of users and tools show images"),
+    (ASKED | {"previous_response_id": "resp_1"}, "no response of this episode that was stored has this id"),
+    (ASKED | {"text": {"format": {"type": "json_object"}}}, "text.format="),
+    (ASKED | {"text": {"verbosity": "low"}}, "text.verbosity="),
+    (ASKED | {"reasoning": {"effort": "high"}}, "reasoning.effort="),
+    (ASKED | {"tools": [{"type": "web_search"}]}, "tools.0.type="),
+    (ASKED | {"tools": [{"type": "function", "name": ""}]}, "tools.0.function.name: must be a text"),
+    (ASKED | {"tool_choice": {"type": "function", "name": "add"}}, "tool_choice: names 'add'"),
+    (ASKED | {"include": ["file_search_call.results"]}, "include="),
+    *(
+        (ASKED | {name: value}, f"{name}=")
+        for name, value in {"background": True, "truncation": "auto", "stop": "x"}.items()
+    ),
+]
+TOLD = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+OF_MESSAGES = [
+    (TOLD | {"messages": []}, "messages: must be a list of at least one"),
+    (TOLD | {"messages": [{"role": "tool", "content": "x"}]}, "messages.0: must have a role"),
+    (TOLD | {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "parts of type text, image"),
+    (TOLD | {"messages": [{"role": "assistant", "content": [{"type": "thinking"}]}]}, "parts of type text"),
+    (TOLD | {"messages": [{"role": "assistant", "content": [USED]}]}, "calls without their results"),
+    (TOLD | {"messages": [{"role": "assistant", "content": [USED | {"input": 3}]}]}, "content.0.input: must be"),
+    (TOLD | {"system": [{"type": "image"}]}, "system: must be a text, or parts of type text"),
+    (TOLD | {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking="),
+    (TOLD | {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type="),
+    (TOLD | {"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "type: must be 'object'"),
+    (TOLD | {"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice: names 'add'"),
+    (TOLD | {"tool_choice": "auto"}, "tool_choice="),
+    (TOLD | {"output_config": {"effort": "low"}}, "output_config="),
+    (TOLD | {"max_tokens": 0}, "max_tokens=0: must be"),
+    (TOLD | {"logprobs": True}, "logprobs="),
+]
+
+
+@pytest.mark.parametrize(("path", "refused"), [("/responses", OF_RESPONSES), ("/messages", OF_MESSAGES)])
+def test_what_the_other_apis_refuse(path, refused):
+    responses, asked = ask(*(body for body, _ in refused), path=path)
+    for (body, says), response in zip(refused, responses, strict=True):
+        error = response.json()["error"]
+        assert response.status_code == 400 and says in error["message"], body
+        assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
+    assert not asked
+
+
+def test_an_unknown_key_in_anthropics_form():
+    (response,), _ = ask(TOLD, path="/messages", key="", **{"x-api-key": "another"})
+    assert response.status_code == 401 and response.json()["error"]["type"] == "authentication_error"
+    (response,), _ = ask(TOLD, path="/messages", key="", **{"x-api-key": KEY})
+    assert response.json()["content"] == [{"type": "text", "text": "hi"}]
+
+
+def test_what_claude_code_and_codex_send_is_taken():
+    cached = {"cache_control": {"type": "ephemeral"}}
+    claude = TOLD | {
+        "system": [{"type": "text", "text": "Be brief.", **cached}], "metadata": {"user_id": "u"}, "stream": True,
+        "tools": [{"name": "Bash", "description": "Runs.", "input_schema": {"type": "object"}, **cached}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": False}, "thinking": {"type": "disabled"},
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hello", **cached}]}],
+        "stop_sequences": ["END"], "temperature": 1, "service_tier": "auto", "context_management": {},
+    }  # fmt: skip
+    (response,), (request,) = ask(
+        claude, path="/messages", answer=replace(CALLS, finish_reason="stop", stopped_by="END")
+    )
+    assert request.tools[0]["function"]["name"] == "Bash" and request.stop == ("END",) and request.max_tokens == 5
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+    names = [line[7:] for line in response.text.splitlines() if line.startswith("event: ")]
+    block = ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert names == ["message_start", *block, *block, "message_delta", "message_stop"]
+    assert [event["type"] for event in events] == names
+    assert events[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    assert events[-2]["usage"]["output_tokens"] == 2 and events[0]["message"]["usage"]["input_tokens"] == 5
+    codex = ASKED | {
+        "instructions": "Be brief.", "store": False, "stream": True, "include": ["reasoning.encrypted_content"],
+        "tools": [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}],
+        "tool_choice": "auto", "parallel_tool_calls": False, "reasoning": None, "prompt_cache_key": "k", "text": None,
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}],
+    }  # fmt: skip
+    (response,), (request,) = ask(codex, path="/responses", answer=replace(CALLS, finish_reason="length"))
+    assert [message.role for message in request.messages] == ["system", "user"]
+    names = [line[7:].removeprefix("response.") for line in response.text.splitlines() if line.startswith("event: ")]
+    assert names == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+        "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "incomplete",
+    ]  # fmt: skip
+
+
 def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
     (response,), asked = ask({"messages": [{"role": "user", "content": "x" * (1 << 20)}]})
@@ -215,7 +338,7 @@ def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
 def test_models_and_no_other_address():
     (models,), _ = ask(b"", path="/models", method="GET")
     assert [model["id"] for model in models.json()["data"]] == ["policy"]
-    for path, method, status in (("/responses", "POST", 404), ("/chat/completions", "GET", 405)):
+    for path, method, status in (("/completions", "POST", 404), ("/chat/completions", "GET", 405)):
         (response,), _ = ask(HELLO, path=path, method=method)
         assert response.status_code == status
 
@@ -233,7 +356,7 @@ def test_an_agent_that_goes_away_ends_its_turn():
                 ended.set()
                 raise
 
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None)
         await endpoint.start()
         try:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as client:
@@ -252,7 +375,7 @@ def test_nothing_is_read_of_a_request_without_a_known_key():
     """A body that never comes: it would be awaited, and it and many others would be held."""
 
     async def run():
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, None)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, None, None)
         await endpoint.start()
         port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
         try:
@@ -273,7 +396,12 @@ def test_nothing_is_read_of_a_request_without_a_known_key():
 
 def test_tools_without_parameters_and_nested_ones_are_taken():
     nested = {"a": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": ["null", "integer"]}]}}}
-    pair = {"from": {"type": "array", "items": [{"type": "number"}, {"type": "number"}]}, "any": {"items": True}}
+    pair = {
+        "from": {"type": "array", "items": [{"type": "number"}, {"type": "number"}]},
+        "any": {"items": True},
+        "b": True,
+        "c": {"anyOf": [False, {}]},
+    }
     given = [
         {"type": "function", "function": {"name": "now"}},
         of_parameters({"properties": pair}),

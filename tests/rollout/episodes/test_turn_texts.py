@@ -7,9 +7,9 @@ import numpy as np
 from proxima.data.flow import Completion
 from proxima.engine.protocol import Request, Sampling
 from proxima.model.chat.written_text import written_text
-from proxima.rollout.episodes.agent_player import AgentEpisode, AgentEpisodes, Talk
+from proxima.rollout.episodes.agent_player import AgentEpisode, AgentEpisodes, AskedTurn, Talk
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
-from proxima.rollout.episodes.endpoint import ChatMessage, ChatRequest
+from proxima.rollout.episodes.formats.chat import ChatMessage, ChatRequest
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.prompts import to_prompt
@@ -76,12 +76,12 @@ def test_an_agent_gets_neither_the_stop_string_nor_what_the_template_opened():
     completion = answered(request, f"One.</think>So:{CALL}")
     assert completion.text == f"<think>\nOne.</think>So:{CALL}"
 
-    answer = episodes._answer(episode, talk, asked, request, completion)
+    answer = episodes._answer(episode, AskedTurn(talk, request, ""), asked, completion)
     assert answer.content == "One.</think>So:"
     assert [dict(call.arguments) for call in answer.calls.values()] == [
         {"a": 1}
     ] and answer.finish_reason == "tool_calls"
 
     plain = replace(asked, tools=())
-    answer = episodes._answer(episode, talk, plain, request, answered(request, "7</invoke>"))
+    answer = episodes._answer(episode, AskedTurn(talk, request, ""), plain, answered(request, "7</invoke>"))
     assert answer.content == "7" and talk.played.turns[-1].completion.text == "<think>\n7</invoke>"

@@ -26,16 +26,10 @@ from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agent
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.environment.tool_calls import before_calls, describe_tools, parameters_of, write_call
+from proxima.environment.tool_calls import before_calls, call_beginning, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
-from proxima.rollout.episodes.endpoint import (
-    ChatAnswer,
-    ChatEndpoint,
-    ChatMessage,
-    ChatRefused,
-    ChatRequest,
-    unknown_key,
-)
+from proxima.rollout.episodes.endpoint import ChatEndpoint, unknown_key
+from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest, TokenLogProb
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
@@ -50,6 +44,7 @@ from proxima.rollout.episodes.played import (
     with_seconds,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.task.image_files import open_image
 
 MOST_TEMPLATES = 256  # kept, by their tools
 
@@ -112,6 +107,16 @@ class AgentEpisode:
         self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
 
 
+@dataclass(frozen=True)
+class AskedTurn:
+    """A turn of a conversation that the engine samples, and the limit of the episode that ends a turn of that length;
+    empty if the agent wants a shorter one."""
+
+    talk: Talk
+    request: Request
+    limit: Cut
+
+
 class AgentEpisodes(EpisodePlayer):
     """Plays the episodes of a task with external agents.
 
@@ -145,6 +150,7 @@ class AgentEpisodes(EpisodePlayer):
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
         self._users = 0
+        self._adding = asyncio.Lock()  # images
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         by_key = {completion.key: completion for completion in running}
@@ -168,7 +174,7 @@ class AgentEpisodes(EpisodePlayer):
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
-            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer)
+            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer, self.count)
             await self._endpoint.start()
             self._time = LoopTime()
         tasks = [asyncio.create_task(play(request)) for request in requests]
@@ -295,8 +301,8 @@ class AgentEpisodes(EpisodePlayer):
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
-    async def answer(self, key: str, asked: ChatRequest) -> ChatAnswer:
-        """Answer an agent's request with a message of the policy.
+    async def answer(self, key: str, asked: ChatRequest) -> tuple[ChatAnswer, ...]:
+        """Answer an agent's request with messages of the policy, as many as it asks for.
 
         Raises:
             ChatRefused: no episode has this key, it has failed or reached a limit, or the engine has failed.
@@ -304,22 +310,73 @@ class AgentEpisodes(EpisodePlayer):
         episode, player = self._episodes.get(key), self._player(asked.model)
         if episode is None:
             raise unknown_key()
+        asked = await self._with_images(asked)
         with episode.clock.answering():
             return await self._answered(episode, asked, player)
 
-    async def _answered(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> ChatAnswer:
+    async def _answered(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> tuple[ChatAnswer, ...]:
         async with episode.rendering:
-            talk, request, limit = await self._next_turn(episode, asked, player)
+            turns = await self._next_turns(episode, asked, player)
         now = asyncio.get_running_loop().time
         began = now()
         try:
-            completion = await sampled_turn(self.engine, request, self.times)
+            waiting = [sampled_turn(self.engine, turn.request, self.times) for turn in turns]
+            completions = await asyncio.gather(*waiting)
         except Exception as error:  # not the agent's fault: it must not become a failed episode
             episode.fail(error)
             raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
         episode.waits.append((began, now()))
-        talk.cut = limit if completion.finish_reason == "length" else ""
-        return self._answer(episode, talk, asked, request, completion)
+        answers = list[ChatAnswer]()
+        for turn, completion in zip(turns, completions, strict=True):
+            answers.append(self._answer(episode, turn, asked, completion))
+            turn.talk.cut = turn.limit if completion.finish_reason == "length" else ""
+        return tuple(answers)
+
+    async def count(self, key: str, asked: ChatRequest) -> int:
+        """Return the number of tokens of a chat, as the first of a conversation.
+
+        Raises:
+            ChatRefused: no episode has this key, or the chat can't be rendered.
+        """
+        episode, player = self._episodes.get(key), self._player(asked.model)
+        if episode is None:
+            raise unknown_key()
+        asked = await self._with_images(asked)
+        try:
+            talk = await asyncio.to_thread(self._new_talk, episode.request, asked, player)
+        except UserError as error:
+            raise ChatRefused(f"the chat can't be rendered: {error}") from None
+        return len(talk.played.conversation.prompt)
+
+    async def _with_images(self, asked: ChatRequest) -> ChatRequest:
+        """Return the request with the numbers of its images.
+
+        Raises:
+            ChatRefused: the run shows no images, or one can't be read.
+        """
+        if not any(message.images for message in asked.messages):
+            return asked
+        store = getattr(self._template(()).tokenizer, "images", None)
+        if store is None:
+            what = "messages: an image can't be shown; a model that reads images needs episode.images=true"
+            raise ChatRefused(what, code="unsupported_value")
+
+        def number(image: bytes | int) -> int:
+            assert isinstance(image, bytes)
+            added = int(store.add(open_image(image)))
+            store.tokens(added)  # refuses what can't be shown
+            return added
+
+        def numbered() -> tuple[ChatMessage, ...]:
+            shown = [replace(message, images=tuple(map(number, message.images))) for message in asked.messages]
+            store.write()
+            return tuple(shown)
+
+        try:
+            async with self._adding:  # in the order in which they came
+                return replace(asked, messages=await asyncio.to_thread(numbered))
+        except UserError as error:
+            raise ChatRefused(f"messages: an image can't be read: {error}") from None
 
     def _player(self, model: str) -> str:
         """Return the player that a model's name names; empty without roles.
@@ -335,22 +392,31 @@ class AgentEpisodes(EpisodePlayer):
             raise ChatRefused(f"model={model!r:.80}: must name a role: {names}", code="model_not_found", status=404)
         return player
 
-    async def _next_turn(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> tuple[Talk, Request, Cut]:
-        """Return the conversation that a chat continues or begins, the request of its next turn, and the limit of the
-        episode that ends a turn of that length; empty if the agent wants a shorter one."""
+    async def _next_turns(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> list[AskedTurn]:
+        """Return the turns that answer a chat: the first in the conversation that it continues or begins, the others in
+        conversations of their own that begin with the same tokens."""
         if episode.broken is not None:
             raise ChatRefused(f"the episode has failed: {episode.broken}", code="episode_failed")
-        if episode.turns >= self.settings.turns:
+        if episode.turns + asked.answers > self.settings.turns:
             episode.cut = episode.refused = "turns"
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
             talk = await self._talk(episode, asked, player)
         except UserError as error:
-            episode.broken = error
+            if not (asked.forced or asked.continues):  # the template may render the chat, but not leave it open
+                episode.broken = error
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
+        others = [self._branch(talk) for _ in range(1, asked.answers)]
+        episode.talks += others
+        return [self._next_turn(episode, each, asked) for each in (talk, *others)]
+
+    def _next_turn(self, episode: AgentEpisode, talk: Talk, asked: ChatRequest) -> AskedTurn:
         played = talk.played
         context_left = self.context - len(played.conversation.context)
-        room = played.room(self.settings, self.context, sum(talk.played.length for talk in episode.talks))
+        length = sum(talk.played.length for talk in episode.talks)
+        if self.settings.tokens is not None:  # each of several answers has its share
+            length = self.settings.tokens - (self.settings.tokens - length) // asked.answers
+        room = played.room(self.settings, self.context, length)
         if room < 1:
             episode.cut = episode.refused = talk.cut = "context" if context_left < 1 else "tokens"
             raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
@@ -360,36 +426,60 @@ class AgentEpisodes(EpisodePlayer):
         talk.asking = episode.turns
         episode.turns += 1
         episode.refused = ""
-        return talk, request, "" if most < room else "context" if room == context_left else "tokens"
+        return AskedTurn(talk, request, "" if most < room else "context" if room == context_left else "tokens")
 
     def _answer(
-        self, episode: AgentEpisode, talk: Talk, asked: ChatRequest, request: Request, completion: Completion
+        self, episode: AgentEpisode, asked_turn: AskedTurn, asked: ChatRequest, completion: Completion
     ) -> ChatAnswer:
         """Add a turn to its conversation, and return it as the agent sees it: by the contract of the API without the
         stop string, and without what the template opened. Calls are read from the whole text."""
+        talk, begun = asked_turn.talk, asked_turn.request.prompt.begun
         turn = talk.played.add(completion)
         talk.numbers.append(completion.turn)
-        content = completion.own_text(request.prompt.begun)
+        content, hidden = completion.own_text(begun), ""
+        if asked.forced:  # the beginning of the call is the model's message, too
+            content = call_beginning(asked.forced, self.tool_format) + content
+        elif asked.continues:
+            hidden = asked.messages[-1].content
         tools = parameters_of(asked.tools)
         if tools:
             turn.read(read_calls(completion.text, self.tool_format, tools))
         if turn.calls:
-            content = before_calls(content, self.tool_format, tools)
+            content = before_calls(hidden + content, self.tool_format, tools)[len(hidden) :]
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
-        talk.history = [*asked.messages, ChatMessage(role="assistant", content=content, calls=turn.calls)]
-        talk.answering, episode.last = False, talk
-        return ChatAnswer(
+        answer = ChatAnswer(
             content=content,
             calls=calls,
             finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
+            stopped_by=completion.stopped_by,
             prompt_tokens=len(talk.played.contexts[-1]),
             completion_tokens=len(completion.tokens),
+            log_probs=self._log_probs(completion) if asked.log_probs else None,
         )
+        before = asked.messages[:-1] if asked.continues else asked.messages
+        talk.history = [*before, replace(answer.message, content=hidden + content)]
+        talk.answering, episode.last = False, talk
+        return answer
+
+    def _log_probs(self, completion: Completion) -> tuple[TokenLogProb, ...]:
+        """Return the sampled tokens with their log-probs; what JSON has no number for is -9999, as in OpenAI's API."""
+        template = self._template(())
+        values = np.nan_to_num(completion.sampled_log_prob, nan=-9999.0, neginf=-9999.0).tolist()
+        texts = [template.decode([token], after_text=True) for token in completion.tokens.tolist()]
+        return tuple(TokenLogProb(text=text, log_prob=value) for text, value in zip(texts, values, strict=True))
+
+    def _branch(self, talk: Talk) -> Talk:
+        """Return a conversation whose next turn sees the same tokens."""
+        played = talk.played
+        conversation, prompt = played.conversation.branch(), played.initial_prompt
+        if played.turns:
+            prompt = replace(prompt, messages=(), tokens=conversation.prompt, shared_prefix=0)
+        return Talk(Played(played.request, prompt, None, conversation), talk.tools, talk.player)
 
     async def _talk(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> Talk:
         """Return the conversation that a chat continues, with the new messages added, or a new conversation. Chats are
         encoded in threads, because a long one takes seconds, in which other agents would wait."""
-        for talk in reversed(episode.talks):
+        for talk in () if asked.forced else reversed(episode.talks):
             if new := talk.continued_by(asked, player):
                 observed = [self._message(message, asked.tools) for message in new]
                 conversation = copy(talk.played.conversation)
@@ -406,16 +496,32 @@ class AgentEpisodes(EpisodePlayer):
         messages = tuple(self._message(message, asked.tools) for message in asked.messages)
         if asked.tools and not template.supports_tools:
             messages = with_instructions(messages, describe_tools(asked.tools, self.tool_format))
-        conversation = Conversation(template, messages, self.settings.forks, continues=False)  # as in OpenAI's API
+        if asked.forced:
+            messages = (*messages, {"role": "assistant", "content": self._forced_beginning(template, asked.forced)})
+        continues = asked.continues or bool(asked.forced)
+        conversation = Conversation(template, messages, self.settings.forks, continues=continues)
         if not np.array_equal(prompt.tokens, conversation.prompt):
             shared = template.shared_prefix(messages, conversation.prompt)
             prompt = replace(prompt, messages=messages, tokens=conversation.prompt, shared_prefix=shared)
         return Talk(Played(request, prompt, None, conversation), asked.tools, player)
 
+    def _forced_beginning(self, template: TurnTemplate, tool: str) -> str:
+        """Return how an answer begins that calls this tool.
+
+        Raises:
+            ChatRefused: calls have control tokens, which can't be written into a chat.
+        """
+        beginning = call_beginning(tool, self.tool_format)
+        if template.safe(beginning) != beginning:
+            what = f"tool_choice: a call can't be forced in the format {self.tool_format}; set it to auto"
+            raise ChatRefused(what, code="unsupported_value")
+        return beginning
+
     def _message(self, message: ChatMessage, tools: Sequence[Mapping[str, Any]]) -> Message:
         """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
         calls = [write_call(call, self.tool_format, parameters_of(tools)) for call in message.calls]
-        return {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
+        shown: Message = {"role": message.role, "content": "\n".join(filter(None, [message.content, *calls]))}
+        return shown | {"images": [*message.images]} if message.images else shown
 
     def _template(self, tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
         name = repr(tools)
@@ -448,7 +554,10 @@ def _last_turn(path: Completion) -> int:
 def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:
     """Return True if a message sent back equals the known one: agents strip spaces and assign their own ids."""
     same_calls = [*map(_call_key, recorded.calls)] == [*map(_call_key, given.calls)]
-    return recorded.role == given.role and recorded.content.strip() == given.content.strip() and same_calls
+    same_images = recorded.images == given.images
+    return (
+        recorded.role == given.role and recorded.content.strip() == given.content.strip() and same_calls and same_images
+    )
 
 
 def _call_key(call: ToolCall) -> tuple[str, Any]:

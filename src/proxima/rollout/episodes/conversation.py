@@ -275,6 +275,16 @@ class Conversation:
         self._turns += 1
         self.awaits_turn = False
 
+    def branch(self) -> "Conversation":
+        """Return another conversation whose initial prompt is `context`: its next turn sees the same tokens, and the
+        turns before it are not its own."""
+        other = copy(self)
+        if self._turns:
+            other.prompt, other._own = self.context, None
+            other._initial_prompt, other._begun, other._first = self._seen, "", len(self._messages)
+            other._nodes, other._ended, other._turns = [], [], 0
+        return other
+
     def with_turn(self, tokens: Ints) -> "Conversation":
         """Return a copy with the tokens sampled so far of an unfinished turn."""
         other = copy(self)

@@ -1,0 +1,248 @@
+"""OpenAI's Responses: `/v1/responses`, with state by `previous_response_id`."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest, Stored
+from proxima.rollout.episodes.formats.completions import ROLES, openai_error
+from proxima.rollout.episodes.formats.fields import (
+    ContentParts,
+    Fields,
+    checked_chat,
+    checked_tools,
+    event,
+    flat_tool,
+    forced_tool,
+    list_field,
+    not_done,
+    whole_number,
+    written_call,
+)
+
+LOG_PROBS = "message.output_text.logprobs"
+INCLUDED = {LOG_PROBS, "reasoning.encrypted_content"}  # the second: there is none
+FIELDS = Fields(
+    read=frozenset(
+        {
+            "include",
+            "input",
+            "instructions",
+            "max_output_tokens",
+            "model",
+            "previous_response_id",
+            "reasoning",
+            "stream",
+            "stream_options",
+            "text",
+            "tool_choice",
+            "tools",
+            "top_logprobs",
+        }
+    ),
+    neutral={"background": (False,), "truncation": ("disabled",)},
+)
+CONTENT = ContentParts(("input_text", "output_text", "text", "refusal"), "input_image")
+ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "store": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}
+
+
+class Responses:
+    """A `ApiFormat`. A response is an item for the text, unless it is empty, and one for each call."""
+
+    def parse(self, body: Any, stored: Stored) -> ChatRequest:
+        """See `ApiFormat`."""
+        given = FIELDS.check(body)
+        tools = [_tool(i, tool) for i, tool in enumerate(list_field(given, "tools"))]
+        checked = checked_tools(tools)
+        choice, forced = given.get("tool_choice", "auto"), ""
+        if isinstance(choice, dict) and choice.get("type") == "function":
+            forced = forced_tool(choice, checked)
+        elif choice not in ("auto", "none", "required"):
+            raise not_done("tool_choice", choice)
+        included = list_field(given, "include")
+        for name in included:
+            if name not in INCLUDED:
+                raise not_done("include", included)
+        if given.get("top_logprobs", 0) != 0:
+            raise not_done("top_logprobs", given["top_logprobs"], "set it to 0: the sampled tokens alone have them")
+        _check_text_and_reasoning(given)
+        return ChatRequest(
+            messages=checked_chat([*_system(given), *chat_of(given, stored)], "input"),
+            tools=() if choice == "none" else checked,
+            max_tokens=whole_number(given, "max_output_tokens"),
+            model=given["model"] if isinstance(given.get("model"), str) else "",
+            forced=forced,
+            log_probs=LOG_PROBS in included,
+        )
+
+    def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:
+        """See `ApiFormat`."""
+        (answer,) = answers
+        cut = answer.finish_reason == "length"
+        status = "incomplete" if cut else "completed"
+        output = [] if answer.calls and not answer.content.strip() else [_text_item(f"msg_{name}", answer, status)]
+        for key, call in answer.calls.items():
+            called = {"call_id": key, "name": call.name, "arguments": json.dumps(dict(call.arguments))}
+            output.append({"id": f"fc_{name}_{key}", "type": "function_call", "status": "completed", **called})
+        now = int(time.time())
+        return {
+            "id": f"resp_{name}",
+            "object": "response",
+            "created_at": now,
+            "completed_at": None if cut else now,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "model": model,
+            "output": output,
+            "reasoning": {"effort": None, "summary": None},
+            "text": {"format": {"type": "text"}},
+            "usage": _usage(answer),
+            **{field: default if body.get(field) is None else body[field] for field, default in ECHOED.items()},
+        }
+
+    def events(self, body: Mapping[str, Any], written: Mapping[str, Any]) -> Iterator[str]:
+        """See `ApiFormat`."""
+        begun = {**written, "status": "in_progress", "completed_at": None, "incomplete_details": None, "output": []}
+        begun["usage"] = None
+        numbers = count()
+        for kind, facts in _steps(written, begun):
+            yield event({"type": f"response.{kind}", "sequence_number": next(numbers), **facts}, named=True)
+
+    def error(self, refusal: ChatRefused) -> dict[str, Any]:
+        """See `ApiFormat`."""
+        return openai_error(refusal)
+
+
+def chat_of(given: Mapping[str, Any], stored: Stored) -> list[ChatMessage]:
+    """The chat of a request, without its instructions, which hold for that request alone."""
+    earlier: Sequence[ChatMessage] = ()
+    if previous := given.get("previous_response_id"):
+        if previous not in stored:
+            what = f"previous_response_id={previous!r:.80}: no response of this episode that was stored has this id"
+            raise ChatRefused(what, code="previous_response_not_found")
+        earlier = stored[previous]
+    items = given.get("input", [])
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise ChatRefused("input: must be a text or a list of items")
+    messages = list(earlier)
+    for i, item in enumerate(items):
+        message = _message(f"input.{i}", item)
+        if message.role == "assistant" and message.calls and messages and messages[-1].role == "assistant":
+            last = messages[-1]  # a text and calls are one message of the model
+            message = ChatMessage(role="assistant", content=last.content, calls=(*last.calls, *message.calls))
+            messages.pop()
+        messages.append(message)
+    return messages
+
+
+def _system(given: Mapping[str, Any]) -> list[ChatMessage]:
+    instructions = given.get("instructions") or ""
+    if not isinstance(instructions, str):
+        raise ChatRefused("instructions: must be a text")
+    return [ChatMessage(role="system", content=instructions)] if instructions else []
+
+
+def _message(where: str, item: Any) -> ChatMessage:
+    kind = item.get("type", "message") if isinstance(item, dict) else None
+    if kind == "message" and str(item.get("role")) in ROLES:
+        content, images = CONTENT.read(item.get("content"), f"{where}.content")
+        return ChatMessage(role=ROLES[item["role"]], content=content, images=images)
+    if kind == "function_call":
+        call = written_call(item.get("name"), item.get("arguments"), f"{where}.arguments")
+        return ChatMessage(role="assistant", calls=(call,))
+    if kind == "function_call_output":
+        content, images = CONTENT.read(item.get("output"), f"{where}.output")
+        return ChatMessage(role="tool", content=content, images=images)
+    if kind == "message":
+        raise ChatRefused(f"{where}: must have a role of {', '.join(ROLES)}")
+    raise not_done(f"{where}.type", kind, "send messages, function calls and their outputs")
+
+
+def _tool(index: int, tool: Any) -> dict[str, Any]:
+    if isinstance(tool, dict) and tool.get("type") != "function":
+        raise not_done(f"tools.{index}.type", tool.get("type"), "the policy calls functions alone")
+    return flat_tool(tool, f"tools.{index}", "parameters")
+
+
+def _check_text_and_reasoning(given: Mapping[str, Any]) -> None:
+    """Refuse a form of the text, its length, and an effort."""
+    for name, neutral in (
+        ("text", {"format": {"type": "text"}, "verbosity": "medium"}),
+        ("reasoning", {"summary": "auto", "generate_summary": "auto"}),
+    ):
+        parts = given.get(name, {})
+        if not isinstance(parts, dict):
+            raise ChatRefused(f"{name}: must be an object")
+        for part, value in parts.items():
+            if value is not None and value != neutral.get(part):
+                raise not_done(f"{name}.{part}", value)
+
+
+def _text_item(name: str, answer: ChatAnswer, status: str) -> dict[str, Any]:
+    log_probs = [
+        {"token": each.text, "logprob": each.log_prob, "bytes": each.bytes or [], "top_logprobs": []}
+        for each in answer.log_probs or ()
+    ]
+    part = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": log_probs}
+    return {"id": name, "type": "message", "role": "assistant", "status": status, "content": [part]}
+
+
+def _usage(answer: ChatAnswer) -> dict[str, Any]:
+    prompt, completion = answer.prompt_tokens, answer.completion_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": completion,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + completion,
+    }
+
+
+def _steps(written: Mapping[str, Any], begun: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The events of a stream, without their numbers."""
+    yield "created", {"response": begun}
+    yield "in_progress", {"response": begun}
+    for index, item in enumerate(written["output"]):
+        place = {"output_index": index}
+        steps = _text_steps if item["type"] == "message" else _call_steps
+        for kind, facts in steps(item):
+            yield kind, place | facts
+    yield written["status"], {"response": written}
+
+
+def _text_steps(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    (part,) = item["content"]
+    place = {"item_id": item["id"], "content_index": 0}
+    yield "output_item.added", {"item": {**item, "status": "in_progress", "content": []}}
+    yield "content_part.added", {**place, "part": {**part, "text": "", "logprobs": []}}
+    if part["text"]:
+        yield "output_text.delta", {**place, "delta": part["text"], "logprobs": part["logprobs"]}
+    yield "output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
+    yield "content_part.done", {**place, "part": part}
+    yield "output_item.done", {"item": item}
+
+
+def _call_steps(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    place = {"item_id": item["id"]}
+    yield "output_item.added", {"item": {**item, "status": "in_progress", "arguments": ""}}
+    yield "function_call_arguments.delta", {**place, "delta": item["arguments"]}
+    yield "function_call_arguments.done", {**place, "name": item["name"], "arguments": item["arguments"]}
+    yield "output_item.done", {"item": item}
