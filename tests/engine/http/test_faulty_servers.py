@@ -158,18 +158,21 @@ async def test_no_server_left_is_one_line(fleet):
         await engine.publish(update(1))
 
 
-def never_healthy(monkeypatch):
-    """No health check of any server ends."""
+def hangs_out_of_service(engine, monkeypatch):
+    """No health check of a server that has been ejected ends."""
+    health = PlainDialect.health
 
-    async def hang(dialect, client, facts):
-        await asyncio.Event().wait()
+    async def health_or_hang(dialect, client, facts):
+        if engine._pool.counts["ejected"]:
+            await asyncio.Event().wait()
+        return await health(dialect, client, facts)
 
-    monkeypatch.setattr(PlainDialect, "health", hang)
+    monkeypatch.setattr(PlainDialect, "health", health_or_hang)
 
 
 async def test_a_wait_for_a_server_ends_also_while_a_call_to_it_hangs(fleet, monkeypatch):
     engine, (server,) = fleet(away_seconds=0.1, published=True)
-    never_healthy(monkeypatch)
+    hangs_out_of_service(engine, monkeypatch)
     server.fail("/weights")
     with pytest.raises(UserError, match="the server is out of service: .*; start it again"):
         await asyncio.wait_for(engine.publish(update(1)), 300)
@@ -177,7 +180,7 @@ async def test_a_wait_for_a_server_ends_also_while_a_call_to_it_hangs(fleet, mon
 
 async def test_a_wait_for_a_server_ends_when_the_run_is_to_stop(fleet, monkeypatch):
     engine, (server,) = fleet(away_seconds=3600.0, published=True)
-    never_healthy(monkeypatch)
+    hangs_out_of_service(engine, monkeypatch)
     server.fail("/weights")
     publishing = asyncio.ensure_future(engine.publish(update(1)))
     await until(lambda: engine._pool.counts["ejected"] == 1)

@@ -310,11 +310,11 @@ class AgentEpisodes(EpisodePlayer):
         episode, player = self._episodes.get(key), self._player(asked.model)
         if episode is None:
             raise unknown_key()
-        asked = await self._with_images(asked)
         with episode.clock.answering():
             return await self._answered(episode, asked, player)
 
     async def _answered(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> tuple[ChatAnswer, ...]:
+        asked = await self._with_images(asked)
         async with episode.rendering:
             turns = await self._next_turns(episode, asked, player)
         now = asyncio.get_running_loop().time
