@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pyarrow import parquet
 from safetensors.torch import load_file
 
 from proxima.config.resolution import resolve
@@ -19,7 +20,7 @@ from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.summary import Summary
 from proxima.runtime.watch.observer import Observer
-from proxima.training.checkpoint import Checkpoint, checkpoints
+from proxima.training.checkpoint import CARRIED_GROUPS, Checkpoint, checkpoints
 from tests.runtime.prompt_rows import consumed_prompts
 
 HOOK: Callable[[Prompt, Completion], None] | None = None  # a test's way into the middle of a step
@@ -205,6 +206,8 @@ def traces(folder: Path) -> dict[str, Any]:
     run = RunFolder(folder)
     last = checkpoints(run.checkpoints)[-1]
     state = {k: v for k, v in last.facts.items() if k not in ("torch_rng", "state_crc32")}
+    carried = last.path / CARRIED_GROUPS  # compared by its rows: they have seconds
+    state["crc32"] = {file: crc for file, crc in state.get("crc32", {}).items() if file != CARRIED_GROUPS}
     with Journal(run.journal) as journal:
         consumed = {
             step: [(e.uid, e.reason, e.reward, e.step) for e in consumed_prompts(journal, step)]
@@ -223,6 +226,7 @@ def traces(folder: Path) -> dict[str, Any]:
         "consumed": consumed,
         "counts": counts,
         "state": state,
+        "carried": untimed(parquet.read_table(carried).to_pylist()) if carried.is_file() else [],
         "step": last.step,
         "tensors": {key: value.numpy().tobytes() for key, value in tensors.items()},
     }

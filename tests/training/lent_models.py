@@ -25,7 +25,7 @@ from proxima.engine.http.weights.stream import StreamedWeights
 from proxima.engine.http.weights.sync import StagedWeights, WeightSync
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.parallel import layer_lender
+from proxima.model.parallel import gather, layer_lender
 from proxima.model.parallel.lending import lender_of
 from proxima.model.parallel.sharding import Sharding, own_slice
 from proxima.model.pretrained import LoadedModel
@@ -145,6 +145,7 @@ def same_staged(
     coarse = layout.get("param_dtype") == "bfloat16"  # the ranks have no other weights
     with pytest.MonkeyPatch.context() as patch:
         as_devices(patch)
+        patch.setattr(gather, "SMALL", 4000)  # some are gathered together, some alone
         if rank > 0:
             follow(stack, ranks)
         else:

@@ -138,7 +138,7 @@ def test_paths_of_attention():
 def test_the_slowest_share_is_waited_for():
     lengths = tuple(float(100 + 37 * i % 1900) for i in range(64))
     tokens, squares, passes = slowest(lengths, 8, 4096, 1e-4)
-    assert 1 < tokens < 1.3 and 1 < squares < 1.6 and passes >= math.ceil(sum(lengths) / 8 / 4096)
+    assert 1 < tokens < 1.3 and 0.95 < squares < 1.6 and passes >= math.ceil(sum(lengths) / 8 / 4096)
     assert slowest((1000.0,) * 64, 8, 4096, 1e-4) == (1.0, 1.0, 2)
     assert slowest(lengths, 1, 4096, 1e-4) == (1.0, 1.0, math.ceil(sum(lengths) / 4096))
     assert slowest((500.0,), 8, 4096, 0.0) == (8.0, 8.0, 1), "the others wait"

@@ -241,7 +241,7 @@ async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -
         else:
             broken.at, broken.fault = draws.randrange(22), fault
         errors = await asyncio.wait_for(pusher.push(weights := pusher.prepare(), servers), 3 * LENGTH)
-        assert list(errors) == ([] if fault == "returned" else [broken])
+        assert list(errors) == ([] if fault == "returned" else [broken]), errors
         assert all(server.values() == {float(pusher.version)} for server in servers if server not in errors)
         if broken.life == "stopped":
             broken.released.set()

@@ -3,20 +3,24 @@ are split over ranks.
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from proxima.model.architecture import ADAPTER, optional_attribute
 from proxima.model.input_files import ATTRIBUTE, input_files_of
 from proxima.model.parallel.sharding import own_slice, plain_type
 from proxima.model.parallel.slices import unloaded_model
 from proxima.model.pretrained import LoadedModel
+
+# the second is its name before torch 2.13
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SMALL = 16 << 20  # bytes of a tensor up to which it is gathered with others, and copied once more
 
 
 def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -45,6 +49,65 @@ def whole_tensor(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         placements[axis] = Replicate()
         sharded = sharded.redistribute(placements=placements)
     whole: Tensor = sharded.to_local()
+    return whole
+
+
+@torch.no_grad()
+def whole_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """`whole_tensor` of each, with fewer calls: what FSDP splits, by rows over the ranks of one axis, is gathered
+    without DTensor's own steps, which take a millisecond of the host, and small tensors in one collective. Bit-equal.
+    """
+    whole, together = dict[str, Tensor](), dict[Any, list[str]]()
+    for name, tensor in tensors.items():
+        axis = _axis_of_rows(tensor)
+        if axis is None:
+            whole[name] = whole_tensor(tensor, dtype)
+            continue
+        sent = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        small = tensor.numel() * sent.itemsize <= SMALL
+        together.setdefault((tensor.device_mesh, axis, sent, "" if small else name), []).append(name)  # type: ignore[attr-defined]
+    for (mesh, axis, sent, _), names in together.items():
+        whole |= _gathered_rows({name: tensors[name] for name in names}, mesh, axis, sent)
+    return {name: whole[name] for name in tensors}
+
+
+def _axis_of_rows(tensor: Tensor) -> int | None:
+    """The axis of the ranks' mesh whose ranks each have some rows of a tensor, where it is split in no other way."""
+    if not isinstance(tensor, DTensor):
+        return None
+    mesh = tensor.device_mesh
+    split = [axis for axis, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if (
+        len(split) != 1
+        or mesh.size(split[0]) == 1
+        or type(placement := tensor.placements[split[0]]) is not Shard
+        or placement.dim != 0
+    ):
+        return None
+    return split[0]
+
+
+def _gathered_rows(tensors: Mapping[str, Tensor], mesh: Any, axis: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Whole tensors from the rows of the ranks of an axis, in one collective. Each rank sends as many rows of a tensor
+    as the first one has; those that it lacks are the last ones, and are dropped."""
+    size, parts, total = mesh.size(axis), list[tuple[str, int, int]](), 0
+    for name, tensor in tensors.items():
+        rows = -(-tensor.shape[0] // size)
+        count = rows * tensor.shape[1:].numel()
+        parts.append((name, total, count))
+        total += count
+    sent = torch.empty(total, dtype=dtype, device=mesh.device_type)
+    for name, start, _ in parts:
+        own = own_slice(tensors[name].detach())
+        sent[start : start + own.numel()].copy_(own.reshape(-1), non_blocking=True)
+    received = sent.new_empty(size * total)
+    _all_gather(received, sent, group=mesh.get_group(axis))
+    received = received.view(size, total)
+    whole = dict[str, Tensor]()
+    for name, start, count in parts:
+        shape = tensors[name].shape
+        rows_of_all = received[:, start : start + count].reshape(-1, *shape[1:])  # of one tensor alone: no copy
+        whole[name] = rows_of_all[: shape[0]]
     return whole
 
 

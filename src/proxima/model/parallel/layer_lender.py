@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.model.architecture import decoder_layers
-from proxima.model.parallel.gather import empty_like, whole_tensor
+from proxima.model.parallel.gather import empty_like, whole_tensors
 from proxima.model.parallel.lending import LENDER
 from proxima.model.perturbation import perturbed_weights
 
@@ -166,12 +166,8 @@ class LayerLender:
 
 @torch.no_grad()
 def _gather_unit(lender: LayerLender, keep: bool = False, *, unit: int, dtype: torch.dtype | None) -> dict[str, Tensor]:
-    weights = dict[str, Tensor]()
-    for name, parameter in parameters_at(lender.places[unit]):
-        whole = whole_tensor(parameter, dtype)
-        if keep:
-            weights[name] = whole
-    return weights
+    weights = whole_tensors(dict(parameters_at(lender.places[unit])), dtype)
+    return weights if keep else {}
 
 
 def _perturb(lender: LayerLender, *, amounts: list[float]) -> None:

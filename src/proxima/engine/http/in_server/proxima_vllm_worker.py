@@ -218,12 +218,12 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """Leave the process group."""
         self._leave()
 
-    def join(self, member: dict[str, Any]) -> None:
-        """Join the group of an update. It is a group of its own over the trainer's store; the default group is not
-        touched."""
+    def join(self, member: dict[str, Any]) -> Any:
+        """Join the group of an update, and return it. It is one of its own over the trainer's store; the default group
+        is not touched."""
         name = member["name"]
         if self.group is not None and self.group[0] == name:
-            return
+            return self.group[1]
         self._leave()
         if member["reused"]:
             raise RuntimeError("this worker is not a member")
@@ -244,6 +244,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
             options._timeout, options._devices = deadline, [gloo.create_device(hostname=own)]
             group = gloo(prefix, rank, member["size"], options)
         self.group = name, group
+        return group
 
     def _leave(self) -> None:
         """End the group, if there is one, and every collective that is open in it. The connections of gloo are closed
@@ -276,12 +277,13 @@ def from_group(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Buck
     deadline, coming = timedelta(seconds=member["seconds"]), deque[tuple[Any, Any, Any]]()
     options = torch.distributed.BroadcastOptions()
     options.rootRank, options.timeout = 0, deadline
+    group = None
     try:
-        engine.join(member)
+        group = engine.join(member)
         for tensors in (*content["tensors"], None):
             if tensors is not None:
                 buffer = torch.empty(_size(tensors), dtype=torch.uint8, device=engine.device)
-                coming.append((engine.group[1].broadcast([buffer], options), buffer, tensors))
+                coming.append((group.broadcast([buffer], options), buffer, tensors))
             if tensors is None or len(coming) > 1:
                 work, buffer, received = coming.popleft()
                 try:
@@ -293,6 +295,7 @@ def from_group(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Buck
         raise GroupBrokeError(str(error)) from error
     finally:
         coming.clear()
+        group = None  # see `_leave`
 
 
 def from_handles(engine: ProximaEngine, content: dict[str, Any]) -> Generator[Bucket, None, None]:

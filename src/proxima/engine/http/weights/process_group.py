@@ -149,7 +149,7 @@ class GroupTransport(StreamTransport):
             errors, broken = await self._sent(weights, remaining, reuse=True)
             if not errors:
                 return failed
-            sound = await asyncio.gather(*(_is_sound(replica, _at_most(HEALTH_SECONDS, weights)) for replica in errors))
+            sound = await asyncio.gather(*(_is_sound(replica, weights) for replica in errors))
             for (replica, error), is_sound in zip(errors.items(), sound, strict=True):
                 if not (replica in broken and is_sound):
                     failed[replica] = error
@@ -191,7 +191,7 @@ class GroupTransport(StreamTransport):
         # a worker is in one group at a time
         self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
         store = new_store(addresses, self.spec.weight_seconds)
-        group = SenderGroup(store, members, next(self._numbers), weights.seconds / 2, device_of(weights.module))
+        group = SenderGroup(store, members, next(self._numbers), weights.seconds / 4, device_of(weights.module))
         if reuse:
             self._groups[urls] = group
         return group
@@ -228,6 +228,7 @@ class SenderGroup:
     ) -> None:
         self.urls = tuple(replica.url for replica in replicas)
         self.name, self.port, self.seconds = f"{number}:{','.join(self.urls)}", store.port, seconds
+        self.form_seconds = min(FORM_SECONDS, seconds)
         self.ranks, self.size = dict[str, int](), 1
         for replica in replicas:
             self.ranks[replica.url] = self.size
@@ -291,7 +292,7 @@ class SenderGroup:
             size=self.size,
             backend=self.backend,
             seconds=self.seconds,
-            form_seconds=min(FORM_SECONDS, self.seconds),
+            form_seconds=self.form_seconds,
             reused=self.formed,
         )
 
@@ -315,7 +316,7 @@ class SenderGroup:
                 with _without_watchdog():
                     return ProcessGroupNCCL(prefix, 0, self.size, nccl_options)
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = timedelta(seconds=min(FORM_SECONDS, self.seconds))
+            options._timeout = timedelta(seconds=self.form_seconds)
             options._devices = [ProcessGroupGloo.create_device(hostname=host)]
             return ProcessGroupGloo(prefix, 0, self.size, options)
         finally:
@@ -400,6 +401,8 @@ class _Sending:
         self.weights = weights
         self.groups = groups
         self.addresses = addresses
+        # a member that the abort does not wake ends by the deadline of a broadcast, or of forming the group
+        self._abort_seconds = min(ABORT_SECONDS, weights.seconds / 2)
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Event()  # the thread for tensor work has come to this send
         self._unready = {group: set(members) for group, members in groups.items()}  # to receive
@@ -456,7 +459,7 @@ class _Sending:
             if pending or any(task.exception() for task in tasks):
                 self._leave(group)
                 await in_new_thread(group.abort)
-                await asyncio.wait(tasks, timeout=_at_most(ABORT_SECONDS, self.weights))
+                await asyncio.wait(tasks, timeout=self._abort_seconds)
         finally:
             if not all(task.done() for task in tasks):
                 self._leave(group)
@@ -464,7 +467,7 @@ class _Sending:
                 for call in calls:
                     call.cancel()
                 with suppress(asyncio.CancelledError):
-                    await asyncio.wait(calls, timeout=_at_most(ABORT_SECONDS, self.weights))
+                    await asyncio.wait(calls, timeout=self._abort_seconds)
         own = end.exception() if end.done() else None
         errors = Errors()
         for call, replica in calls.items():
@@ -589,19 +592,14 @@ def own_address(url: str) -> str:
         raise ServerError(url, "", f"it can't be reached: {error.strerror or error}") from error
 
 
-def _at_most(seconds: float, weights: StreamedWeights) -> float:
-    """So many seconds, or a quarter of those of the weights: a broken group is noticed after half of them, and its
-    members are known to be sound or not when they are over."""
-    return min(seconds, weights.seconds / 4)
-
-
-async def _is_sound(replica: Replica, seconds: float) -> bool:
-    """True if the failure may be another member's: it answers, and its workers know of no fault of their own."""
-    if not await _answers(replica, seconds):
+async def _is_sound(replica: Replica, weights: StreamedWeights) -> bool:
+    """True if the failure may be another member's: it answers, and its workers know of no fault of their own. Of the
+    weights' seconds a quarter has passed when a bucket does not arrive, and three when its members have ended."""
+    if not await _answers(replica, min(HEALTH_SECONDS, weights.seconds / 4)):
         return False
     if replica.dialect.checks_transfers:
         try:
-            await replica.dialect.check_transfer(replica.client, {"sound": True}, seconds)
+            await replica.dialect.check_transfer(replica.client, {"sound": True}, weights.seconds / 4)
         except (ServerError, UserError):
             return False
     return True
