@@ -226,7 +226,7 @@ def traces(folder: Path) -> dict[str, Any]:
         "consumed": consumed,
         "counts": counts,
         "state": state,
-        "carried": untimed(parquet.read_table(carried).to_pylist()) if carried.is_file() else [],
+        "carried": repr(untimed(parquet.read_table(carried).to_pylist())) if carried.is_file() else "",  # NaN is itself
         "step": last.step,
         "tensors": {key: value.numpy().tobytes() for key, value in tensors.items()},
     }
