@@ -33,7 +33,8 @@ CONTEXT = 4000
 
 @pytest.fixture
 def task(tmp_path, monkeypatch):
-    program, root = tmp_path / "bin" / "podman", tmp_path / "root"
+    program = tmp_path / "bin" / "podman"
+    root = tmp_path / "root"
     program.parent.mkdir()
     root.mkdir()
     program.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("fake_engine.py").read_text())

@@ -196,9 +196,12 @@ def _argument_outcomes(task: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     given = world_of(task, "environment")
     cls: Any = environment_class(task)
     answer = setting(cls, "auto_outcome")
-    for name, parameter in inspect.signature(cls).parameters.items() if answer is not None else ():
+    if answer is None:
+        return
+    for name, parameter in inspect.signature(cls).parameters.items():
         value = given.get(name, parameter.default) if isinstance(given, Mapping) else parameter.default
-        if value == AUTO and (known := answer(name)) is not None:
+        known = answer(name) if value == AUTO else None
+        if known is not None:
             yield name, known
 
 

@@ -19,7 +19,7 @@ from proxima.config.tree import COMMAND_LINE, FILL_IN, Node, Source, merge
 from proxima.data.errors import nearest
 from proxima.system.user_files import find_recipe, read_text, shipped_layouts, shipped_recipes, shown_path
 
-LARGEST = 1 << 20  # bytes; a second of reading
+LARGEST_RECIPE = 1 << 20  # bytes; a second of reading
 MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
 
 
@@ -62,8 +62,8 @@ def read_yaml(path: Path) -> Node:
     """Read one YAML file, whose top level must be a mapping."""
     name = shown_path(path)
     try:
-        if path.is_file() and path.stat().st_size > LARGEST:
-            raise one_problem(name, f"is larger than {LARGEST >> 20} MiB; a recipe is small")
+        if path.is_file() and path.stat().st_size > LARGEST_RECIPE:
+            raise one_problem(name, f"is larger than {LARGEST_RECIPE >> 20} MiB; a recipe is small")
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise no_text(path, error) from None

@@ -147,7 +147,8 @@ class LocalRunner:
     """Starts the programs beside the run, with its rights and environment."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.command, self._programs = tuple(command), ProgramGroups()
+        self.command = tuple(command)
+        self._programs = ProgramGroups()
 
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:

@@ -97,7 +97,8 @@ class Hosts:
         try:
             self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), start_seconds)
             self.notes += self.interface.notes
-            if (brought := brought_kind(self.interface.settled.get("sandbox", "none"))) is not None:
+            brought = brought_kind(self.interface.settled.get("sandbox", "none"))
+            if brought is not None:
                 with as_field_errors(SandboxMissing):
                     memory = max(CODE_MEMORY_MB, int(spec.arguments.get("memory_mb", 0)))
                     self._code = brought.code_servers(workers, memory)

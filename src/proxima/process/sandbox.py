@@ -99,7 +99,8 @@ def usable_kind(choice: str) -> str:
     Raises: SandboxMissing.
     """
     require_known(choice)
-    if (brought := brought_kind(choice)) is not None:
+    brought = brought_kind(choice)
+    if brought is not None:
         brought.check()
         return choice
     why = "" if choice == "none" else bubblewrap_problem()

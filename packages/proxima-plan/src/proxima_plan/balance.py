@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,8 @@ def slowest(lengths: Sequence[float], shares: int, budget: int, pair_cost: float
     alone = Prices(costs, sizes, np.zeros_like(sizes), np.zeros(1), np.zeros(1, np.int64))
     cuts = evened(alone, in_micro_batches(pieces, shares, budget), shares, budget)
     longest = sorted(cuts, key=lambda cut: -costs[cut].sum())[::shares]
-    own_tokens = sum(lengths[i] for cut in longest for i in cut)
-    own_squares = sum(lengths[i] ** 2 for cut in longest for i in cut)
+    own = [lengths[i] for i in chain.from_iterable(longest)]
+    own_tokens = sum(own)
+    own_squares = sum(length * length for length in own)
     passes = sum(map(bool, longest))
     return Slowest(own_tokens * shares / tokens, own_squares * shares / squares, passes)

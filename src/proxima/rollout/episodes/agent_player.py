@@ -436,7 +436,8 @@ class AgentEpisodes(EpisodePlayer):
         talk, begun = asked_turn.talk, asked_turn.request.prompt.begun
         turn = talk.played.add(completion)
         talk.numbers.append(completion.turn)
-        content, hidden = completion.own_text(begun), ""
+        content = completion.own_text(begun)
+        hidden = ""  # what the agent wrote of the message
         if asked.forced:  # the beginning of the call is the model's message, too
             content = call_beginning(asked.forced, self.tool_format) + content
         elif asked.continues:
@@ -458,7 +459,8 @@ class AgentEpisodes(EpisodePlayer):
         )
         before = asked.messages[:-1] if asked.continues else asked.messages
         talk.history = [*before, replace(answer.message, content=hidden + content)]
-        talk.answering, episode.last = False, talk
+        talk.answering = False
+        episode.last = talk
         return answer
 
     def _log_probs(self, completion: Completion) -> tuple[TokenLogProb, ...]:

@@ -280,9 +280,14 @@ class Conversation:
         turns before it are not its own."""
         other = copy(self)
         if self._turns:
-            other.prompt, other._own = self.context, None
-            other._initial_prompt, other._begun, other._first = self._seen, "", len(self._messages)
-            other._nodes, other._ended, other._turns = [], [], 0
+            other.prompt = self.context
+            other._own = None
+            other._initial_prompt = self._seen
+            other._begun = ""
+            other._first = len(self._messages)
+            other._nodes = []
+            other._ended = []
+            other._turns = 0
         return other
 
     def with_turn(self, tokens: Ints) -> "Conversation":

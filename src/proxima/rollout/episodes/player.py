@@ -201,7 +201,8 @@ class GroupTable:
 
     def _ended(self, request: Request, completion: Completion) -> None:
         uid, sample = request.prompt.uid, request.sample
-        turns, queues = self.turns[sample], self.queues[sample]
+        turns = self.turns[sample]
+        queues = self.queues[sample]
         self.player.times.ended(EpisodeLife(uid, sample, self.began, self.clock(), turns, queues))
         seconds = {"queued": _total(queues), "own": self.own[sample], "policy": _total(turns)}
         self.deliver(with_seconds(completion, seconds))

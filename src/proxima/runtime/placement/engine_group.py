@@ -152,7 +152,8 @@ class EngineGroup:
             self._require_ways(f"the {self.spec.engines} servers are on {len(nodes)} nodes")
 
     def _require_ways(self, where: str) -> None:
-        if (error := self.plan.unreached) is not None:
+        error = self.plan.unreached
+        if error is not None:
             bound = f"{error.bound}: {where}"
             raise FieldError(error.field, error.value, bound, remedy=error.remedy)
 

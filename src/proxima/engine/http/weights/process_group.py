@@ -407,7 +407,8 @@ class _Sending:
         self._turn = asyncio.Event()  # the thread for tensor work has come to this send
         self._unready = {group: set(members) for group, members in groups.items()}  # to receive
         self._awaited = set(groups)  # those with members that are not
-        self._begin, self._ready = asyncio.Event(), threading.Event()  # the others begin
+        self._begin = asyncio.Event()  # the others begin
+        self._ready = threading.Event()  # the same, for the thread for tensor work
         # of the trainer's end of each group: None if all was sent, or the error that broke it
         self._ends: dict[SenderGroup, asyncio.Future[None]] = {group: self._loop.create_future() for group in groups}
 

@@ -27,7 +27,7 @@ async def transfer_weights(
     """See `VllmDialect.load_updates`."""
     deadline = Deadline(weights.seconds)
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=deadline.left, alone=True)
-    await _mark_incomplete(client, weights.label, deadline)
+    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
     await start_update(client, deadline)
     async for update in updates:
         await client.post("/update_weights", {"update_info": update}, seconds=deadline.left, alone=True)
@@ -38,7 +38,7 @@ async def transfer_weights(
 async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: WeightsInFolder, link: Path) -> None:
     """See `VllmDialect.load_adapter`."""
     deadline = Deadline(weights.seconds)
-    await _mark_incomplete(client, weights.label, deadline)
+    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
     served = await client.get("/v1/models")
     with as_expected(client, "/v1/models", served):
         paths = {card["id"]: card["root"] for card in served["data"]}
@@ -51,13 +51,12 @@ async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: We
         await client.post("/collective_rpc", {"method": "skip_head_adapter"}, seconds=deadline.left, alone=True)
         named = {"lora_name": ADAPTER, "lora_path": str(link)}
         await client.post_text("/v1/load_lora_adapter", named, seconds=deadline.left, alone=True)
-    await client.post("/update_weight_version", {"new_version": weights.label}, seconds=deadline.left)
+    await _set_label(client, weights.label, deadline)
 
 
-async def _mark_incomplete(client: ServerClient, label: str, deadline: Deadline) -> None:
-    """Until the weights are there, they have a label that says so."""
-    version = {"new_version": f"{INCOMPLETE}{label}"}
-    await client.post("/update_weight_version", version, seconds=min(client.seconds, deadline.left))
+async def _set_label(client: ServerClient, label: str, deadline: Deadline) -> None:
+    body = {"new_version": label}
+    await client.post("/update_weight_version", body, seconds=min(client.seconds, deadline.left))
 
 
 def files_of(url: str, weights: WeightsInFolder) -> AsyncIterator[Mapping[str, Any]]:

@@ -15,7 +15,9 @@ from proxima.rollout.episodes.formats.fields import (
     flag,
     forced_tool,
     list_field,
+    model_name,
     not_done,
+    refuse_top_log_probs,
     stop_texts,
     whole_number,
     written_call,
@@ -61,7 +63,7 @@ CONTENT = ContentParts(("text",), "image_url")
 
 
 class ChatCompletions:
-    """A `ApiFormat`."""
+    """An `ApiFormat`."""
 
     def parse(self, body: Any, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
@@ -75,15 +77,14 @@ class ChatCompletions:
             forced = forced_tool(choice["function"], tools)
         elif choice not in ("auto", "none", "required"):
             raise not_done("tool_choice", choice)
-        if given.get("top_logprobs", 0) != 0:
-            raise not_done("top_logprobs", given["top_logprobs"], "set it to 0: the sampled tokens alone have them")
+        refuse_top_log_probs(given)
         most = whole_number(given, "max_completion_tokens")
         return ChatRequest(
             messages=checked_chat(messages, "messages"),
             tools=() if choice == "none" else tools,
             max_tokens=whole_number(given, "max_tokens") if most is None else most,
             stop=stop_texts(given, "stop"),
-            model=given["model"] if isinstance(given.get("model"), str) else "",
+            model=model_name(given),
             forced=forced,
             continues=_continues(given, messages),
             answers=whole_number(given, "n") or 1,
@@ -134,7 +135,7 @@ def _continues(given: Mapping[str, Any], messages: Sequence[ChatMessage]) -> boo
     """Whether the answer continues the last message, as vLLM's and SGLang's fields say."""
     continues = flag(given, "continue_final_message")
     if given.get("add_generation_prompt", not continues) == continues:
-        raise ChatRefused("add_generation_prompt: must be the contrary of continue_final_message")
+        raise ChatRefused("add_generation_prompt: must be the opposite of continue_final_message")
     if continues and messages and (messages[-1].role != "assistant" or messages[-1].calls):
         raise ChatRefused("continue_final_message=true: the last message must be a text of the assistant")
     return continues

@@ -88,6 +88,18 @@ class Fields:
         return given
 
 
+def model_name(body: Mapping[str, Any]) -> str:
+    """The name of the model; empty: none."""
+    name = body.get("model")
+    return name if isinstance(name, str) else ""
+
+
+def refuse_top_log_probs(body: Mapping[str, Any]) -> None:
+    """Refuse log-probs of tokens that were not sampled."""
+    if body.get("top_logprobs", 0) != 0:
+        raise not_done("top_logprobs", body["top_logprobs"], "set it to 0: the sampled tokens alone have them")
+
+
 def whole_number(body: Mapping[str, Any], name: str) -> int | None:
     """A field that is a whole number >= 1, or left out."""
     value = body.get(name)
@@ -165,20 +177,20 @@ class ContentParts:
         """The text, with placeholders of images, and the images."""
         if content is None or isinstance(content, str):
             return content or "", ()
-        pieces, images = list[str](), list[bytes]()
+        texts = list[str | None]()  # None: an image
+        images = list[bytes]()
         for i, part in enumerate(content if isinstance(content, list) else [None]):
             kind = part.get("type", self.texts[0]) if isinstance(part, dict) else None
             if kind == self.images and kind is not None:
                 images.append(_image(part, f"{where}.{i}"))
-                pieces.append(IMAGE_PLACEHOLDER)
+                texts.append(None)
             elif kind in self.texts and isinstance(part.get("text"), str):
-                pieces.append(part["text"])
+                texts.append(part["text"])
             else:
                 known = ", ".join(filter(None, (*self.texts, self.images)))
                 raise ChatRefused(f"{where}: must be a text, or parts of type {known}")
-        if images:
-            seen = iter(images)
-            pieces = [p if p is IMAGE_PLACEHOLDER and next(seen) else _escaped(p) for p in pieces]
+        written = _escaped if images else str
+        pieces = [IMAGE_PLACEHOLDER if text is None else written(text) for text in texts]
         return "".join(pieces), tuple(images)
 
 

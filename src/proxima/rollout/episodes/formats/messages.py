@@ -15,6 +15,7 @@ from proxima.rollout.episodes.formats.fields import (
     flat_tool,
     forced_tool,
     list_field,
+    model_name,
     not_done,
     stop_texts,
     whole_number,
@@ -33,7 +34,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 
 
 class Messages:
-    """A `ApiFormat`. A chat that ends with the assistant is continued there, as in Anthropic's API."""
+    """An `ApiFormat`. A chat that ends with the assistant is continued there, as in Anthropic's API."""
 
     def parse(self, body: Any, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
@@ -58,7 +59,7 @@ class Messages:
             tools=() if kind == "none" else tools,
             max_tokens=whole_number(given, "max_tokens"),
             stop=stop_texts(given, "stop_sequences"),
-            model=given["model"] if isinstance(given.get("model"), str) else "",
+            model=model_name(given),
             forced=forced_tool(choice, tools) if kind == "tool" else "",
             continues=continues,
         )

@@ -17,7 +17,9 @@ from proxima.rollout.episodes.formats.fields import (
     flat_tool,
     forced_tool,
     list_field,
+    model_name,
     not_done,
+    refuse_top_log_probs,
     whole_number,
     written_call,
 )
@@ -62,7 +64,7 @@ ECHOED: dict[str, Any] = {
 
 
 class Responses:
-    """A `ApiFormat`. A response is an item for the text, unless it is empty, and one for each call."""
+    """An `ApiFormat`. A response is an item for the text, unless it is empty, and one for each call."""
 
     def parse(self, body: Any, stored: Stored) -> ChatRequest:
         """See `ApiFormat`."""
@@ -78,14 +80,13 @@ class Responses:
         for name in included:
             if name not in INCLUDED:
                 raise not_done("include", included)
-        if given.get("top_logprobs", 0) != 0:
-            raise not_done("top_logprobs", given["top_logprobs"], "set it to 0: the sampled tokens alone have them")
+        refuse_top_log_probs(given)
         _check_text_and_reasoning(given)
         return ChatRequest(
             messages=checked_chat([*_system(given), *chat_of(given, stored)], "input"),
             tools=() if choice == "none" else checked,
             max_tokens=whole_number(given, "max_output_tokens"),
-            model=given["model"] if isinstance(given.get("model"), str) else "",
+            model=model_name(given),
             forced=forced,
             log_probs=LOG_PROBS in included,
         )
