@@ -17,6 +17,8 @@
 # MODEL=path make demo      takes a model that is already here: a folder or a .gguf file; nothing is downloaded
 # GSM8K=folder SOLUTIONS=file STEPS=2 make classic    data that is already here; fewer steps
 # WORKERS=4 make test       test processes; 3 unless said otherwise
+# MINUTES=40 make campaigns    begins none later than that; each commit begins with other ones
+# SKIPS=tests/skips.txt     a test that is skipped for a reason that is not in this list fails the run
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -27,6 +29,8 @@ WORKERS ?= 3
 MODEL   ?=
 ENGINE  ?=
 VLLM    ?=
+MINUTES ?=
+SKIPS   ?=
 BIN     := .venv/bin
 # The versions that the tests ran with; docs/start.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
@@ -39,7 +43,7 @@ SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZE
 # sets TMPDIR has chosen another place.
 FREE_KB := df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }'
 MEMORY   = $(shell test -z "$$TMPDIR" && test -w /dev/shm && test "$$($(FREE_KB))" -gt 1000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
-PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --progress --durations=10
+PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --progress --durations=10 $(if $(SKIPS),--skips '$(SKIPS)')
 
 help:
 	@awk '!/^#/ { exit } { sub(/^# ?/, ""); print }' Makefile
@@ -75,7 +79,7 @@ test: .venv/dev.stamp
 test-all: test campaigns
 
 campaigns: .venv/dev.stamp
-	$(PYTEST) -m campaign
+	$(PYTEST) -m campaign $(if $(MINUTES),--minutes '$(MINUTES)')
 
 # mypy needs one core: it runs beside the tests.
 check: style

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ os.environ.pop("COLUMNS", None)
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.campaigns import dealt
+from tests.campaigns import commit, dealt, turned
+from tests.skips import LEFT, Skips
 
 # Timing says nothing about correctness, and a flaky failure is of no use to anybody.
 settings.register_profile(
@@ -41,6 +43,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--progress", action="store_true", help="one line for all tests; see tests/progress.py")
+    parser.addoption("--skips", type=Path, help="reasons for which a test may be skipped; see tests/skips.py")
+    parser.addoption("--minutes", type=float, help="begin no campaign later than this; which ones, a commit decides")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
             from tests.progress import Progress
 
             config.pluginmanager.register(Progress(sys.stdout))
+            config.pluginmanager.register(Skips(config.getoption("skips")))
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
         tempfile.tempdir = None
@@ -86,7 +91,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         SIBLINGS[item.nodeid] = campaign and campaign.args[0]
     yield
     if hasattr(config, "workerinput"):
-        items[:] = dealt(items, config.workerinput["workercount"])
+        ordered = items if config.getoption("minutes") is None else turned(items, commit())
+        items[:] = dealt(ordered, config.workerinput["workercount"])
+
+
+STARTED = time.monotonic()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Where minutes are few, each commit begins with other campaigns, and leaves the last ones to the next commits."""
+    limit = item.config.getoption("minutes")
+    if limit is not None and item.get_closest_marker("campaign") and time.monotonic() - STARTED > 60 * limit:
+        pytest.skip(f"{LEFT}: {limit:g} minutes are over")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Cases that `make test` leaves to `make test-all`, because a small test fails with the same fault."""
 
+import subprocess
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,3 +32,18 @@ def minutes(item: Any) -> float:
     mark = item.get_closest_marker("campaign")
     length: float = mark.kwargs.get("minutes", 0) if mark else 0
     return length
+
+
+def commit() -> str:
+    """The hash of the checkout's commit; empty where git does not tell."""
+    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return ""
+
+
+def turned(items: list[Any], commit: str) -> list[Any]:
+    """Begin the list somewhere else for each commit, so that a run of limited time comes to all tests in turn."""
+    start = int(commit[:8] or "0", 16) % max(1, len(items))
+    return items[start:] + items[:start]

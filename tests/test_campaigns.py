@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.campaigns import dealt, minutes
+from tests.campaigns import dealt, minutes, turned
 
 
 def item(name: str, length: float | None) -> SimpleNamespace:
@@ -27,3 +27,12 @@ def test_each_worker_begins_with_the_longest_that_are_left(count, workers):
         parts, left = [*parts, left[:size]], left[size:]
     if count >= 10:
         assert [part[0].name for part in parts] == [f"long {workers + 1 - worker}" for worker in range(workers)]
+
+
+def test_each_commit_begins_somewhere_else():
+    items = list("abcde")
+    begun = {turned(items, f"{commit:08x}{'0' * 32}")[0] for commit in range(20)}
+    assert begun == set(items)
+    assert sorted(turned(items, "9ea9d1c83")) == items
+    assert turned(items, "") == items
+    assert turned([], "9ea9d1c83") == []
