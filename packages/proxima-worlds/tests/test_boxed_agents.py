@@ -21,7 +21,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.sandbox import bubblewrap_problem
 from proxima.rollout.episodes.worlds import make_worlds
 from proxima_worlds import containers
-from proxima_worlds.boxed_agents import ContainerRunner, ended
+from proxima_worlds.boxed_agents import ended
 from proxima_worlds.containers import RELAY, Container, ensure_image
 from tests.containers import busybox_image as busybox_image
 from tests.containers import docker_log as docker_log
@@ -55,7 +55,8 @@ def play_one(agents, seconds=60):
 @pytest.fixture(scope="module")
 def agents(busybox_image):
     """Plays the code of a shell in a container."""
-    shared = ContainerRunner(shell(busybox_image, "true", pids=16))
+    spec = shell(busybox_image, "true", pids=16)
+    shared = spec.sandbox.runner(spec)
 
     def run(code, seconds=60):
         shared.command = ("/bin/sh", "-c", code)
@@ -120,7 +121,7 @@ PARENT = """
 import asyncio, sys
 from proxima.environment.agent_kinds import AgentSpec
 from proxima.environment.agents import AgentJob, CommandAgents, start_program
-from proxima_worlds.boxed_agents import ContainerRunner, ended
+from proxima_worlds.boxed_agents import ended
 async def main():
     box = {"kind": "container", "image": sys.argv[1], "memory_mb": 32}
     agents = AgentSpec(command=("/bin/sleep", "1000"), sandbox=box).build()
