@@ -58,9 +58,7 @@ class Skips:
     def unlisted(self) -> list[str]:
         if self.allowed is None:
             return []
-        return [
-            reason for reason in self.counted if not any(each.match(reason) for each in self.allowed.values())
-        ]
+        return [reason for reason in self.counted if not any(each.match(reason) for each in self.allowed.values())]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

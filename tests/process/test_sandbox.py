@@ -13,7 +13,7 @@ from proxima.process import sandbox
 from proxima.process.code_runner import run_program
 from proxima.process.sandbox import Sandbox, SandboxMissing, outermost, usable_kind
 from tests.processes import eventually, is_running
-from tests.sandboxes import needs_bubblewrap
+from tests.sandboxes import beside_code, needs_bubblewrap
 
 FACTS = """import json, os
 def tried(path):
@@ -123,7 +123,8 @@ print(waiting.child.process.pid, flush=True)
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     both, again, pid = ran.stdout.splitlines()
-    assert both == r"""(0, 'left\n') (0, "['setup.py', 'solution.py'] False\n")""" and again == r"(0, '1\n')"
+    assert both == rf"""(0, 'left\n') (0, "{beside_code("setup.py", "solution.py")} False\n")"""
+    assert again == r"(0, '1\n')"
     eventually(lambda: not is_running(int(pid)))
 
 

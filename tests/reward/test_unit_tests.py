@@ -13,7 +13,7 @@ from proxima.reward.unit_tests import UnitTests, as_tests, code_of
 from proxima.reward.workers.run_unit_tests import run_unit_tests
 from tests.processes import eventually, is_running
 from tests.reward.make import LONG, SHORT, ask, prompt, runner, scored
-from tests.sandboxes import needs_bubblewrap
+from tests.sandboxes import beside_code, needs_bubblewrap
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 ELSEWHERE = Path(tempfile.gettempdir()) / f"written-by-code-under-test-of-{os.getpid()}"
@@ -165,7 +165,8 @@ def test_tests_that_a_signal_ends_are_failed():
 def test_the_code_gets_no_environment_and_no_test(judged, monkeypatch):
     monkeypatch.setenv("SECRET", "7")
     code = "import os\nSECRET = os.environ.get('SECRET')\nFILES = sorted(os.listdir())\nCWD = os.getcwd()"
-    tests = ["assert SECRET is None", "assert FILES == ['setup.py', 'solution.py']", f"assert CWD != {os.getcwd()!r}"]
+    files = [["setup.py", "solution.py"], beside_code("setup.py", "solution.py")]  # without a sandbox, and in one
+    tests = ["assert SECRET is None", f"assert FILES in {files}", f"assert CWD != {os.getcwd()!r}"]
     (score,) = judged(tests, code)
     assert score.value == 1
 
