@@ -75,17 +75,22 @@ def accepted(listener: socket.socket, control: socket.socket) -> socket.socket:
             return listener.accept()[0]
 
 
+def mounts() -> set[str]:
+    """Where something is mounted."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+        return {line.split()[4] for line in lines}
+
+
 def close_folders() -> None:
     """Leave no folder in which every user may write: what one code leaves there another would find."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-        for place in {line.split()[4] for line in mounts}:
-            try:
-                mode = os.stat(place).st_mode
-                writable = not os.statvfs(place).f_flag & os.ST_RDONLY
-            except OSError:  # it is under another, or in a folder that is closed
-                continue
-            if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and writable:
-                os.chmod(place, 0o755)
+    for place in mounts():
+        try:
+            mode = os.stat(place).st_mode
+            writable = not os.statvfs(place).f_flag & os.ST_RDONLY
+        except OSError:  # it is under another, or in a folder that is closed
+            continue
+        if stat.S_ISDIR(mode) and mode & stat.S_IWOTH and writable:
+            os.chmod(place, 0o755)
 
 
 def become(user: int, files: list[int], errors: bool, kept: int) -> None:
@@ -129,16 +134,20 @@ def wait_for_end(pid: int, connection: socket.socket) -> int:
 
 
 def empty_folder(user: int) -> None:
-    """Empty `FOLDER`, as the user; where that fails, the server ends, and its container with it."""
+    """Empty `FOLDER`, as the user, but for what is mounted in it, such as proxima's modules; where that fails, the
+    server ends, and its container with it."""
+    mounted = {place.removeprefix(f"{FOLDER}/").split("/")[0] for place in mounts() if place.startswith(f"{FOLDER}/")}
     try:
         os.seteuid(user)
         os.chmod(FOLDER, 0o700)
         for parent, folders, _ in os.walk(FOLDER):
+            if parent == FOLDER:
+                folders[:] = [name for name in folders if name not in mounted]
             for name in folders:
                 if not os.path.islink(path := os.path.join(parent, name)):
                     os.chmod(path, 0o700)
         with os.scandir(FOLDER) as entries:
-            for entry in list(entries):
+            for entry in [entry for entry in entries if entry.name not in mounted]:
                 shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
         os.seteuid(0)
     except (OSError, RecursionError):
