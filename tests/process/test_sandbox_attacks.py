@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import proxima_worlds
 from proxima.process import code_runner
 from proxima.process.code_runner import run_program
 from proxima.process.sandbox import USERS, Sandbox
@@ -82,7 +83,7 @@ def containers(podman):
 def forks_of_servers():
     """The processes of code in containers."""
     forks = []
-    for pid in left_processes(["proxima_worlds.code_server"], 0):
+    for pid in left_processes([f"proxima_worlds.code_server={Path(proxima_worlds.__file__).parent}"], 0):
         with suppress(OSError):
             user = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
             forks += [pid] * (int(user) in USERS)
