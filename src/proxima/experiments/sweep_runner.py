@@ -24,12 +24,13 @@ from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
 from proxima.process.children import describe_exit, kill_group, wait_or_kill
-from proxima.runtime.state.folder import FolderLock, RunFolder, is_locked
+from proxima.runtime.state.folder import FolderLock, RunFolder
 from proxima.runtime.watch.interrupt import signals_handled
 from proxima.runtime.watch.observer import Record
 from proxima.system.atomic_files import write_atomic
 from proxima.system.full_disk import is_disk_full
 from proxima.system.jsonl import dumps
+from proxima.system.locks import is_held
 from proxima.system.machine import describe_environment
 
 POLL = 0.5  # seconds between two polls of the runs
@@ -154,7 +155,7 @@ class _SweepLoop:
     def start(self, progress: RunProgress) -> None:
         """Start a run; follow it instead if another process has locked its folder."""
         run = progress.run
-        if is_locked(run.folder / ".lock"):  # by a process that runs this run, until it ends
+        if is_held(run.folder / ".lock"):  # by a process that runs this run, until it ends
             self.follow(progress)
             return
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +188,7 @@ class _SweepLoop:
         """Report new metrics of a job, and its end."""
         progress = job.progress
         code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
-        running = code is None if job.process else is_locked(progress.run.folder / ".lock")
+        running = code is None if job.process else is_held(progress.run.folder / ".lock")
         records = progress.poll()
         if running and (job.process or not self.interrupts):
             if records:
@@ -200,7 +201,7 @@ class _SweepLoop:
             progress.state = RunState.DONE
         elif self.interrupts or code in INTERRUPTED:
             progress.state = RunState.STOPPED
-        elif code == USER_ERROR and is_locked(progress.run.folder / ".lock"):  # by another process, after our check
+        elif code == USER_ERROR and is_held(progress.run.folder / ".lock"):  # by another process, after our check
             return self.follow(progress)
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)

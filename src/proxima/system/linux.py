@@ -61,6 +61,28 @@ def kernel_id() -> bytes:
     return b""
 
 
+def process_start(process: int) -> str | None:
+    """When a process started, in ticks since the kernel did; None if there is none. Elsewhere its number stands for it,
+    which a later process may get."""
+    if not _THREADS.exists():
+        return str(process) if _is_process(process) else None
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[19]  # its name, in brackets, may contain anything
+
+
+def _is_process(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def core_wait() -> float:
     """Seconds that the present threads of this process could have run and waited for a core, from an arbitrary origin;
     0 elsewhere."""

@@ -14,6 +14,7 @@ import torch
 from proxima.data import UserError
 from proxima.kernels import compiled
 from proxima.runtime.resume.rewind import rewind_folder
+from proxima.runtime.state import folder as folder_module
 from proxima.runtime.state.folder import RunFolder
 from proxima.system import atomic_files as files
 from proxima.system.machine import describe_environment
@@ -99,11 +100,11 @@ def test_one_process_at_a_time(folder):
 def test_a_lock_that_is_deleted_while_another_is_refused(folder, monkeypatch):
     """As by a run that was refused and discards its folder."""
 
-    def deleted(path, **how):
+    def deleted(path, mode):
         path.unlink()
         return path.open().read()
 
-    monkeypatch.setattr(Path, "read_text", deleted)
+    monkeypatch.setattr(folder_module, "open_regular", deleted)
     with pytest.raises(ValueError, match="is in use by another process; wait for it"):
         RunFolder(folder.path).begin(resume=True)
 

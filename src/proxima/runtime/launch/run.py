@@ -98,6 +98,7 @@ def train(
         workload.notes += clock_notes(template_clock, configured)
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
+        workload.notes += folder.warnings
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
             compute = ComputeThread()

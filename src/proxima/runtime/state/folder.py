@@ -24,11 +24,16 @@ from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
 from proxima.system.damage import reading
 from proxima.system.jsonl import dumps, json_text, read_records, utf8
-from proxima.system.linux import lock
+from proxima.system.locks import OWNER, FileLock, open_regular
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
 WAIT = "wait for it, stop it, or set folder=PATH"
+NOTE_BYTES = 1000  # of who holds a lock
+WITHOUT_LOCKS = (
+    "{folder} is on a file system without locks; a file in it stands for the lock, which only this machine can tell "
+    "from one that a killed process has left"
+)
 
 
 def new_run_folder(folder: str | None, recipe: str | None, clock: Clock | None = None) -> Path:
@@ -158,6 +163,11 @@ class RunFolder:
             self._lock = FolderLock(self.lock, shared=True)
 
     @property
+    def warnings(self) -> list[str]:
+        """What whoever starts a run in the folder must know."""
+        return [] if self._lock is None or self._lock.warning is None else [self._lock.warning]
+
+    @property
     def is_gone(self) -> bool:
         """True if the folder was deleted or moved after `begin`."""
         return self._lock is not None and self._lock.is_gone
@@ -250,53 +260,52 @@ class FolderLock:
     """The lock of a run folder: one writer, with a note that says who it is, or any number of readers. Held from the
     constructor until `release`, or until the process ends, however it ends.
 
-    The operating system holds the lock; a writer also notes in the file who it is. If it is killed, the note stays, and
-    what it started may hold the lock. A `shared` lock, for reading, lets other readers in.
+    A writer notes in the file who it is. If it is killed, the note stays, and what it started may hold the lock. A
+    `shared` lock, for reading, lets other readers in.
+
+    Attributes:
+        warning: what whoever starts a run must know: the file system has no locks. None: it has.
 
     Raises:
-        UserError: another process holds it; with the note of a writer, and the remedy.
+        UserError: another process holds it, with the note of a writer and the remedy; or the file can't be opened.
     """
 
     def __init__(self, path: Path, *, shared: bool = False, remedy: str = WAIT) -> None:
         self.path, self.shared = path, shared
-        self._file = path.open("rb" if shared else "ab", buffering=0)
         try:
-            lock(self._file, shared=shared)
-        except OSError as error:
-            self._file.close()
+            self._lock = FileLock(path, shared=shared)
+        except BlockingIOError as error:
             noted = ""
-            with suppress(OSError):  # the file was deleted at this moment
-                noted = path.read_text(encoding="utf-8", errors="replace").strip()
+            with suppress(OSError), open_regular(path, "rb") as file:  # the file was deleted at this moment
+                noted = file.read(NOTE_BYTES).decode("utf-8", "replace").strip()
             reason = f"{path.parent} is in use by another process{f' ({noted})' if noted else ''}"
+            owner = path.with_name(path.name + OWNER)
+            if owner.exists():
+                remedy += f"; this file system has no locks: if that process has ended, remove {owner}"
             raise UserError(reason, remedy=remedy) from error
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ELOOP):  # neither a pipe, a device nor a link
+                raise
+            raise UserError(f"{path} is no regular file", remedy="remove it, or set folder=PATH") from error
+        self.warning = WITHOUT_LOCKS.format(folder=path.parent) if self._lock.replaced and not shared else None
         if not shared:
-            self._file.truncate(0)
+            self._lock.file.truncate(0)
             with suppress(OSError):  # a full disk: the lock holds without a note
-                self._file.write(_own_note().encode())
+                self._lock.file.write(_own_note().encode())
 
     @property
     def is_gone(self) -> bool:
         """True if the file was deleted or moved, and so perhaps the whole folder."""
         try:
-            return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            return not os.path.samestat(os.fstat(self._lock.file.fileno()), self.path.stat())
         except OSError:
             return True
 
     def release(self) -> None:
         """Unlock."""
         if not self.shared:
-            self._file.truncate(0)
-        self._file.close()
-
-
-def is_locked(path: Path) -> bool:
-    """True while another process writes to the folder of this lock."""
-    try:
-        with path.open("rb") as file:
-            lock(file, shared=True)
-    except OSError as error:  # another: no folder, no lock
-        return isinstance(error, BlockingIOError)
-    return False
+            self._lock.file.truncate(0)
+        self._lock.release()
 
 
 def _own_note() -> str:

@@ -13,7 +13,8 @@ from proxima.data import UserError
 from proxima.data.image_tokens import patch_text
 from proxima.experiments.run_progress import GrowingRecords
 from proxima.experiments.run_reader import read_config, read_summary
-from proxima.runtime.state.folder import RunFolder, is_locked
+from proxima.runtime.state.folder import RunFolder
+from proxima.system.locks import is_held
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.trend import VITAL, guard_of, last_stages, metric_groups, trend_of, weight_bounds_of
 
@@ -210,7 +211,7 @@ class ViewedRun:
             return f"ended early, {of}: {plateau}" if plateau else f"finished, {of}"
         if summary:
             return f"{summary.get('status', 'ended')} after {of}"
-        running = is_locked(self.files.lock)  # a run that was killed holds no lock
+        running = is_held(self.files.lock)  # a run that was killed holds no lock
         return f"running, {of}" if running else f"unfinished, {of}"
 
     def problem(self) -> str | None:

@@ -13,6 +13,7 @@ too, each gets them over a group of its own.
 
 import asyncio
 import os
+import secrets
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -227,7 +228,10 @@ class SenderGroup:
         self, store: TCPStore, replicas: Sequence[Replica], number: int, seconds: float, device: torch.device = CPU
     ) -> None:
         self.urls = tuple(replica.url for replica in replicas)
-        self.name, self.port, self.seconds = f"{number}:{','.join(self.urls)}", store.port, seconds
+        # Who does not know the name can't write to the store what the members look for.
+        self.name = f"{number}:{secrets.token_hex(16)}:{','.join(self.urls)}"
+        self.port = store.port
+        self.seconds = seconds
         self.form_seconds = min(FORM_SECONDS, seconds)
         self.ranks, self.size = dict[str, int](), 1
         for replica in replicas:

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
@@ -32,6 +33,7 @@ from proxima.model.input_files import copy_tensors, input_files_of, stored_tenso
 from proxima.model.written_settings import save_settings
 from proxima.system.atomic_files import ordinary_modes
 from proxima.system.linux import SHARED_MEMORY, kernel_id, lock
+from proxima.system.locks import open_regular
 
 INDEX = "model.safetensors.index.json"
 UNUSED = "model-unused.safetensors"
@@ -41,6 +43,7 @@ KEPT = 2  # the folder that servers have loaded, and the one that they are loadi
 ROOM = 1.2  # factor of free memory required for each folder
 PREFIX = "proxima-weights-"
 LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
+KERNEL_BYTES = 100  # more is no kernel's id
 
 
 class WeightFolders:
@@ -289,18 +292,22 @@ def _lock(folder: Path, *, may_fail: bool) -> IO[bytes]:
 
 
 def remove_leftovers(parent: Path, *, shared: bool = False) -> None:
-    """Remove the folders of processes that have ended.
+    """Remove this user's folders of processes that have ended. Other users can put anything at such a name, so only
+    folders and files of one's own are looked at.
 
     Args:
         shared: the parent is shared with other machines, whose locks may be invisible here: remove only folders created
             under this kernel.
     """
-    for file in parent.glob(f"{PREFIX}*/{LOCK_FILE}"):
+    for folder in parent.glob(f"{PREFIX}*"):
         try:
-            with file.open("rb") as held:
+            facts = folder.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+                continue
+            with open_regular(folder / LOCK_FILE, "rb", own=True) as held:
                 lock(held)
-                if shared and (not kernel_id() or held.read() != kernel_id()):
+                if shared and (not kernel_id() or held.read(KERNEL_BYTES) != kernel_id()):
                     continue
-                shutil.rmtree(file.parent, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
         except OSError:  # it is locked, owned by another user, or gone
             continue
