@@ -1,6 +1,7 @@
 """Atomic writes: a reader, or a resume after a kill, sees either the old content of a file or the new one."""
 
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from proxima.data.errors import FieldError
+from proxima.system.linux import lock
 
 
 def make_folder(folder: Path) -> list[Path]:
@@ -111,7 +113,8 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
     stays: the folder that it leads to is replaced.
 
     Files are flushed to disk before the rename. An error removes the unfinished folder and leaves `target` unchanged. A
-    kill leaves it as `.NAME.….part`, and between two renames the former `target`, complete, as `.NAME.….old`.
+    kill leaves it as `.NAME.….part`, and between two renames the former `target`, complete, as `.NAME.….old`; the next
+    process that makes the same folder removes the first at once, and the second when there is a `target` again.
 
     Args:
         check: raises if `target` must not be replaced; called at the beginning and before the rename, so that of two
@@ -122,8 +125,10 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
     part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
     former = part.with_suffix(".old")
     created = make_folder(target.parent)
+    held = -1
     try:
-        part.mkdir()
+        _remove_killed(target)
+        held = _make_held(part)
         yield part
         ordinary_modes(part)
         for path in (*part.rglob("*"), part):
@@ -138,4 +143,42 @@ def atomic_folder(target: Path, check: Callable[[Path], object] = Path.exists) -
         if former.exists() and not target.exists():
             former.rename(target)
         shutil.rmtree(part, ignore_errors=True)
+        _close(held)
+        _remove_former(target)
         remove_empty(created)
+
+
+def _make_held(part: Path) -> int:
+    """Make a folder that is locked until its descriptor, which is returned, is closed. It gets its name once it is, so
+    that no other process takes it for a killed one's."""
+    draft = part.with_suffix(".draft")
+    draft.mkdir()
+    descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with suppress(OSError):  # no locks here: nobody removes it
+        lock(descriptor)
+    draft.rename(part)
+    return descriptor
+
+
+def _remove_killed(target: Path) -> None:
+    """Remove what killed processes have left of the same folder: what no process holds a lock on."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        with suppress(OSError):
+            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                lock(descriptor)
+                shutil.rmtree(part, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _remove_former(target: Path) -> None:
+    """Remove former folders that a kill between two renames has left, if there is one in their place."""
+    if target.exists():
+        for former in target.parent.glob(f".{glob.escape(target.name)}.*.old"):
+            shutil.rmtree(former, ignore_errors=True)
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        os.close(descriptor)
