@@ -3,12 +3,14 @@ early."""
 
 import json
 import shutil
+from contextlib import contextmanager
 
 import pyarrow.parquet as parquet
 import pytest
 
 from proxima.data.flow import Group, Score
 from proxima.evaluation.results import completions_table, read_result
+from proxima.runtime.state import kept_answers
 from proxima.view.eval_tables import graded_lines
 from tests.evaluation.test_group_metrics import FAILED, RIGHT, WRONG, group
 from tests.experiments.runs import make_run, make_sweep, step
@@ -226,7 +228,7 @@ def test_compare_refuses(refusal, here):
         ("a", "c", "no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n"),
         ("a", "d", "gsm8k: no question has a known reward on both sides"),
         ("a", "nowhere", "nowhere does not exist"),
-        ("a", "e", "the evaluation is unfinished: run it again with --overwrite"),
+        ("a", "e", "the evaluation is unfinished: repeat its command, which goes on"),
     ):
         assert said in f"{refusal('eval', '--compare', first, second)}\n"
     (here / "e" / "result.json").write_text((here / "a" / "result.json").read_text())
@@ -305,3 +307,57 @@ def test_a_shown_answer_names_what_was_expected_only_where_the_row_has_it():
     groups = [Group(prompt=prompt(answer), **yes) for answer in (None, "7")]
     without, with_answer = graded_lines(groups)
     assert without.endswith("→  yes") and with_answer.endswith("→  yes  (7)")
+
+
+class Killed(BaseException):
+    """As far as the evaluation goes: it ends at once, and nothing is cleaned up by it."""
+
+
+@contextmanager
+def killed_after(count):
+    """Evaluations end when that many groups are kept."""
+    kept, keep = [], kept_answers.KeptAnswers.add
+
+    def add(self, suite, group):
+        kept.append(group)
+        keep(self, suite, group)
+        if len(kept) == count:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(kept_answers, "SECONDS", 0.0)
+        patch.setattr(kept_answers.KeptAnswers, "add", add)
+        yield
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on(proxima, done, here, tiny_model, gsm8k):
+    command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--samples", "2", *SMALL)
+    done(*command, "--out", "whole")
+    with killed_after(4):
+        proxima(*command, "--out", "found")
+    assert not (here / "found" / "result.json").exists()
+    (here / "found" / "answered" / "gsm8k.9.part").write_bytes(b"half of a file")
+    said = "--out found contains an unfinished evaluation with other settings: seed; repeat the command that began it"
+    code, out, err = proxima(*command, "--out", "found", "--seed", "2")
+    assert code == 2
+    assert said in err
+    code, out, err = proxima(*command, "--out", "found")
+    assert code == 0
+    assert "4 of 6 questions of gsm8k were answered before this command was repeated" in out + err
+    for file in ("result.json", "gsm8k.parquet"):
+        assert (here / "found" / file).read_bytes() == (here / "whole" / file).read_bytes()
+    assert sorted(entry.name for entry in (here / "found").iterdir()) == sorted(
+        entry.name for entry in (here / "whole").iterdir()
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_begins_anew_if_asked_to(proxima, here, tiny_model, gsm8k):
+    command = ("eval", tiny_model("llama"), "--task", "gsm8k", *SMALL, "--out", "found")
+    with killed_after(3):
+        proxima(*command)
+    code, out, err = proxima(*command, "--overwrite", "--seed", "2")
+    assert code == 0
+    assert "were answered before" not in out + err
+    assert json.loads((here / "found" / "result.json").read_text())["seed"] == 2

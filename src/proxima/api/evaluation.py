@@ -19,13 +19,14 @@ from proxima.config.sections.model_section import model_problem, refuse_checkpoi
 from proxima.config.tree import COMMAND_LINE
 from proxima.config.validate import load_recipe
 from proxima.data import UserError
-from proxima.evaluation.eval_run import EvalOutcome, check_folder, run_eval
+from proxima.evaluation.eval_run import EvalOutcome, asked, check_folder, run_eval
 from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
 from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
 from proxima.model.chat.template_inputs import fixed_clock
 from proxima.runtime.resume.changes import dtypes_of_run
 from proxima.runtime.state.folder import run_of_model
+from proxima.runtime.state.kept_answers import KeptAnswers
 from proxima.runtime.state.run_checkpoints import find_checkpoint
 from proxima.runtime.watch.clock import Clock
 from proxima.view.eval_tables import EvalProgress, results_table
@@ -172,12 +173,13 @@ def run_evaluation(
     with resolved.locating(), fixed_clock(config.data.template_date):
         questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)
         suites = load_suites(config, questions, options.k)
+        answers = KeptAnswers(folder, asked(config, suites), overwrite=options.overwrite)
         view = None
         if stream is not None:
             view = EvalProgress(stream, show_results=len(suites) > 1)
             view.chosen(dtypes)
         try:
-            return run_eval(config, suites, ks=options.k, folder=folder, observer=view)
+            return run_eval(config, suites, ks=options.k, folder=folder, observer=view, answers=answers)
         finally:
             for suite in suites:
                 if (world := suite.questions.world) is not None:

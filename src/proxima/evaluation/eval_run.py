@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import pyarrow.parquet as pq
 import torch
@@ -39,6 +40,7 @@ from proxima.task import TASKS
 
 ENGINE_LOG = "engine.log"  # output of a process that the engine starts
 LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG)
+CONTINUED = "were answered before this command was repeated, and are not asked again"
 
 
 @dataclass(kw_only=True)
@@ -51,8 +53,27 @@ class EvalOutcome:
     groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
 
 
+class Answers(Protocol):
+    """Keeps the answers of an unfinished evaluation, for the next attempt."""
+
+    def begin(self) -> None:
+        """Keep what comes."""
+
+    def of(self, suite: str) -> list[Group]:
+        """The groups that an earlier attempt has left."""
+
+    def add(self, suite: str, group: Group) -> None:
+        """Keep a group."""
+
+    def flush(self) -> None:
+        """Keep what was added, from now on."""
+
+    def close(self) -> None:
+        """The result is written."""
+
+
 def check_folder(folder: Path, *, overwrite: bool) -> None:
-    """Refuse a folder that is not empty.
+    """Refuse a folder that contains anything but an unfinished evaluation, which the same command continues.
 
     Raises:
         UserError: it contains a result and overwrite is not set; it contains something else, or is a file.
@@ -63,7 +84,7 @@ def check_folder(folder: Path, *, overwrite: bool) -> None:
         raise UserError(f"--out {folder} is a file; give a folder")
     if not any((folder / name).is_file() for name in (RESULT, ENVIRONMENT)):
         raise UserError(f"--out {folder} contains files, but no evaluation; give another folder")
-    if not overwrite:
+    if not overwrite and (folder / RESULT).is_file():
         raise UserError(f"--out {folder} contains an evaluation; replace it with --overwrite, or give another folder")
 
 
@@ -90,6 +111,7 @@ def run_eval(
     folder: Path,
     ks: Sequence[int] = (),
     observer: EvalObserver | None = None,
+    answers: Answers | None = None,
 ) -> EvalOutcome:
     """Generate and score answers to all questions, and write them to a folder.
 
@@ -99,6 +121,7 @@ def run_eval(
         folder: one that `check_folder` accepts; an earlier evaluation in it is replaced.
         ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples, and that number.
         observer: None: events are ignored.
+        answers: those of an earlier attempt, which are not asked again; None: nothing is kept.
 
     Raises:
         UserError: the model can't be loaded.
@@ -106,6 +129,8 @@ def run_eval(
     observer, now = observer or EvalObserver(), time.monotonic
     started = now()
     _prepare_folder(config, folder)
+    if answers is not None:
+        answers.begin()
     observer.progress("load", 0, 1, "models")
     with without_progress_bars(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
@@ -118,6 +143,7 @@ def run_eval(
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
         outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)
         facts: dict[str, Any] = {}
+        earlier: dict[str, int] = {}  # tokens of an earlier attempt, by suite
         told = set[str]()
         for note in notes:
             observer.warning(note)
@@ -131,7 +157,15 @@ def run_eval(
             with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
                 rewards.start()
                 log = folder / ENVIRONMENTS_LOG
-                groups = compute.serve(questions.evaluation(engine, rewards, now, observer.progress, log).groups())
+                evaluation = questions.evaluation(engine, rewards, now, observer.progress, log)
+                kept = [] if answers is None else answers.of(name)
+                if kept:
+                    observer.warning(f"{len(kept)} of {len(questions.prompts)} questions of {name} {CONTINUED}")
+                earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
+                keep = None if answers is None else partial(answers.add, name)
+                groups = compute.serve(evaluation.groups(kept, keep))
+            if answers is not None:
+                answers.flush()
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)
             outcome.seconds[name] = now() - start
@@ -140,7 +174,8 @@ def run_eval(
                 pq.write_table(table, file, compression="zstd")
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
-    tokens, seconds = {name: suite["tokens"] for name, suite in facts.items()}, outcome.seconds
+    tokens = {name: suite["tokens"] - earlier[name] for name, suite in facts.items()}
+    seconds = outcome.seconds
     may_differ = {  # between two runs of one command
         **describe_environment(config.seed, outcome.result["model"]),
         "seconds": seconds,
@@ -148,7 +183,35 @@ def run_eval(
     }
     write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
     write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+    if answers is not None:
+        answers.close()
     return outcome
+
+
+def asked(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
+    """What decides about the answers of an evaluation, to compare with that of an unfinished one."""
+    place = Path(config.model.path)
+    files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
+    facts = {file.name: file.stat() for file in files if file.is_file()}
+    return {
+        "model": {"path": config.model.path, "revision": config.model.revision}
+        | {name: [fact.st_size, fact.st_mtime_ns] for name, fact in facts.items()},
+        "seed": config.seed,
+        "engine": _spec_facts(config.engine, ENGINES),
+        "data": asdict(config.data),
+        "suites": {loaded.suite.name: _asked_of_suite(loaded) for loaded in suites},
+    }
+
+
+def _asked_of_suite(loaded: LoadedSuite) -> dict[str, Any]:
+    suite, questions = loaded.suite, loaded.questions
+    return {
+        "task": _spec_facts(suite.task, TASKS),
+        "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
+        "sampling": asdict(questions.groups.sampling),
+        "samples": suite.samples,
+        "questions": questions_sha([(prompt.question, prompt.answer) for prompt in questions.prompts]),
+    }
 
 
 def _prepare_folder(config: Any, folder: Path) -> None:

@@ -29,14 +29,26 @@ class Evaluation(RolloutListener):
 
     def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Progress) -> None:
         self.prompts, self.generator, self.progress = prompts, generator, progress
+        self._before = 0
 
-    async def groups(self) -> list[Group]:
-        """A scored group for each question, in the order of the questions."""
-        groups = {group.prompt.uid: group async for group in self.generator.generate(self.prompts, self)}
+    async def groups(self, answered: Sequence[Group] = (), keep: Callable[[Group], None] | None = None) -> list[Group]:
+        """A scored group for each question, in the order of the questions.
+
+        Args:
+            answered: groups of an earlier attempt, which are not asked again.
+            keep: called with each new group as soon as it is scored.
+        """
+        groups = {group.prompt.uid: group for group in answered}
+        self._before = sum(len(group.completions) for group in answered)
+        rest = [prompt for prompt in self.prompts if prompt.uid not in groups]
+        async for group in self.generator.generate(rest, self):
+            groups[group.prompt.uid] = group
+            if keep is not None:
+                keep(group)
         return [groups[prompt.uid] for prompt in self.prompts]
 
     def completed(self, done: int, total: int) -> None:
-        self.progress("evaluate", done, total, "answers")
+        self.progress("evaluate", self._before + done, self._before + total, "answers")
 
 
 @dataclass(frozen=True, kw_only=True)

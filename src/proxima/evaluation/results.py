@@ -170,7 +170,8 @@ def read_result(path: str | Path) -> EvalResult:
         return EvalResult(path=place, suites={name: read_completions(file) for name, file in last.items()})
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
-    unfinished = " (the evaluation is unfinished: run it again with --overwrite)" * any(place.glob("*.parquet"))
+    begun = any(place.glob("*.parquet")) or any(place.glob("*/asked.json"))
+    unfinished = " (the evaluation is unfinished: repeat its command, which goes on)" * begun
     raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
 
 
