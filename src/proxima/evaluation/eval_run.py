@@ -154,14 +154,14 @@ def run_eval(
                     observer.warning(note)
                 told.add(note)
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
+            kept = [] if answers is None else answers.of(name)
+            if kept:
+                observer.warning(f"{len(kept)} of {len(questions.prompts)} questions of {name} {CONTINUED}")
+            earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
             with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
                 rewards.start()
                 log = folder / ENVIRONMENTS_LOG
                 evaluation = questions.evaluation(engine, rewards, now, observer.progress, log)
-                kept = [] if answers is None else answers.of(name)
-                if kept:
-                    observer.warning(f"{len(kept)} of {len(questions.prompts)} questions of {name} {CONTINUED}")
-                earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
                 keep = None if answers is None else partial(answers.add, name)
                 groups = compute.serve(evaluation.groups(kept, keep))
             if answers is not None:
@@ -175,17 +175,22 @@ def run_eval(
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
     tokens = {name: suite["tokens"] - earlier[name] for name, suite in facts.items()}
-    seconds = outcome.seconds
-    may_differ = {  # between two runs of one command
-        **describe_environment(config.seed, outcome.result["model"]),
-        "seconds": seconds,
-        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
-    }
-    write_atomic(folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
-    write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+    _write(outcome, tokens, config.seed)
     if answers is not None:
         answers.close()
     return outcome
+
+
+def _write(outcome: EvalOutcome, tokens: Mapping[str, int], seed: int) -> None:
+    """Write the result, and what may differ between two runs of one command; `tokens` are those of this one."""
+    seconds = outcome.seconds
+    may_differ = {
+        **describe_environment(seed, outcome.result["model"]),
+        "seconds": seconds,
+        "tokens_per_second": {name: n / seconds[name] if seconds[name] else None for name, n in tokens.items()},
+    }
+    write_atomic(outcome.folder / ENVIRONMENT, dumps(may_differ, indent=2) + "\n")
+    write_atomic(outcome.folder / RESULT, dumps(outcome.result, indent=2) + "\n")
 
 
 def asked(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
