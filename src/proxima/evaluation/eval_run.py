@@ -154,9 +154,7 @@ def run_eval(
                     observer.warning(note)
                 told.add(note)
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
-            kept = [] if answers is None else answers.of(name)
-            if kept:
-                observer.warning(f"{len(kept)} of {len(questions.prompts)} questions of {name} {CONTINUED}")
+            kept = _kept(answers, loaded, observer)
             earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
             with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
                 rewards.start()
@@ -179,6 +177,15 @@ def run_eval(
     if answers is not None:
         answers.close()
     return outcome
+
+
+def _kept(answers: Answers | None, loaded: LoadedSuite, observer: EvalObserver) -> list[Group]:
+    """The groups of a suite that an earlier attempt has left, which the observer is told."""
+    kept = [] if answers is None else answers.of(loaded.suite.name)
+    if kept:
+        asked = len(loaded.questions.prompts)
+        observer.warning(f"{len(kept)} of {asked} questions of {loaded.suite.name} {CONTINUED}")
+    return kept
 
 
 def _write(outcome: EvalOutcome, tokens: Mapping[str, int], seed: int) -> None:
