@@ -6,14 +6,12 @@ import gzip
 import json
 import re
 import threading
-import time
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 
 from proxima.data import UserError
-from proxima.reward import http
+from proxima.reward import http, posting
 from proxima.reward.http import Http
 from proxima.reward.math.numbers import Number
 from tests.ports import kept_port
@@ -120,7 +118,11 @@ def test_errors_that_pass_are_tried_again(status):
 
 def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
     waits = []
-    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+
+    async def pause(seconds):
+        waits.append(seconds)
+
+    monkeypatch.setattr(posting, "pause", pause)
     told = ["0", "7", "9999", "tomorrow", "0", "0"]
     with scorer(lambda _, n: (503, b"", {"Retry-After": told[n]}) if n < 6 else lengths(_, n)) as server:
         (score,) = run(quick(server.url, retries=6, backoff=0.5), "abc")

@@ -17,6 +17,7 @@ from proxima.model.scalar_model import load_scalar_model
 from proxima.reward import REWARDS
 from proxima.reward.base import WeightedReward
 from tests.documented import assert_documented
+from tests.reward.judge_stub import judge
 from tests.reward.make import SHORT, completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer
 
@@ -25,6 +26,7 @@ OUTSIDE = {  # what the tests themselves provide: functions, while they run a se
     "function": {"path": "tests.reward.make:any_text"},
     "function_batch": {"path": "tests.reward.make:every_text"},
     "http": {"url": "http://127.0.0.1:9/"},
+    "judge": {"url": "http://127.0.0.1:9/", "model": "m"},
     "model": {"path": "/"},
     "unit_tests": {"seconds": SHORT},  # `9**9**9` takes all of them
 }
@@ -37,8 +39,9 @@ HOSTILE += ["</think>\n<answer>" * 2000, "####" * 5000]
 def server(tiny_model, tmp_path_factory):
     loaded = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
     OUTSIDE["model"]["path"] = str(save(loaded.model, loaded.tokenizer, tmp_path_factory.mktemp("scores-0")))
-    with scorer(lengths) as made:
+    with scorer(lengths) as made, judge() as judging:
         OUTSIDE["http"]["url"] = made.url
+        OUTSIDE["judge"]["url"] = judging.url
         yield
 
 

@@ -19,6 +19,7 @@ from proxima.config.resolved import Resolved, ResolvedValue, dump
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
+from proxima.reward.base import as_reward
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
 from proxima.task.held_out_part import SplitTask, possible_share
@@ -68,6 +69,7 @@ def text_of(
     estimate = estimate or arithmetic_of(resolved)
     blocks = [trained_block(resolved, estimate.data.rows.get("task")), _batch_block(estimate)]
     blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
+    blocks += [f"sends    {line}" for line in sent_by(resolved.config)]
     blocks += [f"auto     {line}" for line in outcome_lines(explained_outcomes(resolved.config))]
     remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)]
@@ -80,16 +82,24 @@ def text_of(
 
 
 def facts_of(resolved: Resolved[Any], estimate: BatchArithmetic | None = None) -> dict[str, Any]:
-    """`explain` as data: `header`, `values`, `batch`, `auto`, `notes` and `warnings`."""
+    """`explain` as data: `header`, `values`, `batch`, `sends`, `auto`, `notes` and `warnings`."""
     estimate = estimate or arithmetic_of(resolved)
     return {
         "header": header_of(resolved.recipe),
         "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
         "batch": vars(estimate.batch),
+        "sends": sent_by(resolved.config),
         "auto": [asdict(outcome) for outcome in explained_outcomes(resolved.config)],
         "notes": estimate.notes,
         "warnings": [str(problem) for problem in (*warnings(resolved), *to_do(resolved), *estimate.warnings)],
     }
+
+
+def sent_by(config: Any) -> list[str]:
+    """What the rewards send to which servers, a line each; those of an evaluation, too."""
+    specs = [*(getattr(config, "reward", None) or ()), *(getattr(config.eval, "reward", None) or ())]
+    named = [f"{spec.label}: {spec.sends()}" for spec in map(as_reward, specs) if spec.sends()]
+    return list(dict.fromkeys(named))
 
 
 def header_of(recipe: str | None) -> str:

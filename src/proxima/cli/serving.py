@@ -19,8 +19,8 @@ from proxima.engine.serve.servers import check_serve, start_servers
 from proxima.model.architecture import TextConfig
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import load_config, without_progress_bars
-from proxima.reward.http import bearer_token
 from proxima.reward.model_reward import ModelReward
+from proxima.reward.posting import bearer_token
 from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits

@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,13 @@ def scores_of(spec: Any, texts: Texts) -> list[Score]:
             scores = list(asyncio.run(runner.score_batch(groups))[0].scores)
     finally:
         runner.close()
-    return scores
+    reward = as_reward(spec)
+    measured = {f"{reward.label}/{name}" for name in reward.measured_parts}
+    return [replace(score, parts=_without(score.parts, measured)) for score in scores]
+
+
+def _without(parts: Mapping[str, float], names: Collection[str]) -> dict[str, float]:
+    return {name: value for name, value in parts.items() if name not in names}
 
 
 def readable_answer(spec: Any) -> Any:
@@ -73,15 +80,20 @@ def order(spec: Any, texts: Texts) -> None:
 def determinism(spec: Any, texts: Texts) -> None:
     """The same completions get the same scores, whatever the global random state."""
     random.seed(1)
-    first = scores_of(spec, texts)
+    first = scores_of(fresh(spec), texts)
     random.seed(2)
-    _require_same(texts, first, scores_of(spec, texts), "the second time")
+    _require_same(texts, first, scores_of(fresh(spec), texts), "the second time")
 
 
 def independence(spec: Any, texts: Texts) -> None:
     """A completion scored alone gets the score that it gets among others."""
     alone = [scores_of(spec, (text,))[0] for text in texts]
     _require_same(texts, scores_of(spec, texts), alone, "alone")
+
+
+def fresh(spec: Any) -> Any:
+    """The same spec without what it has remembered of earlier calls."""
+    return replace(spec) if is_dataclass(spec) and not isinstance(spec, type) else spec
 
 
 def _require_same(texts: Texts, first: list[Score], second: list[Score], when: str) -> None:

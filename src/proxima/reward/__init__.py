@@ -4,6 +4,7 @@
     calls       how a reward is called: at once, in threads, by the jobs of `workers`
     text, length, repetition, math/     read a text            function, unit_tests    run code, in workers
     model_reward, http, server/         run a model, here or behind HTTP
+    judge, judge_prompt, verdicts       a language model as a judge            posting   the requests of http and judge
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
@@ -33,6 +34,7 @@ REWARDS = Kinds(
         "function_batch": "proxima.reward.function:FunctionBatch",
         "gsm8k": "proxima.reward.math.marked:Gsm8kReward",
         "http": "proxima.reward.http:Http",
+        "judge": "proxima.reward.judge:Judge",
         "length": "proxima.reward.length:Length",
         "math": "proxima.reward.math.symbolic:Math",
         "missing_eos": "proxima.reward.length:MissingEos",

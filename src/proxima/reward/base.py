@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -43,8 +44,9 @@ class WeightedReward:
 
     A class also sets `where`: `inline` for bounded linear time, `thread` for trusted Python that may wait, `compute`
     for tensor work, otherwise the kind of worker. It sets `needs_answer` if it compares with the row's answer;
-    `unreadable_one` then checks each answer before the run. `example_fields` are values for the fields without a
-    default; the tests of all rewards construct it with these.
+    `unreadable_one` then checks each answer before the run. `measured_parts` names parts that no two
+    calls have alike, such as seconds. `example_fields` are values for the fields without a default; the tests of all
+    rewards construct it with these.
     """
 
     weight: float = 1.0
@@ -56,6 +58,7 @@ class WeightedReward:
     whole_batch: ClassVar[bool] = False
     needs_answer: ClassVar[bool] = False
     reads_lists: ClassVar[bool] = False
+    measured_parts: ClassVar[tuple[str, ...]] = ()
     example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:
@@ -99,6 +102,13 @@ class WeightedReward:
     def notes(self) -> list[str]:
         """Lines for the user at the start of a run, after `check`."""
         return []
+
+    def sends(self) -> str:
+        """What it sends to which server, in one line for `explain`; empty: nothing leaves this machine's processes."""
+        return ""
+
+    def keep_in(self, folder: Path) -> None:
+        """Called before the first `score` of a run: the folder may keep what could not be computed again."""
 
     def load(self) -> None:
         """Load the weights of a model before the first `score`; called if `where` is `compute`."""

@@ -2,45 +2,19 @@
 
 import asyncio
 import json
-import os
-import re
-import ssl
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
-import httpx
-
-from proxima.data import UserError, require
+from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, validated
-from proxima.system.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
-from proxima.system.http_clients import async_http_client
+from proxima.reward.posting import MAX_WAIT, Attempts, bearer_token, check_url, post, require_reachable, token_note
+from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
-RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # the next attempt may succeed
-MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
 RESPONSE_BYTES = 1 << 20  # limit of a response, plus for each completion:
 COMPLETION_BYTES = 64 << 10
-ERROR_BYTES = 4096  # limit of the body of an error response
 MAX_PARTS = 64  # of a score: each is a metric of the run
-_REFUSED_BY_CHECK = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no permission
-
-
-class PostFailed(OSError):
-    """A request without a usable response.
-
-    Args:
-        reason: one line.
-        status: HTTP status of the response; None without a response.
-        retry_after: seconds that the server asks to wait.
-    """
-
-    def __init__(self, reason: str, status: int | None = None, retry_after: float = 0.0) -> None:
-        super().__init__(reason)
-        self.status, self.retry_after = status, retry_after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +62,7 @@ class Http(WeightedReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_url(self.url)
+        check_url(self.url, "http://localhost:8000/score")
         require(0 < self.seconds < float("inf"), "seconds", self.seconds, "must be > 0 and finite")
         require(self.retries >= 0, "retries", self.retries, "must be >= 0")
         require(0 <= self.backoff < float("inf"), "backoff", self.backoff, "must be >= 0 seconds and finite")
@@ -111,16 +85,12 @@ class Http(WeightedReward):
         """Seconds that all attempts may take together, so that the runner interrupts none of them."""
         return self.seconds * (self.retries + 1) + MAX_WAIT * self.retries + 5.0
 
+    def sends(self) -> str:
+        shown = "each prompt with its row's answer and columns, and the completions with their tokens"
+        return f"{shown} → POST {self.url}{token_note(self.token_env)}"
+
     def check(self) -> None:
-        try:
-            self._post(None, ())
-        except PostFailed as error:
-            if error.status is None:
-                raise UserError(str(error), remedy="start the scorer before the run") from None
-            if 300 <= error.status < 400:
-                raise UserError(str(error), remedy="give the address that it leads to") from None
-            if error.status in _REFUSED_BY_CHECK:
-                raise UserError(str(error), remedy="is it the right address, and may you use it?") from None
+        require_reachable(lambda: self._post(None, ()), "the scorer")
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
@@ -143,92 +113,16 @@ class Http(WeightedReward):
             {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
             for c in completions
         ]
-        headers = {
-            "Content-Type": "application/json",
-            "Accept": "application/json",
-            "User-Agent": "proxima",
-            **IDENTITY,
-        }
-        if self.token_env is not None:
-            headers["Authorization"] = f"Bearer {bearer_token(self.token_env, 'token_env')}"
         body = json.dumps({"prompt": prompt_fields, "completions": sent}).encode()
-        return self._retried(body, headers, RESPONSE_BYTES + COMPLETION_BYTES * len(sent))
-
-    def _retried(self, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-        """The body of the response; PostFailed if the last attempt failed. Only statuses in `RETRIED` are retried; a
-        redirect is not, because following it would send the token to another server."""
-        url, retries = self.url, self.retries
-        for attempt in range(retries + 1):
-            try:
-                return asyncio.run(asyncio.wait_for(_exchange(url, body, headers, limit), self.seconds))
-            except PostFailed as error:
-                failure = error
-            except (TimeoutError, httpx.TimeoutException):
-                failure = PostFailed(f"{url} has not answered after {self.seconds:g} s")
-            except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
-                failure = PostFailed(f"{url} can't be reached: {error}")
-            except httpx.TransportError as error:
-                failure = PostFailed(f"{url} closed the connection ({type(error).__name__})")
-            if failure.status is not None and failure.status not in RETRIED:
-                raise failure
-            if attempt < retries:
-                time.sleep(min(MAX_WAIT, max(self.backoff * 2**attempt, failure.retry_after)))
-        raise PostFailed(f"{failure}, {retries + 1} times", failure.status) if retries else failure
-
-
-async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """Send one request and return the response's body of at most `limit` bytes. httpx's own timeouts restart with each
-    byte, so the caller limits the whole exchange."""
-    async with (
-        async_http_client(url, proxied=True, timeout=None, verify=_tls()) as client,
-        client.stream("POST", url, content=body, headers=dict(headers)) as response,
-    ):
-        status = response.status_code
-        if not response.is_success:
-            wait = response.headers.get("Retry-After", "")
-            note = ", a redirect, which is not followed" if 300 <= status < 400 else ""
-            message = f"{url} answers {status} {response.reason_phrase[:80]}{note}{await _explanation(response)}"
-            raise PostFailed(message, status, float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0)
-        try:
-            return await read_body(response, limit)
-        except (TooLargeError, UnreadableError) as error:
-            raise PostFailed(f"{url} sends {error}", status) from None
-
-
-async def _explanation(response: httpx.Response) -> str:
-    """`: why`, from `error`, or `detail` as some frameworks name it, in a short JSON body; else empty."""
-    content: Any = None
-    if "Content-Length" in response.headers:  # don't wait for the end of a stream
-        with suppress(ValueError, httpx.TransportError):
-            content = parse_json(await read_body(response, ERROR_BYTES))
-    whys = [content.get(key) for key in ("error", "detail")] if isinstance(content, dict) else []
-    return next((": " + " ".join(why.split())[:200] for why in whys if isinstance(why, str)), "")
-
-
-def bearer_token(variable: str, field: str) -> str:
-    """The token in an environment variable; FieldError, which does not show it, if it can't be sent in a header."""
-    token = os.environ.get(variable, "")
-    require(bool(token), field, variable, "must name an environment variable that is set")
-    sendable = re.fullmatch(r"[\x21-\x7e]+", token) is not None
-    require(sendable, field, variable, "must hold a token of ASCII characters without spaces or line ends")
-    return token
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """The system's certificates, loaded once: loading them takes longer than a request."""
-    return ssl.create_default_context()
-
-
-def _check_url(url: str) -> None:
-    try:
-        parts = httpx.URL(url)
-        valid = parts.scheme in ("http", "https") and bool(parts.host) and re.search(r"\s", url) is None
-    except httpx.InvalidURL:
-        valid = False
-    require(valid, "url", url, "must be an address such as http://localhost:8000/score")
-    redacted = f"{parts.scheme}://…@{parts.host}"
-    require(not parts.password, "url", redacted, "must hold no password: it would be written down; use token_env")
+        sending = post(
+            self.url,
+            lambda attempt: body,
+            token="" if self.token_env is None else bearer_token(self.token_env, "token_env"),
+            limit=RESPONSE_BYTES + COMPLETION_BYTES * len(sent),
+            attempts=Attempts(seconds=self.seconds, retries=self.retries, backoff=self.backoff),
+            read=bytes,
+        )
+        return asyncio.run(sending)
 
 
 def _score(item: Any) -> Score:

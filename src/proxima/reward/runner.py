@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError, require
@@ -124,6 +125,11 @@ class RewardRunner:
                     if why is not None:
                         reasons.setdefault(key, f"{reward.label}: {why}")
         return [reasons.get(key) for key in keys]
+
+    def keep_in(self, folder: Path) -> None:
+        """Tell the rewards the folder of the run, before the first `score`; see `WeightedReward.keep_in`."""
+        for reward in self.rewards:
+            reward.keep_in(folder)
 
     def start(self) -> None:
         """Start the worker processes and load the models; otherwise the first `score` does both.

@@ -39,7 +39,7 @@ def serve_training(
 
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.pretrained import without_progress_bars
-    from proxima.reward.http import bearer_token
+    from proxima.reward.posting import bearer_token
     from proxima.reward.server.bounded_server import BoundedServer, open_socket, require_secret
     from proxima.runtime.watch.interrupt import signals_restored
     from proxima_tinker.service import Service

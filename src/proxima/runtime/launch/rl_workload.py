@@ -184,7 +184,7 @@ def make_generator(
     services.opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
-    rewards = make_rewards(config, config.reward, services.compute)
+    rewards = make_rewards(config, config.reward, services.compute, store.folder.path)
     services.opened.callback(rewards.close)
     player = None
     if data.world is not None:
@@ -202,13 +202,15 @@ def training_groups(config: RunConfig) -> GroupSpec:
     )
 
 
-def make_rewards(config: RunConfig, specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
-    """Build the rewards, start their workers in the background and load their models; the caller closes them."""
+def make_rewards(config: RunConfig, specs: Sequence[Any], compute: ComputeThread, folder: Path) -> RewardRunner:
+    """Build the rewards, which may keep what they need in the run's folder, start their workers in the background and
+    load their models; the caller closes them."""
     placement = config.placement
     if isinstance(placement, RayPlacement) and placement.reward_workers:
         rewards = config.runtime.rewards(specs, compute=compute, workers=placement.reward_workers, pool=ActorPool)
     else:
         rewards = config.runtime.rewards(specs, compute=compute)
+    rewards.keep_in(folder)
     rewards.start()
     return rewards
 
@@ -270,7 +272,7 @@ def make_evaluations(
     for name, held_out in sets.items():
         rewards = training.rewards
         if held_out.rewards:
-            rewards = make_rewards(config, held_out.rewards, services.compute)
+            rewards = make_rewards(config, held_out.rewards, services.compute, store.folder.path)
             services.opened.callback(rewards.close)
         evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, on_played)
     return evaluations

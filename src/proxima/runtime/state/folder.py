@@ -19,6 +19,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.model.images.image_folder import delete_images
+from proxima.reward.verdicts import VERDICTS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.runtime.watch.clock import Clock
 from proxima.system.atomic_files import check_writable, flush_to_disk, make_folder, remove_empty, write_atomic
@@ -248,7 +249,7 @@ class RunFolder:
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
         delete_images(self.images)
         folders = (self.rollouts, self.evals, self.checkpoints, self.trackers)
-        logs = (*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG)
+        logs = (*self.path.glob("engine.*.log"), self.path / ENVIRONMENTS_LOG, self.path / VERDICTS)
         for path in (*folders, *files, *logs, self.timeline, *journal):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
