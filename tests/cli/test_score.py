@@ -12,6 +12,7 @@ from pyarrow import parquet
 from proxima.data.episode import Episode, Span
 from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.runtime.state.rollouts import read_rows, write_evals
+from tests.reward.judge_stub import judge
 
 pytestmark = pytest.mark.usefixtures("lent_servers")
 ROWS = [
@@ -227,3 +228,58 @@ def test_the_columns_are_those_of_the_recipes_task(proxima, here):
     assert code == 0, said  # what is named on the command line comes first
     (here / "b.jsonl").write_text('{"question": "7 + 5?", "completion": "12"}\n')
     assert proxima("reward", "score", "b.jsonl", "--reward", "r.yaml")[0] == 0  # without these columns: the usual ones
+
+
+# ---- agreement with labels -------------------------------------------------------------------------------------------
+
+
+def labelled(here, *rows):
+    (here / "l.jsonl").write_text("".join(json.dumps({"prompt": "?", **row}) + "\n" for row in rows))
+    return "l.jsonl"
+
+
+def test_scores_agree_with_labels_by_the_pairs_of_a_row(proxima, here):
+    """The reward is the number of letters; of 4 pairs with different labels one is in their order, one is a tie."""
+    (here / "mine.py").write_text(
+        "def letters(completion: str, **columns):\n    assert 'human' not in columns\n    return len(completion)\n"
+    )
+    file = labelled(
+        here,
+        {"completion": ["a", "bb", "cc"], "human": [0, 1, 0]},
+        {"completion": ["aaa", "b", "c"], "human": [1, 2, None]},
+        {"completion": ["aaaa", "bb"], "human": [2.5, 3]},
+    )
+    words = ("reward", "score", file, "--reward", "./mine.py:letters", "--label", "human")
+    code, out, _ = proxima(*words, "--json-out", "out.json")
+    assert code == 0 and out.splitlines()[-1] == "agreement with 'human': 1.5 of 4 pairs in its order (0.375)"
+    assert json.loads((here / "out.json").read_text())["agreement"]["ordered"] == 1.5
+
+
+def test_verdicts_agree_with_labels_beyond_chance(proxima, here):
+    """Of 4 answers the reward calls 1 right and people 2; by chance they would agree on 2."""
+    texts, human = ["42", "forty", "41", "no"], [True, True, False, False]
+    rows = ({"completion": text, "answer": "42", "human": label} for text, label in zip(texts, human, strict=True))
+    code, out, _ = proxima("reward", "score", labelled(here, *rows), "--reward", "exact", "--label", "human")
+    line = "agreement with 'human': 3 of 4 pairs in its order (0.750), 3 of 4 verdicts equal (kappa 0.50)"
+    assert code == 0 and out.splitlines()[-1] == line
+
+
+@pytest.mark.parametrize(
+    ("row", "line"),
+    [
+        ({"completion": "a"}, "l.jsonl, row 0 has no column 'human'; name one with --label; columns: "),
+        ({"completion": ["a", "b"], "human": [1]}, "row 0: column 'human' has 1 labels for 2 completions"),
+        ({"completion": "a", "human": "good"}, "row 0: column 'human' holds 'good', expected a number, true or false"),
+    ],
+)
+def test_labels_that_can_not_be_read_are_one_line(proxima, here, row, line):
+    code, _, err = proxima("reward", "score", labelled(here, row), "--reward", "length", "--label", "human")
+    assert code == 2 and line in err and err.count("\n") == 1
+
+
+def test_a_judge_is_compared_with_labels(proxima, here):
+    rows = [{"completion": ["aaaa", "bbbb"], "human": [1, 0]}, {"completion": ["aabb", "aaab"], "human": [1, 0]}]
+    with judge() as server:
+        spec = json.dumps({"kind": "judge", "url": server.url, "model": "m", "compare": True})
+        code, out, _ = proxima("reward", "score", labelled(here, *rows), "--reward", spec, "--label", "human")
+    assert code == 0 and out.splitlines()[-1] == "agreement with 'human': 1 of 2 pairs in its order (0.500)"

@@ -4,6 +4,7 @@ proxima reward score answers.jsonl --reward ./my_reward.py:near  # a function of
 proxima reward score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
 proxima reward score answers.jsonl --reward quickstart           # those of a recipe
 proxima reward score runs/mine/rollouts/000012.parquet --reward runs/mine  # recorded rollouts
+proxima reward score judged.jsonl --label human --reward '{kind: judge, url: "http://localhost:8000/v1", model: m}'
 
 A row has a prompt, a completion or a list of them (a group), and any other columns, which are passed to the rewards as
 in a run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
@@ -28,6 +29,7 @@ from proxima.system.machine import SERVER_REMEDY, missing_for_server
 
 REWARD = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
 MODEL = "count tokens with this model's tokenizer; loads no weights"
+LABEL = "column with what people gave each completion, a number, true or false: prints how far the scores agree"
 DEFAULT_COLUMNS = TextColumns()
 TOKEN_ENV = "environment variable with the bearer token that clients must send; required beyond this machine"
 ALLOW_HOST = "a name by which clients address this server, beside localhost and --host; may be repeated"
@@ -40,6 +42,7 @@ def score_file(
     reward: Annotated[Sequence[str], Argument(f"{REWARD}; may be repeated", "REWARD", words="append")] = (),
     columns: TextColumns = DEFAULT_COLUMNS,
     model: Annotated[str | None, Argument(MODEL, "PATH")] = None,
+    label: Annotated[str | None, Argument(LABEL, "COLUMN")] = None,
     rows: Annotated[int, Argument("completions to print; default: 20; 0: all", "N")] = 20,
     json_out: Annotated[Path | None, Argument("write the summary and every score for programs", "FILE")] = None,
 ) -> int:
@@ -54,10 +57,13 @@ def score_file(
         raise UserError(f"--rows {rows} must be >= 0; 0 prints all")
     from proxima.cli.scoring import print_scores, score_texts, write_scores
 
-    groups, labels = score_texts(file, override, reward=reward, columns=columns, model=model)
+    scored = score_texts(file, override, reward=reward, columns=columns, model=model, label=label)
     if json_out is not None:
-        write_scores(json_out, groups, file, labels)
-    return print_scores(groups, rows)
+        write_scores(json_out, scored, file)
+    code = print_scores(scored.groups, rows)
+    if label is not None and scored.agreement is not None:
+        print(scored.agreement.line(label))
+    return code
 
 
 def _limit(meaning: str) -> Argument:

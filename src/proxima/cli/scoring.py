@@ -5,13 +5,14 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Annotated, Any
 
 import numpy as np
 
+from proxima.cli.agreement import Agreement, Labels, agreement, split_labels
 from proxima.cli.parameters import CHATS, COMPLETION, PROMPT, TextColumns
 from proxima.config.describe import class_at
 from proxima.config.resolution import resolve
@@ -55,10 +56,26 @@ class ScoreConfig:
 Texts = Sequence[tuple[Prompt, list[Completion]]]
 
 
+@dataclass(frozen=True)
+class ScoredTexts:
+    """The texts of a file with their scores, the names of the rewards, and how far they agree with labels, if there are
+    any."""
+
+    groups: list[Group]
+    rewards: list[str]
+    agreement: Agreement | None
+
+
 def score_texts(
-    file: str, overrides: Sequence[str], *, reward: Sequence[str], columns: TextColumns, model: str | None
-) -> tuple[list[Group], list[str]]:
-    """Score the texts of a file; return the groups and the names of the rewards.
+    file: str,
+    overrides: Sequence[str],
+    *,
+    reward: Sequence[str],
+    columns: TextColumns,
+    model: str | None,
+    label: str | None = None,
+) -> ScoredTexts:
+    """Score the texts of a file; `label` is the column of their labels, which no reward sees.
 
     Raises:
         UserError: the file, a reward or a column is wrong.
@@ -66,15 +83,22 @@ def score_texts(
     resolved = resolve_rewards(reward, overrides)
     with resolved.locating():
         texts = read_texts(Path(file), columns, model, resolved.config.task)
+        labels: Labels | None = None
+        if label is not None:
+            texts, labels = split_labels(texts, label, file)
         with without_progress_bars():
             counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
-            return score(resolved.config, texts, file, counts_tokens=counts)
+            groups, rewards = score(resolved.config, texts, file, counts_tokens=counts)
+    return ScoredTexts(groups, rewards, None if labels is None else agreement(groups, labels))
 
 
-def write_scores(out: Path, groups: Sequence[Group], file: str, rewards: Sequence[str]) -> None:
+def write_scores(out: Path, scored: ScoredTexts, file: str) -> None:
     """Write the summary and every score as JSON."""
-    rows = [row for row, _ in score_rows(groups)]
-    write_atomic(out, json_text({"file": file, "rewards": rewards, **summarise_scores(groups), "rows": rows}))
+    rows = [row for row, _ in score_rows(scored.groups)]
+    facts = {"file": file, "rewards": scored.rewards, **summarise_scores(scored.groups)}
+    if scored.agreement is not None:
+        facts["agreement"] = asdict(scored.agreement)
+    write_atomic(out, json_text({**facts, "rows": rows}))
 
 
 def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> Resolved[ScoreConfig]:
