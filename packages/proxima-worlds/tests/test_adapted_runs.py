@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from proxima.config.resolution import resolve
+from proxima.config.validate import check
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.runtime.episode_world import episode_recipe, go
-from tests.runtime.tiny_run import NO_EVAL, steps_of
+from proxima_worlds.foreign_agents import Verifiers
+from proxima_worlds.foreign_environment import ForeignEnvironment
+from tests.runtime.episode_world import episode_recipe, go, whole
+from tests.runtime.interruptions import Died, die_at, of_step
+from tests.runtime.tiny_run import NO_EVAL, assert_same, steps_of
 
 pytestmark = pytest.mark.slow
 
@@ -100,3 +105,34 @@ def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
     own = {"task": task, "train__steps": 2, "train__prompts_per_step": 2, "train__completions_per_prompt": 2, **NO_EVAL}
     rows = two_steps(tmp_path / "run", episode_recipe(model, **own, episode__seconds=300))
     assert len(rows) == 8 and all("environment/even" in row["parts"] for row in rows)
+
+
+def test_two_agents_of_verifiers_train_two_steps_and_resume(model, tmp_path, monkeypatch):
+    python = os.environ.get("PROXIMA_VERIFIERS_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_VERIFIERS_PYTHON names no interpreter with the package verifiers")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SERVER.parent), os.environ.get("PYTHONPATH", "")]))
+    world = {"kind": "verifiers", "name": "nim_v1", "python": python}
+    own = {"train__steps": 2, "train__prompts_per_step": 2, "train__completions_per_prompt": 2, **NO_EVAL}
+    own |= {"algorithm__advantage": {"kind": "rloo"}, "episode__seconds": 300}
+    tree = episode_recipe(model, task={"kind": "environment", "environment": world}, **own)
+    rows = two_steps(tmp_path / "run", tree)
+    assert {json.loads(row["episode"])["player"] for row in rows} == {"first", "second"}
+    assert all({"reward/first", "reward/second"} <= record.keys() for record in steps_of(tmp_path / "run"))
+    watcher = die_at(("step", of_step(1), 0))
+    with pytest.raises(Died):
+        go(tmp_path / "killed", tree, observer=watcher)
+    go(tmp_path / "killed", tree, resume=True)
+    assert_same(whole(tmp_path / "killed"), whole(tmp_path / "run"))
+
+
+def test_a_recipe_that_reads_one_reward_of_an_episode_is_refused_for_two_agents(model, monkeypatch):
+    facts = {"sources": {}, "version": "0.4", "rewards": [], "seats": ["first", "second"]}
+    monkeypatch.setattr(ForeignEnvironment, "facts", lambda self: facts)
+    task = {"kind": "environment", "environment": {"kind": "verifiers", "name": "nim_v1"}}
+    tree = episode_recipe(model, task=task, algorithm__advantage={"kind": "remax"}, **NO_EVAL)
+    lines = [str(problem) for problem in check(resolve(tree))]
+    assert any("compares with one greedy episode, not with each role" in line for line in lines)
+    assert Verifiers(name="nim_v1").roles == ("first", "second")
+    facts["seats"] = ["agent"]
+    assert Verifiers(name="nim_v1").roles == ()

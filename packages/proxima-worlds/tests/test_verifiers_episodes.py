@@ -30,8 +30,8 @@ CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch):
-    taskset = Path(__file__).parents[2] / "environment" / "adapters"
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).with_name("verifiers_worlds")), str(taskset)]))
+    here = Path(__file__).parent  # it has the tasksets
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(here / "verifiers_worlds"), str(here)]))
 
 
 def play(kind, says, **settings):
@@ -49,11 +49,13 @@ def play_in(environment, variable, says, *, samples=1, max_tokens=200, **setting
     tokens = prompt_tokens(row.messages, TOKENIZER)
     prompt = Prompt(uid=3, messages=row.messages, tokens=tokens, answer=row.answer, metadata=row.metadata)
     policy = Scripted(lambda context, request: says[request.turn])
-    agents = ENVIRONMENTS[environment["kind"]](**{k: v for k, v in environment.items() if k != "kind"}).build()
+    kind = ENVIRONMENTS[environment["kind"]](**{k: v for k, v in environment.items() if k != "kind"})
+    agents = kind.build()
 
     async def run():
         of = EpisodeSettings(**{"retries": 0, "seconds": 600} | settings)
-        episodes = AgentEpisodes(policy, agents, partial(TurnTemplate, TOKENIZER, {}), of, 2000, "hermes")
+        template = partial(TurnTemplate, TOKENIZER, {})
+        episodes = AgentEpisodes(policy, agents, template, of, 2000, "hermes", roles=kind.roles)
         asked = [Request(prompt=prompt, sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
         return sorted([c async for c in episodes.generate(asked)], key=lambda c: c.key)
 
@@ -167,6 +169,32 @@ def test_a_taskset_of_verifiers_0_4_has_named_rewards():
     (request,) = policy.requests
     assert request.prompt.tokens.tolist() == prompt.tokens.tolist()
     assert completion.tokens.tolist()[:-1] == TOKENIZER("12", add_special_tokens=False)["input_ids"]
+
+
+def two_agents(says, **args):
+    environment = {"kind": "verifiers", "name": "nim_v1", "args": args}
+    _, policy, (completion,) = play_in(environment, "PROXIMA_VERIFIERS_PYTHON", says)
+    assert completion.episode.failure == ""
+    return policy, completion
+
+
+def test_each_agent_of_an_environment_is_a_role_with_its_own_reward():
+    policy, completion = two_agents(["two", "eleven"])
+    assert completion.episode.rewards == {"first": 0.0, "second": 1.0} and completion.episode.reward == 0.5
+    assert [path.episode.player for path in completion.paths] == ["first", "second"]
+    assert completion.episode.parts == {"first/longer": 0.0, "second/longer": 1.0}
+    assert [request.prompt.messages[-1]["content"] for request in policy.requests] == ["Say 0.", "Say more than two."]
+
+
+def test_an_agent_that_plays_several_times_has_the_mean_of_its_rewards():
+    _, completion = two_agents(["two", "eleven", "ten"], attempts=2)
+    assert completion.episode.rewards == {"first": 0.0, "second": 0.5}
+
+
+def test_an_agent_that_is_not_to_be_trained_has_the_reward_0():
+    _, completion = two_agents(["two", "eleven"], trained=False)
+    assert completion.episode.rewards == {"first": 0.0, "second": 0.0}
+    assert completion.episode.parts["second/longer"] == 1.0
 
 
 @pytest.mark.parametrize(("last", "reward"), [(3, 1.0), (4, 0.0)])

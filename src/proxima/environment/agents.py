@@ -29,9 +29,9 @@ KEPT_BYTES = 1 << 16  # of the end of a command's output
 
 @dataclass(frozen=True, kw_only=True)
 class RewardWithParts:
-    """The reward of an episode, and the values from which it was computed, by name."""
+    """The reward of an episode, or that of each role, and the values from which it was computed, by name."""
 
-    value: float
+    value: float | Mapping[str, float]
     parts: Mapping[str, float]
 
 

@@ -22,6 +22,7 @@ class Verifiers(AgentKind):
         workers: number of processes; each plays many episodes at once. 0: one for each 16 episodes at once, at most as
             many as cores.
     Raises: FieldError: the environment can't be loaded.
+    Edge cases: if the policy plays several agents of the environment, each is a role, see `AgentSpec.roles`.
     """
 
     name: str = ""
@@ -41,6 +42,13 @@ class Verifiers(AgentKind):
     def foreign(self) -> ForeignEnvironment:
         """The environment, in its interpreter."""
         return ForeignEnvironment.of({"kind": self.kind, **vars(self)})
+
+    @property
+    def roles(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The agents of an environment in which the policy plays several; otherwise none. FieldError: it can't be
+        loaded."""
+        seats = tuple(self.foreign.facts().get("seats", ()))
+        return seats if len(seats) > 1 else ()
 
     def check(self) -> None:
         self.foreign.facts()

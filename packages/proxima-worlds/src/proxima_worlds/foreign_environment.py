@@ -47,7 +47,8 @@ class ForeignEnvironment:
 
     def facts(self) -> Mapping[str, Any]:
         """Load it in its interpreter, and describe it: `python`, `version` of the library, `sources`, the SHA-256 of
-        each of its files, and `rewards`, the names of its reward functions as far as they are known.
+        each of its files, `rewards`, the names of its reward functions as far as they are known, and `seats`, those
+        of the agents that the policy plays, where they have names.
 
         Raises: FieldError.
         """

@@ -29,6 +29,7 @@ from itertools import count, islice
 from typing import Any
 
 Row = dict[str, Any]
+NO_ROLES = ("mean", "std", "invalid", "max", "part")  # see `proxima.data.players`
 OWN = "environment_row"  # the column with the row as the environment has it
 
 
@@ -167,29 +168,39 @@ class TasksetEnvironment:
         given = dict(args)
         try:
             config = loaders.resolve_env_config({**given, "taskset": {**given.get("taskset", {}), "id": name}})
-            seats = {seat: each for seat, each in agent_config_fields(config).items() if each.client is None}
-            if len(seats) != 1:
-                message = f"has {len(seats)} agents that the policy would play ({', '.join(seats)}); it can play one"
-                raise BadField("name", name, message)
-            ((self.seat, agent),) = seats.items()
-            harness = config.agent_harnesses()[self.seat]
-            if "runtime" not in agent.model_fields_set:
-                if loaders.harness_class(harness.id).EXECUTES_CODE:
-                    message = f"let the harness {harness.id!r} run the model's commands on this machine, without a "
-                    message += f"sandbox; set args.{self.seat}.harness.id=null, or args.{self.seat}.runtime.type"
-                    raise BadField("args", given, message)
-                from verifiers.v1 import SubprocessConfig  # type: ignore[import-not-found, unused-ignore]
-
-                setattr(config, self.seat, agent.model_copy(update={"runtime": SubprocessConfig()}))
+            seats = [seat for seat, each in agent_config_fields(config).items() if each.client is None]
+            if not seats:
+                raise BadField("args", given, "give every agent a client of its own, so the policy plays none")
+            if unnamed := [seat for seat in seats if len(seats) > 1 and seat in NO_ROLES]:
+                raise BadField("name", name, f"has an agent {unnamed[0]!r}, whose name is that of a metric")
+            for seat in seats:
+                self._prepare(config, seat, f"policy/{seat}" if len(seats) > 1 else None, given)
             self.environment: Any = loaders.load_environment(config)
         except BadField:
             raise
         except Exception as error:
             raise BadField("args", given, f"are refused by the environment {name!r}: {short(error)}") from None
+        self.seats = tuple(seats)
         self.taskset = self.environment.taskset
         self.task_class = type(self.taskset).task_type()
         self.endless = not self.taskset.bounded
         self.rewards: list[str] = []
+
+    def _prepare(self, config: Any, seat: str, model: str | None, given: Row) -> None:
+        """Give the agent of a seat a runtime, and the name of the model as which it asks the policy."""
+        from verifiers.v1 import SubprocessConfig  # type: ignore[import-not-found, unused-ignore]
+        from verifiers.v1.utils import loaders
+
+        agent = getattr(config, seat)
+        changes: Row = {} if model is None else {"model": model}
+        if "runtime" not in agent.model_fields_set:
+            harness = config.agent_harnesses()[seat]
+            if loaders.harness_class(harness.id).EXECUTES_CODE:
+                message = f"let the harness {harness.id!r} run the model's commands on this machine, without a "
+                message += f"sandbox; set args.{seat}.harness.id=null, or args.{seat}.runtime.type"
+                raise BadField("args", given, message)
+            changes["runtime"] = SubprocessConfig()
+        setattr(config, seat, agent.model_copy(update=changes))
 
     def rows(self, split: str) -> Iterator[Row]:
         if split != "train":
@@ -226,17 +237,31 @@ class TasksetEnvironment:
             episode = await self.environment.run_slot(slot, context)
         finally:
             del os.environ[variable]
-        traces = [trace for trace in episode.traces if trace.agent.name == self.seat]
-        errors = [error for each in (episode, *traces) for error in each.errors]
-        if not episode.ok or len(traces) != 1:
-            what = f"{errors[-1].type}: {errors[-1].message}" if errors else f"it has {len(traces)} traces"
+        traces = {seat: [each for each in episode.traces if each.agent.name == seat] for seat in self.seats}
+        played = [trace for several in traces.values() for trace in several]
+        errors = [error for each in (episode, *played) for error in each.errors]
+        if not episode.ok or not played:
+            what = f"{errors[-1].type}: {errors[-1].message}" if errors else "no agent of the policy was run"
             return {"error": " ".join(what.split())[:300]}
-        (trace,) = traces
-        unscored = [name for name, reward in trace.rewards.items() if reward is None]
+        unscored = [name for trace in played for name, reward in trace.rewards.items() if reward is None]
         if unscored:
             return {"error": f"the reward {unscored[0]} was not computed", "unscored": True}
-        parts = _numbers({name: reward.score for name, reward in trace.rewards.items()} | trace.metrics)
-        return {"reward": float(trace.reward), "parts": parts}
+        rewards = {seat: _mean_reward(several) for seat, several in traces.items() if several}
+        parts: dict[str, list[float]] = {}
+        for seat, several in traces.items():
+            before = f"{seat}/" if len(self.seats) > 1 else ""
+            for trace in several:
+                values = {name: reward.score for name, reward in trace.rewards.items()} | trace.metrics
+                for name, value in _numbers(values).items():
+                    parts.setdefault(before + name, []).append(value)
+        means = {name: sum(values) / len(values) for name, values in parts.items()}
+        return {"reward": rewards if len(self.seats) > 1 else rewards[self.seats[0]], "parts": means}
+
+
+def _mean_reward(traces: list[Any]) -> float:
+    """The mean reward of what one agent did in an episode; 0 for one that is not to be trained, in every episode, so
+    that its advantage is 0, too."""
+    return sum(float(trace.reward) if trace.agent.trainable else 0.0 for trace in traces) / len(traces)
 
 
 # ---- resources servers of NeMo Gym -----------------------------------------------------------------------------------
@@ -477,7 +502,7 @@ def _of_verifiers(name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
         raise BadField("name", name, "has no function load_environment")
     environment = LoadedEnvironment(name, args) if with_function else TasksetEnvironment(name, args)
     facts = {"version": version, "sources": sources(module), "rewards": environment.rewards}
-    return environment, facts
+    return environment, facts | {"seats": list(getattr(environment, "seats", ()))}
 
 
 def give_rows(given: Row, write: Callable[[Row], None]) -> None:
@@ -512,7 +537,9 @@ def play(given: Row, write: Callable[[Row], None]) -> None:
 
     async def played(job: Row) -> Row:
         answer: Row = await environment.play(job)
-        if not math.isfinite(answer.get("reward", 0.0)):
+        given = answer.get("reward", 0.0)
+        values = list(given.values()) if isinstance(given, Mapping) else [given]
+        if not all(map(math.isfinite, values)):
             return {"error": f"the reward is {answer['reward']}", "unscored": True}
         return answer
 

@@ -18,7 +18,7 @@ from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import AGENT_SANDBOXES, AgentKind, agent_class
+from proxima.environment.agent_kinds import AGENT_SANDBOXES, AgentKind, agent_class, make_agent
 from proxima.environment.interface import require_environment
 from proxima.environment.tool_calls import format_of
 from proxima.model.chat.template_inputs import require_moment
@@ -181,9 +181,19 @@ def role_metric_names(task: Any) -> set[str]:
 
 
 def roles_of(task: Any) -> Sequence[str]:
-    """The roles that a task's agent declares; most have none."""
-    roles = agent_of(task).get("roles")
-    return roles if isinstance(roles, list | tuple) else ()
+    """The roles that a task's agent declares in the recipe, or has by itself; most have none."""
+    given = agent_of(task)
+    roles = given.get("roles")
+    if isinstance(roles, list | tuple):
+        return roles
+    cls: Any = agent_class(given.get("kind"))
+    if not isinstance(getattr(cls, "roles", None), property):
+        return ()
+    with suppress(FieldError):  # said by `agents_can_play`
+        arguments = {name: value for name, value in given.items() if name != "kind"}
+        known: Sequence[str] = make_agent(cls, arguments, given["kind"]).roles
+        return known
+    return ()
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:

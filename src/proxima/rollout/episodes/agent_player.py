@@ -259,7 +259,8 @@ class AgentEpisodes(EpisodePlayer):
         assert episode.last is not None
         text = episode.last.played.turns[-1].completion.text
         parts = given.parts if isinstance(given, RewardWithParts) else {}
-        rewards, reward = self._rewards(given, list(dict.fromkeys(talk.player for talk in talks)))
+        plain = given.value if isinstance(given, RewardWithParts) else given
+        rewards, reward = self._rewards(plain, list(dict.fromkeys(talk.player for talk in talks)))
         cut_off: Cut = episode.refused or episode.last.cut
         made = [talk.played.completion(cut=cut_off, reward=reward, attempts=attempts) for talk in talks]
         numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
@@ -279,14 +280,16 @@ class AgentEpisodes(EpisodePlayer):
         episode_of_all = replace(last.episode, forks=forks, rewards=rewards, parts=parts, unrewarded=episode.unrewarded)
         return replace(last, text=text, earlier=tuple(map(older, earlier)), episode=episode_of_all)
 
-    def _rewards(self, given: AgentReward, players: Sequence[str]) -> tuple[dict[str, float], float | None]:
+    def _rewards(
+        self, given: float | Mapping[str, float] | None, players: Sequence[str]
+    ) -> tuple[dict[str, float], float | None]:
         """Return the reward of each player, where they have their own, and that of the episode.
 
         Raises:
             EnvironmentFailure: there are no such roles, or a player has no reward.
         """
         if not isinstance(given, Mapping):
-            return {}, given.value if isinstance(given, RewardWithParts) else given
+            return {}, given
         if unknown := [name for name in given if role_of(name) not in self.roles or not PLAYER.fullmatch(name)]:
             remedy = f"environment.roles has {', '.join(self.roles) or 'none'}"
             raise EnvironmentFailure(f"its agent gave a reward of the role {unknown[0]!r:.80}, but {remedy}")
