@@ -40,8 +40,8 @@ RUNS_OF = {  # a test of runs that have the same parts → recipes
     "test_sampling_mask_run.py::test_the_first_step_of_a_run_measures_no_mismatch": r"cpu/top_p.*",
     "test_sdp_run.py::test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives": r".*sdp",
 }
-# of made questions and a made model, and with images: tests/examples have them
-ELSEWHERE = {"search", "cpu/vision", "clevr_count", "geo3k"}
+# of made questions and a made model, and with images: tests/examples have them; with a judge: tests/runtime
+ELSEWHERE = {"search", "cpu/vision", "clevr_count", "geo3k", "cpu/judge"}
 NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
 CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}

@@ -259,18 +259,19 @@ def test_a_resumed_run_has_the_verdicts_of_the_first(tmp_path):
 
         def once(*texts):
             with runner(made(server, temperature=1.0, repeat=2)) as rewards:
+                ask(rewards, None, "trial")
                 rewards.keep_in(tmp_path)
                 return [score for text in texts for score in ask(rewards, None, text)]
 
         first = once("aaaa", "bbbb", "cccc")
-        asked_for = len(server.requests)
         with open(tmp_path / "verdicts.jsonl", "a") as file:
             file.write('{"asked": "torn')  # by a kill
         again = once("aaaa", "bbbb", "cccc")
         assert [vars(score) for score in again] == [vars(score) for score in first]
-        assert len(server.requests) == asked_for == 6
-        once("dddd")
-        assert once("dddd", "aaaa")[1].value == first[0].value and len(server.requests) == 8
+        assert len(server.requests) == 2 + 6 + 2
+        once("trial")  # what a trial was told is not kept: the run asks
+        assert len(server.requests) == 10 + 4
+        assert once("trial", "aaaa")[1].value == first[0].value and len(server.requests) == 14 + 2
 
 
 # ---- answers that give orders ----------------------------------------------------------------------------------------

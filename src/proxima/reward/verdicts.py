@@ -40,8 +40,10 @@ class Verdicts:
         self._file: Path | None = None
 
     def keep_in(self, folder: Path) -> None:
-        """Read the verdicts of a run, and write further ones to its folder."""
+        """Read the verdicts of a run, and write further ones to its folder. What was said before the run, in a trial,
+        is forgotten: it is not in the folder."""
         self._file = folder / VERDICTS
+        self._known.clear()
         for line in read_lines(self._file):
             known: Future[GivenVerdict] = Future()
             fields = {name: line[name] for name in ("read", "written", "seconds", "attempts")}
