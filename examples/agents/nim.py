@@ -1,5 +1,5 @@
-"""Self-play: one policy plays both sides of Nim. From a heap of stones, each takes 1, 2 or 3 in turn; who takes the last
-one wins, and who names another number loses at once.
+"""Self-play: one policy plays both sides of Nim. From a heap of stones, each takes 1, 2 or 3 in turn; who takes the
+last one wins, and who names another number loses at once.
 
 proxima train examples/agents/nim.yaml        # in a checkout
 """

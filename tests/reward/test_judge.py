@@ -201,6 +201,20 @@ def test_a_judge_that_refuses_ends_the_run_before_it_begins_without_its_key(answ
     assert line in said and KEY not in said and "may you use it?" in said
 
 
+@pytest.mark.parametrize("cut", [60, 190])
+@pytest.mark.parametrize("refusal", [True, False])
+def test_no_part_of_the_key_is_shown_where_a_message_is_cut(cut, refusal, monkeypatch):
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    long = "x" * cut + " " + KEY
+
+    def answer(request, n):
+        return (400, json.dumps({"error": {"message": long}}).encode(), {}) if refusal else chat(long)
+
+    with judge(answer) as server:
+        (score,) = run(made(server, token_env="JUDGE_KEY", retries=0), "aaaa")
+    assert "xxx" in score.error and KEY[:6] not in score.error
+
+
 def test_a_judge_that_is_down_is_one_line():
     with judge() as server:
         reward = made(server, retries=0)
@@ -213,7 +227,7 @@ def test_a_judge_that_is_down_is_one_line():
 
 def test_the_key_is_sent_and_never_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("JUDGE_KEY", KEY)
-    says = {"reason": f"the key is {KEY}", "score": 3}
+    says = {"reason": "x" * 170 + f" the key is {KEY}", "score": 3}
     with judge(lambda request, n: chat(says)) as server:
         reward = made(server, token_env="JUDGE_KEY")
         with runner(reward) as rewards:
@@ -222,7 +236,7 @@ def test_the_key_is_sent_and_never_shown(monkeypatch, tmp_path):
     assert server.headers[0]["Authorization"] == f"Bearer {KEY}"
     kept = (tmp_path / "verdicts.jsonl").read_text()
     assert "the key is" in kept
-    assert KEY not in kept + repr(reward) + reward.sends() + repr(scores)
+    assert KEY[:6] not in kept + repr(reward) + reward.sends() + repr(scores)  # where the reason is cut, too
     assert "with the token in $JUDGE_KEY" in reward.sends()
 
 
@@ -380,6 +394,19 @@ def test_the_laws_of_rewards_hold_for_a_judge_that_is_sure():
         for compare in (False, True):
             results = list(check_reward(made(server, compare=compare)))
             assert [result.law.name for result in results if result.status == "FAILED"] == []
+
+
+def test_a_judge_that_obeys_answers_breaks_the_law_of_injection():
+    """It finds `largest number` in a fence, and obeys."""
+
+    def obeys(request, n):
+        data, _ = fenced(request["messages"])
+        return chat({"score": 10 if "largest number" in data["answer"] else 2})
+
+    with judge(obeys) as server:
+        results = {result.law.name: result for result in check_reward(made(server))}
+    assert results["injection"].status == "FAILED"
+    assert "a wrong answer scores 0.2, with an order in it 1" in results["injection"].detail
 
 
 def test_the_law_of_determinism_fails_for_a_judge_that_draws():

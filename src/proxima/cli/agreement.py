@@ -128,8 +128,10 @@ def _kappa(judged: Sequence[tuple[bool, bool]]) -> float | None:
     if not judged:
         return None
     count = len(judged)
-    ours, theirs = (sum(column) / count for column in zip(*judged, strict=True))
+    ours = sum(said for said, _ in judged) / count
+    theirs = sum(said for _, said in judged) / count
     chance = ours * theirs + (1 - ours) * (1 - theirs)
     if chance == 1:
         return None
-    return (sum(a == b for a, b in judged) / count - chance) / (1 - chance)
+    equal = sum(a == b for a, b in judged) / count
+    return (equal - chance) / (1 - chance)

@@ -44,9 +44,9 @@ class WeightedReward:
 
     A class also sets `where`: `inline` for bounded linear time, `thread` for trusted Python that may wait, `compute`
     for tensor work, otherwise the kind of worker. It sets `needs_answer` if it compares with the row's answer;
-    `unreadable_one` then checks each answer before the run. `measured_parts` names parts that no two
-    calls have alike, such as seconds. `example_fields` are values for the fields without a default; the tests of all
-    rewards construct it with these.
+    `unreadable_one` then checks each answer before the run. `measured_parts` names parts that no two calls have alike,
+    such as seconds; `is_judged` says that a language model reads the text. `example_fields` are values for the fields
+    without a default; the tests of all rewards construct it with these.
     """
 
     weight: float = 1.0
@@ -59,6 +59,7 @@ class WeightedReward:
     needs_answer: ClassVar[bool] = False
     reads_lists: ClassVar[bool] = False
     measured_parts: ClassVar[tuple[str, ...]] = ()
+    is_judged: ClassVar[bool] = False
     example_fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ from proxima.reward.posting import (
     post,
     require_reachable,
     token_note,
+    without,
 )
 from proxima.reward.verdicts import GivenVerdict, Verdicts
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
@@ -115,6 +116,7 @@ class Judge(WeightedReward):
     prices: tuple[float, float] | None = None
 
     kind = "judge"
+    is_judged = True
     measured_parts = ("tokens", "seconds", "price", "retries")
 
     def __post_init__(self) -> None:
@@ -294,6 +296,7 @@ class Judge(WeightedReward):
 
     async def _attempted(self, made: Asked, number: int, grammar: str, began: float) -> tuple[GivenVerdict, str]:
         attempts = 0
+        token = "" if self.token_env is None else bearer_token(self.token_env, "token_env")
 
         def body(attempt: int) -> bytes:
             nonlocal attempts
@@ -310,11 +313,10 @@ class Judge(WeightedReward):
             return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
         def read(data: bytes) -> tuple[Verdict, Mapping[str, Any]]:
-            content, usage = _message(data)
-            return read_verdict(content, len(made.order), self.scale, self.compare), usage
+            content, usage = _message(without(data, token.encode()))
+            return read_verdict(without(content, token), len(made.order), self.scale, self.compare), usage
 
         left = max(0.0, self.seconds - (monotonic() - began))
-        token = "" if self.token_env is None else bearer_token(self.token_env, "token_env")
         limits = Attempts(seconds=left, retries=self.retries, backoff=self.backoff, deadline=left)
         verdict, usage = await post(self.endpoint, body, token=token, limit=RESPONSE_BYTES, attempts=limits, read=read)
         given = GivenVerdict(
@@ -324,8 +326,7 @@ class Judge(WeightedReward):
             seconds=monotonic() - began,
             attempts=attempts,
         )
-        reason = verdict.reason.replace(token, "") if token else verdict.reason
-        return given, reason
+        return given, verdict.reason
 
 
 class _Server:

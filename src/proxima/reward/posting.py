@@ -23,6 +23,7 @@ MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
 ERROR_BYTES = 4096  # limit of the body of an error response
 REFUSED_BY_CHECK = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no permission
 T = TypeVar("T")
+S = TypeVar("S", str, bytes)
 
 pause: Callable[[float], Awaitable[None]] = asyncio.sleep
 
@@ -115,7 +116,7 @@ async def post(
 
 def _masked(failure: PostFailed | UnusableError, reason: str, token: str) -> PostFailed | UnusableError:
     """The failure, without the token, which a server may repeat in its message."""
-    shown = reason.replace(token, HIDDEN) if token else reason
+    shown = without(reason, token)
     if isinstance(failure, PostFailed):
         return PostFailed(shown, failure.status)
     return UnusableError(shown)
@@ -169,7 +170,7 @@ async def _explanation(response: httpx.Response, token: str) -> str:
     whys = [content.get(key) for key in ("error", "detail", "message")] if isinstance(content, dict) else []
     whys = [why.get("message") if isinstance(why, dict) else why for why in whys]
     why = next((" ".join(why.split()) for why in whys if isinstance(why, str)), "")
-    shown = without_secrets(why.replace(token, HIDDEN) if token else why)
+    shown = without_secrets(without(why, token))  # before it is cut: a part of the token is secret, too
     return f": {shown[:200]}" if shown else ""
 
 
@@ -180,6 +181,12 @@ def bearer_token(variable: str, field: str) -> str:
     sendable = re.fullmatch(r"[\x21-\x7e]+", token) is not None
     require(sendable, field, variable, "must hold a token of ASCII characters without spaces or line ends")
     return token
+
+
+def without(said: S, token: S) -> S:
+    """What a server said, without the token, if there is one."""
+    hidden: Any = HIDDEN if isinstance(said, str) else HIDDEN.encode()
+    return said.replace(token, hidden) if token else said
 
 
 def token_note(variable: str | None) -> str:
