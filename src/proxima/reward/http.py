@@ -9,7 +9,7 @@ from typing import Any
 from proxima.data import require
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, validated
-from proxima.reward.posting import MAX_WAIT, Attempts, bearer_token, check_url, post, require_reachable, token_note
+from proxima.reward.posting import MAX_WAIT, PostLimits, bearer_token, check_url, post, require_reachable, token_note
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 RESPONSE_BYTES = 1 << 20  # limit of a response, plus for each completion:
@@ -119,7 +119,7 @@ class Http(WeightedReward):
             lambda attempt: body,
             token="" if self.token_env is None else bearer_token(self.token_env, "token_env"),
             limit=RESPONSE_BYTES + COMPLETION_BYTES * len(sent),
-            attempts=Attempts(seconds=self.seconds, retries=self.retries, backoff=self.backoff),
+            attempts=PostLimits(seconds=self.seconds, retries=self.retries, backoff=self.backoff),
             read=bytes,
         )
         return asyncio.run(sending)

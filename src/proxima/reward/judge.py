@@ -18,10 +18,10 @@ from proxima.data.field_checks import check_choices
 from proxima.data.flow import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward
 from proxima.reward.function import messages_of
-from proxima.reward.judge_prompt import RUBRIC, Asked, Question, Verdict, asked, read_verdict
+from proxima.reward.judge_prompt import RUBRIC, Asked, JudgedQuestion, Verdict, asked, read_verdict
 from proxima.reward.posting import (
-    Attempts,
     PostFailed,
+    PostLimits,
     UnusableError,
     bearer_token,
     check_url,
@@ -38,7 +38,7 @@ Grammar = Literal["auto", "json_schema", "json_object", "none"]
 PATH = "/chat/completions"
 RESPONSE_BYTES = 4 << 20
 NO_GRAMMAR = frozenset({400, 415, 422, 501})  # what servers answer to a `response_format` that they don't have
-TRIED = Question("What is 1 + 1?", "2"), "2"
+TRIED = JudgedQuestion("What is 1 + 1?", "2"), "2"
 MILLION = 1e6
 
 
@@ -195,7 +195,7 @@ class Judge(WeightedReward):
     # ---- a group -----------------------------------------------------------------------------------------------------
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        question = Question(_text_of(prompt.messages), self._right_answer(prompt))
+        question = JudgedQuestion(_text_of(prompt.messages), self._right_answer(prompt))
         texts = [self._answer(completion) for completion in completions]
         distinct = sorted({text for text in texts if text.strip()})
         sets = [distinct] if self.compare and distinct else [[text] for text in distinct]
@@ -214,7 +214,7 @@ class Judge(WeightedReward):
             return completion.text
         return _text_of(messages_of(completion))
 
-    async def _judged(self, question: Question, sets: Sequence[Sequence[str]]) -> dict[str, Score]:
+    async def _judged(self, question: JudgedQuestion, sets: Sequence[Sequence[str]]) -> dict[str, Score]:
         """The scores of the answers, by their texts."""
         scores: dict[str, Score] = {}
         places = asyncio.Semaphore(self.max_concurrent)
@@ -256,7 +256,7 @@ class Judge(WeightedReward):
 
     # ---- a verdict ---------------------------------------------------------------------------------------------------
 
-    def _asked(self, question: Question, answers: Sequence[str], number: int) -> Asked:
+    def _asked(self, question: JudgedQuestion, answers: Sequence[str], number: int) -> Asked:
         return asked(
             question,
             answers,
@@ -317,7 +317,7 @@ class Judge(WeightedReward):
             return read_verdict(without(content, token), len(made.order), self.scale, self.compare), usage
 
         left = max(0.0, self.seconds - (monotonic() - began))
-        limits = Attempts(seconds=left, retries=self.retries, backoff=self.backoff, deadline=left)
+        limits = PostLimits(seconds=left, retries=self.retries, backoff=self.backoff, deadline=left)
         verdict, usage = await post(self.endpoint, body, token=token, limit=RESPONSE_BYTES, attempts=limits, read=read)
         given = GivenVerdict(
             numbers=verdict.numbers,

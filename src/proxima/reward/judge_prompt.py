@@ -48,7 +48,7 @@ _GROUP = (
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgedQuestion:
     """What the answers are for: the prompt as one text, and the row's right answer, None if it is not shown."""
 
     text: str
@@ -74,7 +74,7 @@ class Verdict:
 
 
 def asked(
-    question: Question,
+    question: JudgedQuestion,
     answers: Sequence[str],
     *,
     criterion: str,
@@ -91,9 +91,9 @@ def asked(
         characters: of each text; the middle of a longer one is left out.
         seed: of the order in which answers are shown, which depends on it and on the texts.
     """
-    shown = [quoted(cut(text, characters)) for text in answers]
-    asked_for = quoted(cut(question.text, characters))
-    right = None if question.answer is None else quoted(cut(question.answer, characters))
+    shown = [as_data(without_middle(text, characters)) for text in answers]
+    asked_for = as_data(without_middle(question.text, characters))
+    right = None if question.answer is None else as_data(without_middle(question.answer, characters))
     marker = _digest(asked_for, right, *sorted(shown))[:MARKER_DIGITS]
     order = sorted(range(len(shown)), key=lambda number: _digest(str(seed), answers[number]))
     blocks = [("question", asked_for)]
@@ -120,12 +120,12 @@ def asked(
     return Asked(messages, _schema(len(order), scale, compares), tuple(order))
 
 
-def quoted(text: str) -> str:
+def as_data(text: str) -> str:
     """The text as data: UTF-8, without zeros, and without what a template might read as a control token."""
     return _CONTROL.sub(lambda found: found[0] + BREAK, utf8(text).replace("\x00", "\N{REPLACEMENT CHARACTER}"))
 
 
-def cut(text: str, characters: int) -> str:
+def without_middle(text: str, characters: int) -> str:
     """The text, without its middle if it is longer than so many characters."""
     if len(text) <= characters:
         return text

@@ -48,7 +48,7 @@ class UnusableError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempts:
+class PostLimits:
     """How often and how long a request is tried.
 
     Args:
@@ -66,7 +66,7 @@ class Attempts:
 
 
 async def post(
-    url: str, body: Callable[[int], bytes], *, token: str, limit: int, attempts: Attempts, read: Callable[[bytes], T]
+    url: str, body: Callable[[int], bytes], *, token: str, limit: int, attempts: PostLimits, read: Callable[[bytes], T]
 ) -> T:
     """What `read` makes of the response to a POST of JSON.
 
