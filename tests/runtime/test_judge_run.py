@@ -85,10 +85,10 @@ def test_a_judge_that_is_down_costs_its_answers_and_then_ends_the_run_with_a_che
     with judge() as server:
         down = tree(tiny_model("llama"), server, judge={"retries": 1}, runtime__max_unscored_steps=1)
         watcher = Watcher()
-        server.answer = lambda request, n: (503, b"", {}) if n > 1 else verdict(request)
+        server.answer = lambda request, n: (503, b"", {}) if n > 0 else verdict(request)
         with pytest.raises(RunEnded, match="answers 503 Service Unavailable, 2 times"):
             go(tmp_path / "run", down, observer=watcher)
-        server.answer = verdict
+        server.answer = fickle()
         assert go(tmp_path / "run", down, resume=True).status == "done"
     assert all("\n" not in line for line in watcher.warnings)
     assert not (tmp_path / "run" / "verdicts.jsonl").read_text().startswith("\n")
