@@ -46,6 +46,8 @@ class Schedule:
 class Source:
     """Prompts of the cursor's order."""
 
+    pool = None
+
     def __init__(self):
         self.cursor, self.rows = Cursor(ROWS, seed=1), range(ROWS)
 

@@ -31,6 +31,14 @@ CARRIED = {
     "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3, "fail_on": 5}],
     "task__size": 40,
 }
+POOLED = CARRIED | {  # a third of the questions teach nothing, epoch after epoch
+    "algorithm__question_pool": {"least": 0.25},
+    "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
+    "data__shuffle": False,
+    "task__size": 9,
+    "train__steps": 6,
+    **NO_EVAL,
+}
 PPO = {"preset": "ppo", "advantage": {"kind": "gae", "lam": 0.9}}
 CRITIC = {"kind": "model", "head_std": 0.02, "epochs_per_step": 2, "loss": {"epsilon": 0.05}}
 HEAD = {"kind": "head", "head_std": 0.02, "coefficient": 0.5}
@@ -137,6 +145,7 @@ RUNS = {
     "critic": Run(critic_settings(CRITIC | {"value_warmup_steps": 1})),
     "value head": Run(critic_settings(HEAD)),
     "carried groups": Run(CARRIED),
+    "pooled questions": Run(POOLED),
     "images": Run(shown),
     "adapter": Run(ADAPTER),
     "adapter and critic": Run(ADAPTER | critic_settings(CRITIC)),

@@ -43,15 +43,17 @@ class Prompt(Columns):
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
         chat: the data holds the prompt as a list of messages, not as a text.
         shared_prefix: length of the prefix shared with other prompts of the data; 0: unknown.
+        weight: of its advantages in the update; above 1 for a question that is asked less often than others.
     """
 
-    not_json: ClassVar[tuple[str, ...]] = ("shared_prefix",)
+    not_json: ClassVar[tuple[str, ...]] = ("shared_prefix", "weight")
 
     uid: int
     messages: tuple[Message, ...]
     tokens: Ints
     begun: str = ""
     shared_prefix: int = 0
+    weight: float = 1.0
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False

@@ -18,7 +18,7 @@ from proxima.rollout.collector import (
     STALE,
     BatchNotFilled,
     CollectedBatch,
-    Collector,
+    DrawingCollector,
     History,
     Pending,
     Refill,
@@ -69,7 +69,7 @@ class EnqueuedPrompt:
         return self.group
 
 
-class AsyncCollector(Collector):
+class AsyncCollector(DrawingCollector):
     """Fills the batches of the steps from prompts that are generated continuously.
 
     `InFlightLimit.over_age` determines the groups that a step takes:
@@ -127,9 +127,6 @@ class AsyncCollector(Collector):
         self._tokens = 0  # generated since the previous step's end
 
     # ---- called by the training loop ---------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
 
     def pending(self) -> Pending:
         entries = self._entries.values()

@@ -7,7 +7,7 @@ preferred because its completions are short and arrive early.
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from proxima.data.flow import Completion, Group, Prompt, without_score
@@ -129,14 +129,16 @@ class Pending:
             "rejected": [[uid, reason] for uid, reason in self.rejected.items()],
             "unjudged": sorted(self.unjudged),
         }
+        more["weights"] = [[prompt.uid, prompt.weight] for prompt in self.prompts if prompt.weight != 1]
         return {"pending": [group.prompt.uid for group in self.groups]} | {k: v for k, v in more.items() if v}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], groups: Sequence[Group], prompts: Sequence[Prompt]) -> "Pending":
         """Restore the object from its `facts`; `prompts` are those of `in_flight`."""
+        weights = dict(facts.get("weights", ()))
         return cls(
             groups=tuple(groups),
-            prompts=tuple(prompts),
+            prompts=tuple(replace(prompt, weight=weights.get(prompt.uid, 1.0)) for prompt in prompts),
             rejected={int(uid): reason for uid, reason in facts.get("rejected", ())},
             unjudged=frozenset(facts.get("unjudged", ())),
         )
@@ -173,6 +175,9 @@ class Collector:
         """Return all completions not yet used by a step, including those of unfinished groups, each with its prompt."""
         return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
 
+    def judged(self, useful: Mapping[int, bool]) -> None:
+        """Learn at the end of a step which of its groups were useful; see `PromptSource.judged`."""
+
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return metrics that are known at the end of a step.
 
@@ -188,7 +193,23 @@ class Collector:
         """Stop all work between steps; nothing is collected after this."""
 
 
-class BatchCollector(Collector):
+class DrawingCollector(Collector):
+    """Base of the collectors that draw prompts from a `source`."""
+
+    source: PromptSource
+
+    def state(self) -> dict[str, Any]:
+        return self.source.state()
+
+    def judged(self, useful: Mapping[int, bool]) -> None:
+        self.source.judged(useful)
+
+    def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
+        pool = self.source.pool
+        return super().step_metrics(seconds) | ({} if pool is None else pool.taken())
+
+
+class BatchCollector(DrawingCollector):
     """Draws prompts, has them generated and scored, and fills the batch of a step.
 
     Args:
@@ -216,9 +237,6 @@ class BatchCollector(Collector):
         self.source, self.prompts = source, prompts
         self.refill, self.max_lag = refill, max_lag
         self.listener, self.carried = listener, tuple(carried)
-
-    def state(self) -> dict[str, Any]:
-        return self.source.state()
 
     def pending(self) -> Pending:
         return Pending(groups=self.carried)

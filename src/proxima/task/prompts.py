@@ -24,6 +24,7 @@ from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.model.images.image_store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
+from proxima.task.question_pool import PooledQuestions
 
 PREFIX_STEP = 64  # shared prefixes are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
@@ -181,6 +182,7 @@ class PromptSource:
         system: system prompt for rows without one; None: off.
         template_arguments: variables that the chat template reads besides the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
+        pool: decides which draws are asked; None: all.
 
     `skipped` counts the draws skipped so far; `longest` is the number of tokens of the longest prompt.
     """
@@ -197,11 +199,13 @@ class PromptSource:
         system: str | None = None,
         template_arguments: Mapping[str, Any] = MappingProxyType({}),
         over_length: Literal["skip", "refuse"] = "skip",
+        pool: PooledQuestions | None = None,
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
         self.template_arguments, self.images = template_arguments, image_store(tokenizer)
+        self.pool = pool
         self.skipped = 0
         self.longest = 0
 
@@ -212,8 +216,12 @@ class PromptSource:
         skipped_in_a_row = 0
         while len(prompts) < n:
             (uid,) = self.cursor.next(1)
-            if (prompt := self.prompt(self.cursor.row(uid), uid)) is not None:
-                prompts.append(prompt)
+            row = self.cursor.row(uid)
+            weight = 1.0 if self.pool is None else self.pool.weight(row, uid)
+            if weight is None:
+                continue
+            if (prompt := self.prompt(row, uid)) is not None:
+                prompts.append(prompt if weight == 1 else replace(prompt, weight=weight))
                 skipped_in_a_row = 0
                 continue
             self.skipped += 1
@@ -224,8 +232,8 @@ class PromptSource:
         return prompts
 
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
-        """Return again the prompts of uids that `next` has returned; does not move the cursor. UserError if one no
-        longer fits."""
+        """Return again the prompts of uids that `next` has returned, with weight 1; does not move the cursor. UserError
+        if one no longer fits."""
         prompts = [(uid, self.prompt(self.cursor.row(uid), uid)) for uid in uids]
         if gone := [uid for uid, prompt in prompts if prompt is None]:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
@@ -276,12 +284,21 @@ class PromptSource:
 
     def state(self) -> dict[str, Any]:
         """Return JSON values that `load` restores."""
-        return {"cursor": self.cursor.state(), "skipped": self.skipped}
+        state = {"cursor": self.cursor.state(), "skipped": self.skipped}
+        return state if self.pool is None else {**state, "pool": self.pool.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore a `state`; raises like `Cursor.load`."""
         self.cursor.load(state["cursor"])
         self.skipped = int(state["skipped"])
+        if self.pool is not None:
+            self.pool.load(state.get("pool", {}))
+
+    def judged(self, useful: Mapping[int, bool]) -> None:
+        """Tell the pool, if there is one, which groups were useful: uid → True, or False for a uniform group."""
+        if self.pool is not None:
+            for uid, was_useful in useful.items():
+                self.pool.judged(self.cursor.row(uid), was_useful)
 
     def _require_some_fit(self, too_long: int) -> None:
         if too_long >= len(self.rows):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from proxima.core.advantage.protocol import per_role
 from proxima.core.reward_kl import KL, RewardKl
+from proxima.core.selection.dropping import DropUniformGroups
 from proxima.core.selection.protocol import select
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
@@ -107,6 +108,13 @@ class TrainingBatch:
     def dropped(self) -> dict[int, str]:
         """uid → reason, for the groups without a trained completion."""
         return _by_group(self.groups, self.reasons, kept=set(self.kept))
+
+    @property
+    def useful(self) -> dict[int, bool]:
+        """uid → True for the groups with a trained completion, False for those that are uniform; groups that were
+        dropped for other reasons say nothing about their questions."""
+        uniform = [uid for uid, reason in self.dropped.items() if reason == DropUniformGroups.reason]
+        return dict.fromkeys(uniform, False) | dict.fromkeys(self.kept, True)
 
     @property
     def drop_counts(self) -> dict[str, int]:
@@ -212,6 +220,7 @@ class BatchBuilder:
         dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
         dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
         uids = [group.prompt.uid for group in ordered]
+        items = weighted(items, {group.prompt.uid: group.prompt.weight for group in ordered})
         kept = [item for item in items if of_path[item.key][0]]
         return TrainingBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
@@ -314,6 +323,17 @@ def split_into_updates(
             members = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
             out.append(tuple(key for i in members for key in keys[groups[i]]))
     return tuple(update for update in out if update)
+
+
+def weighted(items: Sequence[Trajectory], weights: Mapping[int, float]) -> list[Trajectory]:
+    """The trajectories with their advantages times the weight of their prompt, by uid; see `QuestionPool`."""
+    out: list[Trajectory] = []
+    for item in items:
+        weight = weights[item.uid]
+        if weight != 1:
+            item = replace(item, advantage=item.advantage * np.float32(weight))
+        out.append(item)
+    return out
 
 
 def completion_advantage(*paths: Trajectory) -> float:

@@ -24,6 +24,7 @@ from proxima.model.moe import require_moe
 from proxima.model.pretrained import load_config
 from proxima.reward.base import as_reward
 from proxima.rollout.prompt_limits import DynamicSampling
+from proxima.task.question_pool import QuestionPool
 
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
@@ -98,6 +99,9 @@ class AlgorithmConfig:
     )
     selection: Annotated[Any, Slot("proxima.core:SELECTIONS", many=True), "dropped before the update"] = ()
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
+    question_pool: Annotated[
+        QuestionPool | None, "asks questions whose groups are uniform less often, and weighs them; null: off"
+    ] = None
     reference_kl: Annotated[Any, Slot("proxima.core:PENALTIES"), "KL to the frozen reference; null: off"] = None
     penalty: Annotated[Any, Slot("proxima.core:PENALTIES", many=True), "more terms of a token's loss"] = ()
     reward_kl: Annotated[RewardKl | None, "KL to the frozen reference, in the reward of each token; null: off"] = None
@@ -372,6 +376,29 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfi
         settings = [entry for entry in r.entries if entry.path.startswith("algorithm.dynamic_sampling.")]
         given = [entry for entry in settings if entry.source != "default"]
         yield [*given, *settings][0].path, message
+
+
+def question_pool_is_unbiased(r: Resolved[Any], algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
+    """The pool follows the groups that `drop_uniform_groups` drops, and weighs advantages: what does not scale with
+    them would follow the questions that are asked."""
+    if algorithm.question_pool is None:
+        return
+    entry = next(entry for entry in r.entries if entry.path.startswith("algorithm.question_pool"))
+    if rollouts is not None:
+        yield entry.path, "a replay asks no questions; set it to null: the weights of the stored groups apply"
+    if not any(SELECTIONS.holds(spec, "drop_uniform_groups") for spec in algorithm.selection):
+        yield (
+            entry.path,
+            "follows the groups that are dropped as uniform; add drop_uniform_groups to algorithm.selection",
+        )
+    off = {"reference_kl": "null", "penalty": "[]", "entropy_bonus": "0", "distillation": "null", "preference": "null"}
+    for slot, value in fields_that_are_on(algorithm, off):
+        message = "does not scale with the advantages, which algorithm.question_pool weighs"
+        yield f"algorithm.{slot}", f"{message}; set it to {value}, or algorithm.question_pool=null"
+    surrogate = algorithm.surrogate
+    if surrogate is not None and "scale" in getattr(surrogate, "exempt_laws", ()):
+        message = f"{r.entry('algorithm.surrogate.kind').value!r} does not scale with the advantages"
+        yield "algorithm.surrogate.kind", f"{message}, which algorithm.question_pool weighs; set that to null"
 
 
 def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:

@@ -35,6 +35,7 @@ from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
 from proxima.task.prompts import Cursor, PromptSource
 from proxima.task.protocol import Rows, is_played
+from proxima.task.question_pool import PooledQuestions, QuestionPool
 from proxima.task.template_traps import template_notes
 
 
@@ -85,8 +86,11 @@ class DataConfig(RowsConfig):
         limit, share = self.check_answers, self.max_unreadable
         return validate_answers(rewards, sets, limit=limit, most_unreadable=share, seed=seed)
 
-    def prompt_source(self, rows: Rows, model: UnloadedModel, seed: int, *, shuffle: bool = False) -> PromptSource:
-        """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed."""
+    def prompt_source(
+        self, rows: Rows, model: UnloadedModel, seed: int, *, shuffle: bool = False, pool: QuestionPool | None = None
+    ) -> PromptSource:
+        """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed; `pool` decides which
+        of them are asked."""
         return PromptSource(
             rows,
             model.tokenizer,
@@ -95,6 +99,7 @@ class DataConfig(RowsConfig):
             system=self.system,
             template_arguments=self.template_arguments,
             over_length=self.over_length,
+            pool=None if pool is None else PooledQuestions(pool, seed),
         )
 
 

@@ -94,7 +94,8 @@ def load_run_data(config: RunConfig) -> RunData:
     else:
         rows = rows_of["task"]
         notes += config.data.template_notes(model, rows, config.sampling.stop)
-        source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
+        pool, shuffle = config.algorithm.question_pool, config.data.shuffle
+        source = config.data.prompt_source(rows, model, config.seed, shuffle=shuffle, pool=pool)
         notes += _too_long(source) + key_notes("task", rows, model.tokenizer, config.data.template_arguments)
         notes += _few_questions(config, rows)
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))

@@ -145,6 +145,7 @@ class Controller(TrainingLoop):
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
             await self.disk.write(self.store.append_metrics, record)
             self.batch_builder = self.batch_builder.after(batch)
+            self.collector.judged(batch.useful)
             # Snapshot atomically; prompts enqueued later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)

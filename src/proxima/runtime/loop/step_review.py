@@ -187,6 +187,10 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     reasons = Counter(batch.dropped.values())
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
+    if judged := batch.useful:
+        out["prompts_useful_fraction"] = sum(judged.values()) / len(judged)
+    if batch.kept:
+        out["prompts_generated_per_used"] = len(generated) / len(batch.kept)
     out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
     out["tokens/dropped"] = sum(
         each.generated for each in contributions_of(batch.groups) if each.paths and each.paths[-1].key in batch.reasons

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from proxima.data.columns import TOKEN_COLUMNS, TokenColumn
-from proxima.data.flow import Completion, Score
+from proxima.data.flow import Completion, Prompt, Score
 from proxima.data.json_reader import load_json
 from proxima.system.jsonl import dumps, utf8
 
@@ -108,6 +108,7 @@ EPISODES: Described = {name: described for name, described in RARE.items() if na
 }
 ROLES: Described = {"players": (_TEXT, "JSON: the score of each player of the episode, by its name")}
 IMAGES: Described = {"images": (_INTS, "numbers of those that the question shows")}
+WEIGHTS: Described = {"question_weight": (_FLOAT, "of the advantages of its completions; null: 1")}
 
 
 # a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
@@ -115,7 +116,7 @@ NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} -
 # every column as it is written, for those who read files that may be damaged
 FIELDS = {
     name: pa.field(name, kind, name not in NEVER_NULL)
-    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES).items()
+    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS).items()
 }
 
 
@@ -136,6 +137,16 @@ def torn_file(error: Exception) -> str:
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def prompt_row(prompt: Prompt) -> dict[str, Any]:
+    """The columns of a prompt that few runs have."""
+    return {"question_weight": None if prompt.weight == 1 else prompt.weight}
+
+
+def weight_of(row: Mapping[str, Any]) -> float:
+    """`Prompt.weight` of a row."""
+    return float(row.get("question_weight") or 1.0)
 
 
 def completion_row(completion: Completion) -> dict[str, Any]:
@@ -168,13 +179,15 @@ def score_row(score: Score) -> dict[str, Any]:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, are of episodes, of roles, or show images, the file has columns for them.
+    have experts of their tokens, are of episodes, of roles, show images, or are of weighted questions, the file has
+    columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
     further: Described = {}
-    for name, columns in ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES)):
+    few = ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES))
+    for name, columns in (*few, ("question_weight", WEIGHTS)):
         if columns is ROUTES and "policy_version" not in schema.names:
             continue
         further |= columns if any(row.get(name) is not None for row in rows) else {}

@@ -11,7 +11,16 @@ import pyarrow.parquet as pq
 
 from proxima.data.columns import filled_by
 from proxima.data.flow import Group, Prompt
-from proxima.runtime.state.completion_columns import OF_TOKENS, completion_row, in_file, schema, score_row, write_rows
+from proxima.runtime.state.completion_columns import (
+    OF_TOKENS,
+    completion_row,
+    in_file,
+    prompt_row,
+    schema,
+    score_row,
+    weight_of,
+    write_rows,
+)
 from proxima.runtime.state.stored_completions import array_rows, stored_group
 from proxima.system.jsonl import dumps
 from proxima.training.next_policy import NextLogProbs
@@ -36,6 +45,7 @@ def write_groups(path: Path, groups: Sequence[Group]) -> None:
     for group in groups:
         prompt = group.prompt
         of_group: dict[str, Any] = {
+            **prompt_row(prompt),
             "messages": dumps(prompt.messages),
             "prompt_tokens": prompt.tokens,
             "answer": dumps(prompt.answer),
@@ -76,6 +86,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     first = rows[0]
-    columns = {name: first[name] for name in ("answer", "metadata", "chat")}
+    columns = {name: first[name] for name in ("answer", "metadata", "chat")} | {"weight": weight_of(first)}
     prompt = Prompt(uid=uid, messages=tuple(first["messages"]), tokens=first["prompt_tokens"], **columns)
     return stored_group(prompt, rows)

@@ -24,6 +24,7 @@ from proxima.runtime.state.completion_columns import (
     completion_row,
     in_file,
     parsed,
+    prompt_row,
     schema,
     score_row,
     torn_file,
@@ -141,6 +142,7 @@ def _training(group: Group, completion: Completion, record: CompletionRecord) ->
             raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     sampled, untruncated = completion.sampled_log_prob, completion.untruncated_log_prob
     return {
+        **prompt_row(group.prompt),
         "prompt_tokens": group.prompt.tokens,
         "untruncated_log_prob": None if untruncated is sampled or np.array_equal(untruncated, sampled) else untruncated,
         "baseline": group.baseline,
