@@ -43,7 +43,7 @@ def agents(folder):
     async def answer(key, asked):
         return [ChatAnswer(content="hi")]
 
-    return running(ChatEndpoint(("policy",), "an-episode".__eq__, answer, None)._server, asyncio.run)
+    return running(ChatEndpoint(("policy",), "an-episode".__eq__, answer, None, None)._server, asyncio.run)
 
 
 SERVERS = {

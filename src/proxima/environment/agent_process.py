@@ -22,9 +22,11 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
-ASKED = ("row", "base_url", "api_key", "model")
+ASKED = ("row", "base_url", "api_key", "model", "set_reward")
 Job = dict[str, Any]
 Write = Callable[[Mapping[str, Any]], None]
 
@@ -194,8 +196,43 @@ class JobRow(dict[str, Any]):
         raise KeyError(f"{name}; the row has {', '.join(self)}")
 
 
+class SetReward:
+    """Gives an answer of the policy a reward: `set_reward(completion.id, 0.5)`, once the answer is known and before the
+    episode ends; the second reward of an answer replaces the first.
+
+    Args:
+        job: that of the episode.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._url, self._key = f"{job['base_url']}/rewards", job["api_key"]
+
+    def __call__(self, answer: str, reward: float, index: int = 0) -> None:
+        """Give the reward.
+
+        Args:
+            answer: the id of the answer.
+            reward: in reward units.
+            index: the choice, of an answer with several.
+        Raises: ValueError, with the endpoint's reason.
+        """
+        body = json.dumps({"id": answer, "reward": reward, "index": index}).encode()
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        try:
+            with build_opener(ProxyHandler({})).open(Request(self._url, body, headers)) as response:
+                response.read()
+        except HTTPError as error:
+            raise ValueError(json.load(error)["error"]["message"]) from None
+
+    async def in_coroutine(self, answer: str, reward: float, index: int = 0) -> None:
+        """As a call, while other episodes go on."""
+        await in_thread(lambda: self(answer, reward, index))
+
+
 async def _played(function: Callable[..., Any], job: Job) -> Mapping[str, Any]:
     job["row"] = JobRow(job["row"])
+    set_reward = SetReward(job)
+    job["set_reward"] = set_reward.in_coroutine if inspect.iscoroutinefunction(function) else set_reward
     arguments = {name: job[name] for name in inspect.signature(function).parameters if name in ASKED}
     if inspect.iscoroutinefunction(function):
         reward = await function(**arguments)

@@ -7,6 +7,8 @@ import os
 import time
 from functools import partial
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}
@@ -228,3 +230,72 @@ def hangs(row):
 
 def never_asks(row):
     return 1.0
+
+
+def _posted(base_url, api_key, path, body):
+    """The status and the JSON of the endpoint's answer."""
+    headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+    try:
+        with urlopen(Request(f"{base_url}/{path}", json.dumps(body).encode(), headers)) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        return error.code, json.load(error)
+
+
+def _asked(base_url, api_key, messages, **more):
+    return _posted(base_url, api_key, "chat/completions", {"messages": messages, **more})[1]
+
+
+def pays_turns(row, base_url, api_key, set_reward):
+    """Two turns of a chat, a branch of two answers from its beginning, and a reward for some of them."""
+    own = list(row["messages"])
+    first = _asked(base_url, api_key, own)
+    set_reward(first["id"], 0.25)
+    set_reward(first["id"], 0.5)  # in place of the one before
+    branches = _asked(base_url, api_key, [{"role": "user", "content": "other"}], n=2)
+    own += [first["choices"][0]["message"], {"role": "user", "content": "go on"}]
+    second = _asked(base_url, api_key, own)
+    set_reward(branches["id"], -2.0, index=1)
+    set_reward(second["id"], 1)
+    return None if row.get("silent") else 8.0
+
+
+def pays_and_is_cut(row, base_url, api_key, set_reward):
+    """Its second turn is refused; it does not survive that."""
+    set_reward(_asked(base_url, api_key, row["messages"])["id"], 0.75)
+    raise RuntimeError(_asked(base_url, api_key, row["messages"])["error"]["message"])
+
+
+def pays_players(row, base_url, api_key, set_reward):
+    """A role and two attempts; each is paid for its turn and at the end."""
+    for number, player in enumerate(("proposer", "solver/0", "solver/1")):
+        answer = _asked(base_url, api_key, row["messages"], model=f"policy/{player}")
+        set_reward(answer["id"], 10.0 * number)
+    return {"proposer": 1.0, "solver": 2.0}
+
+
+def pays_what_it_may_not(row, base_url, api_key, set_reward):
+    set_reward("chatcmpl-1", 1.0)
+
+
+_OF_THE_FIRST: list[tuple[str, str]] = []
+
+
+async def pays_another(row, base_url, api_key, model, set_reward):
+    """The first episode leaves its key and an id; the second pays that answer with its own key, and with the other's,
+    until the first episode is over."""
+    answer = await asyncio.to_thread(_asked, base_url, api_key, row["messages"])
+    await set_reward(answer["id"], 1.0)
+    if not _OF_THE_FIRST:
+        _OF_THE_FIRST.append((api_key, answer["id"]))
+        return 0.0
+    key, other = _OF_THE_FIRST.pop()
+    body = {"id": other, "reward": 100.0}
+    foreign, said = await asyncio.to_thread(_posted, base_url, api_key, "rewards", body)
+    assert foreign == 404 and "no answer of this episode has it" in said["error"]["message"]
+    body["reward"] = 1.0  # the first one has it already
+    while (await asyncio.to_thread(_posted, base_url, key, "rewards", body))[0] == 200:
+        await asyncio.sleep(0.01)
+    status, said = await asyncio.to_thread(_posted, base_url, key, "rewards", body)
+    assert status == 401 and "or it is over" in said["error"]["message"]
+    return 0.0

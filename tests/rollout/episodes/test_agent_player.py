@@ -217,6 +217,49 @@ def test_a_program_gives_each_role_its_reward():
 
 
 @pytest.mark.slow
+def test_turns_are_paid_by_the_ids_of_their_answers():
+    """Turns 0 and 3 are of one chat, 1 and 2 the two answers to another; the reward of turn 0 is the second one that
+    it was given."""
+    (completion,) = play(Scripted(lambda context, request: f"answer {request.turn}"), "pays_turns")
+    assert paid(completion) == {0: 0.5, 1: 0.0, 2: -2.0, 3: 1.0}
+    assert completion.episode.reward == 8.0 - 0.5
+    assert Episode.from_json(completion.episode.to_json()) == completion.episode
+
+
+@pytest.mark.slow
+def test_turns_that_are_paid_give_a_cut_episode_its_reward():
+    (completion,) = play(Scripted(lambda context, request: "x"), "pays_and_is_cut", turns=1)
+    assert completion.episode.cut == "turns" and completion.episode.reward == 0.75
+    assert not completion.episode.unrewarded and paid(completion) == {0: 0.75}
+
+
+@pytest.mark.slow
+def test_players_are_paid_for_their_turns_and_at_the_end():
+    (completion,) = play(Scripted(lambda context, request: "x"), "pays_players", roles=ROLES)
+    assert completion.episode.rewards == {"proposer": 1.0, "solver/0": 12.0, "solver/1": 22.0}
+    assert completion.episode.reward == (1.0 + 17.0) / 2
+
+
+@pytest.mark.slow
+def test_a_reward_for_an_unknown_answer_is_the_agent_s_failure():
+    (completion,) = play(Scripted(lambda context, request: "x"), "pays_what_it_may_not")
+    what = "ValueError: id='chatcmpl-1': no answer of this episode has it, or it is of an earlier attempt"
+    assert completion.episode.failure == f"the agent failed: {what}"
+
+
+@pytest.mark.slow
+def test_an_answer_is_paid_by_its_own_episode_and_before_its_end():
+    agent = AgentSpec(run=f"{HERE}:pays_another", workers=1)
+    completions = play(Scripted(lambda context, request: "x"), agent, samples=2)
+    assert [(c.episode.failure, c.episode.reward) for c in completions] == [("", 1.0)] * 2
+
+
+def paid(completion):
+    """The reward of each turn."""
+    return {span.turn: span.reward for path in completion.paths for span in path.episode.turns}
+
+
+@pytest.mark.slow
 def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     """A path of it begins with another prompt than the group's, which is what the first turn saw."""
     begins = TOKENIZER.chat_template.replace("assistant\n'", "assistant\n<think>\n'")

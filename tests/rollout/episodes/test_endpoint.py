@@ -34,7 +34,7 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", 
         return [answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)]
 
     async def run():
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None, None)
         await endpoint.start()
         headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
@@ -356,7 +356,7 @@ def test_an_agent_that_goes_away_ends_its_turn():
                 ended.set()
                 raise
 
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, answered, None, None)
         await endpoint.start()
         try:
             async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=600) as client:
@@ -375,7 +375,7 @@ def test_nothing_is_read_of_a_request_without_a_known_key():
     """A body that never comes: it would be awaited, and it and many others would be held."""
 
     async def run():
-        endpoint = ChatEndpoint(("policy",), KEY.__eq__, None, None)
+        endpoint = ChatEndpoint(("policy",), KEY.__eq__, None, None, None)
         await endpoint.start()
         port = int(endpoint.address.rpartition(":")[2].partition("/")[0])
         try:
@@ -411,3 +411,28 @@ def test_tools_without_parameters_and_nested_ones_are_taken():
     ]
     responses, (request,) = ask(HELLO | {"tools": given})
     assert responses[0].status_code == 200 and request.tools == tuple(given)
+
+
+PAYING = [
+    ([], "must be a JSON object"),
+    ({"id": "x", "reward": 1, "weight": 2}, "'weight' is unknown; a reward has id, reward and index"),
+    ({"reward": 1}, "id=None: must be the id of an answer"),
+    ({"id": 3, "reward": 1}, "id=3: must be the id of an answer"),
+    ({"id": "x"}, "reward=None: must be a finite number"),
+    ({"id": "x", "reward": True}, "reward=True: must be a finite number"),
+    ({"id": "x", "reward": "1"}, "reward='1': must be a finite number"),
+    ('{"id": "x", "reward": 1e999}', "must be a finite number"),
+    ({"id": "x", "reward": 1, "index": -1}, "index=-1: must be the number of a choice"),
+    ({"id": "x", "reward": 1, "index": 1.5}, "index=1.5: must be the number of a choice"),
+]
+
+
+def test_what_is_no_reward_is_refused_in_one_line():
+    responses, _ = ask(*(body for body, _ in PAYING), path="/rewards")
+    for response, (body, said) in zip(responses, PAYING, strict=True):
+        message = response.json()["error"]["message"]
+        assert response.status_code == 400 and said in message and "\n" not in message, body
+    (unknown, none, wrong), _ = ask({"id": "x", "reward": 1}, {"id": "", "reward": 1}, b"{", path="/rewards")
+    assert unknown.status_code == none.status_code == 404 and wrong.status_code == 400
+    (other,), _ = ask({"id": "x", "reward": 1}, path="/rewards", key="of another run")
+    assert other.status_code == 401 and "no episode has this API key, or it is over" in other.text

@@ -101,6 +101,7 @@ class AgentEpisode:
     refused: Cut = field(default="", init=False)
     last: Talk | None = field(default=None, init=False)  # the last one answered
     broken: Exception | None = field(default=None, init=False)  # why no turn can follow
+    paid: bool = field(default=False, init=False)  # the agent has given a turn a reward
     unrewarded: str = field(default="", init=False)  # see `Episode.unrewarded`
 
     def __post_init__(self) -> None:
@@ -174,7 +175,7 @@ class AgentEpisodes(EpisodePlayer):
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
-            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer, self.count)
+            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer, self.count, self.pay)
             await self._endpoint.start()
             self._time = LoopTime()
         tasks = [asyncio.create_task(play(request)) for request in requests]
@@ -232,7 +233,8 @@ class AgentEpisodes(EpisodePlayer):
             # the limit ended the agent: what it did until then is scored
             episode.refused = episode.cut
             reward = failure.reward if isinstance(failure, AgentFailed) else None
-            episode.unrewarded = " ".join(str(failure).split())[:300] if reward is None else ""
+            if reward is None and not episode.paid:
+                episode.unrewarded = " ".join(str(failure).split())[:300]
         finally:
             spent = clock.seconds()
             self.times.environment += spent["own"]
@@ -261,6 +263,8 @@ class AgentEpisodes(EpisodePlayer):
         parts = given.parts if isinstance(given, RewardWithParts) else {}
         plain = given.value if isinstance(given, RewardWithParts) else given
         rewards, reward = self._rewards(plain, list(dict.fromkeys(talk.player for talk in talks)))
+        if episode.paid:
+            rewards, reward = _with_rewards_of_turns(rewards, reward, talks)
         cut_off: Cut = episode.refused or episode.last.cut
         made = [talk.played.completion(cut=cut_off, reward=reward, attempts=attempts) for talk in talks]
         numbered = [_numbered(path, talk) for talk, whole in zip(talks, made, strict=True) for path in whole.paths]
@@ -350,6 +354,25 @@ class AgentEpisodes(EpisodePlayer):
         except UserError as error:
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
         return len(talk.played.conversation.prompt)
+
+    def pay(self, key: str, number: int, reward: float) -> None:
+        """Give a turn a reward, in reward units, in place of one that it has already. The reward of the episode is
+        their sum, and what the agent gives at its end:
+
+            score of the environment = Σ_k r_k + end        r_k: 0 for a turn without a reward
+
+        It is paid turn by turn: with `turn_returns`, turn k gets G_k = r_k + gamma G_(k+1), the last one r_K + end.
+
+        Raises:
+            ChatRefused: no episode has this key.
+        """
+        episode = self._episodes.get(key)
+        if episode is None:
+            raise unknown_key()
+        for talk in episode.talks:
+            if number in talk.numbers:
+                talk.played.turns[talk.numbers.index(number)].reward = reward
+                episode.paid = True
 
     async def _with_images(self, asked: ChatRequest) -> ChatRequest:
         """Return the request with the numbers of its images.
@@ -453,6 +476,7 @@ class AgentEpisodes(EpisodePlayer):
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
         answer = ChatAnswer(
             content=content,
+            turn=completion.turn,
             calls=calls,
             finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
             stopped_by=completion.stopped_by,
@@ -536,6 +560,19 @@ class AgentEpisodes(EpisodePlayer):
                 self._templates.clear()
             template = self._templates[name] = self._template_for(tools)
         return template
+
+
+def _with_rewards_of_turns(
+    rewards: Mapping[str, float], reward: float | None, talks: Sequence[Talk]
+) -> tuple[dict[str, float], float]:
+    """The reward of each player, where they have their own, with those of its turns, and that of the episode."""
+    of_players = Counter[str]()
+    for talk in talks:
+        of_players[talk.player] += sum(turn.reward for turn in talk.played.turns)  # type: ignore[assignment]
+    if not rewards:
+        return {}, (reward or 0.0) + sum(of_players.values())
+    with_turns = {player: given + of_players[player] for player, given in rewards.items()}
+    return with_turns, mean_of_roles(with_turns)
 
 
 def _numbered(path: Completion, talk: Talk) -> Completion:

@@ -1,5 +1,5 @@
 """The HTTP endpoint for external agents, answered by the policy of the run: OpenAI's chat completions and Responses,
-and Anthropic's Messages.
+and Anthropic's Messages; and `/v1/rewards`, at which an agent gives an answer a reward by its id.
 
 Each episode has its own API key, which identifies it. The server runs in the run's event loop and listens only on the
 loopback interface. A request that it can't satisfy exactly is refused with an error in the form of its API. The only
@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,9 +22,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from proxima.data.columns import LARGEST
 from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
-from proxima.rollout.episodes.formats.chat import Answer, ApiFormat, ChatMessage, ChatRefused, ChatRequest, Count
-from proxima.rollout.episodes.formats.completions import ChatCompletions
+from proxima.rollout.episodes.formats.chat import Answer, ApiFormat, ChatMessage, ChatRefused, ChatRequest, Count, Pay
+from proxima.rollout.episodes.formats.completions import ChatCompletions, openai_error
 from proxima.rollout.episodes.formats.messages import Messages
 from proxima.rollout.episodes.formats.responses import Responses, chat_of
 from proxima.system.bounded_reading import TooLargeError, UnreadableError, parse_json
@@ -53,15 +55,20 @@ class ChatEndpoint:
         knows: true for the key of an episode; nothing is read of a request without one.
         answer: see `Answer`; it is cancelled if the agent disconnects.
         count: see `Count`.
+        pay: see `Pay`.
     """
 
-    def __init__(self, models: Sequence[str], knows: Callable[[str], bool], answer: Answer, count: Count) -> None:
-        self.models, self.knows, self.answer, self.count = models, knows, answer, count
+    def __init__(
+        self, models: Sequence[str], knows: Callable[[str], bool], answer: Answer, count: Count, pay: Pay
+    ) -> None:
+        self.models, self.knows, self.answer, self.count, self.pay = models, knows, answer, count, pay
         self._reader = BoundedReader((), MOST_BYTES, READ_SECONDS, spared=1 << 20, option="")
         self._stored: dict[str, dict[str, tuple[ChatMessage, ...]]] = {}  # by key and id of a response
+        self._turns: dict[str, dict[str, tuple[int, ...]]] = {}  # by key and id of an answer, one for each choice
         routes = [Route(path, partial(self._answered, form), methods=["POST"]) for path, form in FORMATS.items()]
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
         routes.append(Route("/v1/models", self._models, methods=["GET"]))
+        routes.append(Route("/v1/rewards", self._rewarded, methods=["POST"]))
         self._server = BoundedServer(Starlette(routes=routes), READ_SECONDS, CONNECTIONS, idle_seconds=IDLE_SECONDS)
         self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
 
@@ -114,6 +121,9 @@ class ChatEndpoint:
         except ChatRefused as refusal:
             return JSONResponse(form.error(refusal), refusal.status)
         written = form.written(body, answers, f"{key[:8]}_{time.monotonic_ns()}", self.models[0])
+        turns = tuple(answer.turn for answer in answers)
+        self._turns = self._of_episodes(self._turns)
+        self._turns.setdefault(key, {})[written["id"]] = turns
         if isinstance(form, Responses) and body.get("store") is not False:
             self._store(key, written["id"], (*chat_of(body, self._stored.get(key, {})), answers[0].message))
         if body.get("stream"):
@@ -128,10 +138,54 @@ class ChatEndpoint:
         except ChatRefused as refusal:
             return JSONResponse(form.error(refusal), refusal.status)
 
+    async def _rewarded(self, request: Request) -> Response:
+        try:
+            key = self._key(request)
+            given = read_reward(await self._read(request))
+            turns = self._turns.get(key, {}).get(given.answer)
+            if turns is None:
+                what = f"id={given.answer!a:.80}: no answer of this episode has it, or it is of an earlier attempt"
+                raise ChatRefused(what, code="unknown_id", status=404)
+            if given.index >= len(turns):
+                raise ChatRefused(f"index={given.index}: the answer has {len(turns)}, numbered from 0")
+            self.pay(key, turns[given.index], given.reward)
+        except ChatRefused as refusal:
+            return JSONResponse(openai_error(refusal), refusal.status)
+        return JSONResponse({"id": given.answer, "index": given.index, "reward": given.reward})
+
+    def _of_episodes(self, by_key: dict[str, T]) -> dict[str, T]:
+        """What is kept for the episodes that are still played."""
+        return {key: kept for key, kept in by_key.items() if self.knows(key)}
+
     def _store(self, key: str, name: str, chat: tuple[ChatMessage, ...]) -> None:
         """Keep the chat up to a response, until its episode ends."""
-        self._stored = {each: chats for each, chats in self._stored.items() if self.knows(each)}
+        self._stored = self._of_episodes(self._stored)
         self._stored.setdefault(key, {})[name] = chat
+
+
+@dataclass(frozen=True)
+class GivenReward:
+    """A reward for one choice of an answer: the answer's id, the choice's index, and reward units."""
+
+    answer: str
+    index: int
+    reward: float
+
+
+def read_reward(body: Any) -> GivenReward:
+    """Read the body of a request to `/v1/rewards`; ChatRefused names a field that is wrong."""
+    if not isinstance(body, dict):
+        raise ChatRefused("the request must be a JSON object with id and reward")
+    if unknown := sorted(map(str, body.keys() - {"id", "reward", "index"})):
+        raise ChatRefused(f"{unknown[0]!a:.80} is unknown; a reward has id, reward and index")
+    answer, index, reward = body.get("id"), body.get("index", 0), body.get("reward")
+    if not isinstance(answer, str):
+        raise ChatRefused(f"id={answer!a:.80}: must be the id of an answer, a text")
+    if isinstance(index, bool) or not isinstance(index, int) or index < 0:
+        raise ChatRefused(f"index={index!a:.80}: must be the number of a choice, from 0")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= LARGEST:
+        raise ChatRefused(f"reward={reward!a:.80}: must be a finite number")
+    return GivenReward(answer, index, float(reward))
 
 
 async def _sent(events: Iterable[str]) -> AsyncIterator[str]:

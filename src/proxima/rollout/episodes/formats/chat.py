@@ -72,11 +72,13 @@ class ChatAnswer:
     """The model's message: its content without the calls, and the calls by id.
 
     Args:
+        turn: its number in the episode.
         stopped_by: the stop string that ended it, which the content lacks; empty: none.
         log_probs: of all sampled tokens, where they were asked for.
     """
 
     content: str
+    turn: int = 0
     calls: Mapping[str, ToolCall] = field(default_factory=dict)
     finish_reason: FinishReason = "stop"
     stopped_by: str = ""
@@ -102,6 +104,8 @@ Answer = Callable[[str, ChatRequest], Awaitable[Sequence[ChatAnswer]]]
 """Answers the request of the episode with this key, as often as it asks; may raise ChatRefused."""
 Count = Callable[[str, ChatRequest], Awaitable[int]]
 """The number of tokens of the chat; may raise ChatRefused."""
+Pay = Callable[[str, int, float], None]
+"""Gives a turn of the episode with this key a reward; may raise ChatRefused."""
 
 
 class ApiFormat(Protocol):
