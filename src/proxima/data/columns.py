@@ -109,6 +109,7 @@ TOKEN_COLUMNS: dict[str, TokenColumn] = {column.name: column for column in (
     TokenColumn(name="behavior_top_k_log_prob", dtype="float32", axes="T K", by="batch", unit="nats",
                 meaning="of the tokens `top_k`, as the engine reported them"),
     TokenColumn(name="loss_mask", dtype="bool", by="batch", meaning="the token enters the loss"),
+    TokenColumn(name="echo", dtype="float32", by="batch", meaning="weight of the cross-entropy of an observation"),
     TokenColumn(name="log_prob", dtype="float32", by="forward", unit="nats", stored="always", shown=True,
                 meaning="the trainer's first forward; null where it made none"),
     TokenColumn(name="keep", dtype="bool", by="forward", stored="always", shown=True,

@@ -47,7 +47,7 @@ class PackedBatch:
             t given all tokens before it).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
-        reward, returns, value, score_variance: [N] float32, see `Trajectory`.
+        reward, returns, value, score_variance, echo: [N] float32, see `Trajectory`.
         sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
             `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the whole
             vocabulary.
@@ -63,6 +63,7 @@ class PackedBatch:
         seen: for each segment, how many tokens precede it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
         newest_version: the largest `policy_version`, on the host; -1 if unknown.
+        echo_tokens: the number of tokens with an `echo` above 0, on the host; none of them is sampled.
         the rest: see `PolicyBatch`.
 
     Raises: ValueError naming the field, its shape or dtype, and what was expected.
@@ -88,6 +89,8 @@ class PackedBatch:
     completions: tuple[int, ...]
     sampling_mask_edges: tuple[int, ...] = ()
     newest_version: int = -1
+    echo_tokens: int = 0
+    echo: Annotated[Tensor | None, "float N"] = None
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -226,6 +229,11 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
             columns |= _fed(column, trajectories, lays_prompt, prompt_shared, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
+    echo = columns.get("echo")
+    if echo is not None:
+        columns["temperature"] = np.where(echo > 0, np.float32(1), columns["temperature"])
+        if (wrong := (echo > 0) & columns["sampled"]).any():
+            raise ValueError(f"pack: token {wrong.argmax()} of the batch is sampled, so it can't be an observation.")
     masks = (columns["sampled"], columns["loss_mask"])
     sampled_of, in_loss_of = (tuple(np.diff(_prefix_sum(mask)[cu_seqlens]).tolist()) for mask in masks)
     tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
@@ -241,6 +249,7 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         seen=tuple(seen.tolist()),
         completions=_completions(trajectories),
         sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
+        echo_tokens=0 if echo is None else int((echo > 0).sum()),
         newest_version=-1 if versions is None else int(versions.max(initial=-1)),
     )
 

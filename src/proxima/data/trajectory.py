@@ -30,6 +30,7 @@ class Trajectory(Columns):
         bootstrap: reward units, the value of the state after the last token; 0 where that state is terminal.
         score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², if a forward pass computed it.
         loss_mask, sampled: [T] bool; None is all True.
+        echo: [T] float32, the weight of the token's cross-entropy, for observations that the policy learns to predict.
         proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes computed them.
         top_k, behavior_top_k_log_prob: [T, K] int32 and float32 (nats), if requested from the engine.
         teacher_log_prob: [T] float32, nats, if requested from a teacher.
@@ -62,6 +63,7 @@ class Trajectory(Columns):
     score_variance: Floats | None = None
     loss_mask: Bools | None = None
     sampled: Bools | None = None
+    echo: Floats | None = None
     proximal_log_prob: Floats | None = None
     next_log_prob: Floats | None = None
     reference_log_prob: Floats | None = None

@@ -126,11 +126,12 @@ def token_log_prob(
 
 
 def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | None, **settings: Any) -> TokenLogProbs:
-    """`token_log_prob` of the batch's targets, with the output head run only for the `sampled` ones: all values of the
-    others, which no loss or metric reads, are 0. For a batch without a sampled token one row is run, so that every rank
-    joins the passes of a sharded head."""
-    count = max(1, sum(batch.sampled_of))
-    rows = torch.argsort((~batch.sampled).long(), stable=True)[:count]  # `nonzero` would wait for the device
+    """`token_log_prob` of the batch's targets, with the output head run only for the `sampled` ones and those with an
+    `echo`: all values of the others, which no loss or metric reads, are 0. For a batch without such a token one row is
+    run, so that every rank joins the passes of a sharded head."""
+    count = max(1, sum(batch.sampled_of) + batch.echo_tokens)
+    read = batch.sampled if batch.echo is None else batch.sampled | (batch.echo > 0)
+    rows = torch.argsort((~read).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
     others = None if others is None else others[rows]
     log_probs = token_log_prob(hidden.index_select(0, rows), others=others, **settings)

@@ -23,6 +23,7 @@ from proxima.data.players import contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.data.trajectory import Trajectory
 from proxima.training.episode_tokens import TokenCredit
+from proxima.training.objectives.echo import observation_weights
 from proxima.training.objectives.protocol import TokenStatistics
 
 
@@ -168,6 +169,7 @@ class BatchBuilder:
     reward_kl: RewardKl | None = None  # that of the next step; None: the score is the reward
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
+    echo: Mapping[str, float] = field(default_factory=dict)  # role → weight of its observations in `Echo`; empty: off
     turn_weight: float = 0.0  # of the environment's reward in the score; each turn pays its reward at its last token
 
     def state(self) -> dict[str, Any]:
@@ -241,7 +243,19 @@ class BatchBuilder:
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
             for path, number in zip(_paths(group), numbers, strict=True)
         ]
+        if self.echo:
+            items = self._with_echo(groups, items)
         return self._with_behavior(items)
+
+    def _with_echo(self, groups: Sequence[Group], items: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with the weights of their observations, times that of their prompt."""
+        columns: dict[Key, Floats] = {}
+        for group in groups:
+            for completion in group.completions:
+                weights = observation_weights(completion.paths, self.echo)
+                for path, column in zip(completion.paths, weights, strict=True):
+                    columns[path.key] = column * np.float32(group.prompt.weight)
+        return [replace(item, echo=columns[item.key]) for item in items]
 
     def _with_token_rewards(
         self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]

@@ -24,8 +24,10 @@ from proxima.model.moe import require_moe
 from proxima.model.pretrained import load_config
 from proxima.reward.base import as_reward
 from proxima.rollout.prompt_limits import DynamicSampling
+from proxima.task.protocol import is_played
 from proxima.task.question_pool import QuestionPool
 
+OBSERVED = ("tool", "user", "system")  # roles of messages that are not the model's
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
 _PAIRS = "in place of the surrogate: loss of the best and the worst completion of a prompt; null: off"
@@ -73,6 +75,23 @@ class RouterBalanceConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EchoConfig:
+    """A loss on what environments and tools answer, beside that of what the model writes."""
+
+    roles: Annotated[
+        Mapping[str, float], "weight of the cross-entropy of a message's tokens, by its role: tool, user or system"
+    ] = field(default_factory=lambda: {"tool": 0.1})
+
+    def __post_init__(self) -> None:
+        remedy = "algorithm.echo=null turns it off"
+        require(bool(self.roles), "roles", {}, "must name a role", remedy=remedy)
+        for role, weight in self.roles.items():
+            require(role in OBSERVED, f"roles.{role}", weight, f"must be of {', '.join(OBSERVED)}")
+            valid = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
+            require(valid, f"roles.{role}", weight, "must be > 0 and finite", remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     PRESETS: ClassVar[str] = "proxima.config.presets:ALGORITHMS"  # `algorithm: cppo`, or `{preset: cppo, ...overrides}`
     preset: Annotated[str | None, "the preset it was made from; only a label, the fields below are complete"] = None
@@ -113,6 +132,7 @@ class AlgorithmConfig:
     router_balance: Annotated[
         RouterBalanceConfig | None, "evens out the load of the experts of a mixture, in the loss; null: off"
     ] = None
+    echo: Annotated[EchoConfig | None, "cross-entropy of the environment's answers, in the loss; null: off"] = None
     routing_replay: Annotated[
         Literal["off", "recompute", "rollout"],
         "experts that each token goes to: those of the routers; of the pass that recomputes the proximal policy; of "
@@ -275,7 +295,7 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig, train: TrainConfig)
     if algorithm.preference is None:
         return
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
-    off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
+    off |= {"penalty": "[]", "entropy_bonus": "0", "proximal": "behavior", "router_balance": "null", "echo": "null"}
     off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
     for slot, value in fields_that_are_on(algorithm, off):
         message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
@@ -399,6 +419,19 @@ def question_pool_is_unbiased(r: Resolved[Any], algorithm: AlgorithmConfig, roll
     if surrogate is not None and "scale" in getattr(surrogate, "exempt_laws", ()):
         message = f"{r.entry('algorithm.surrogate.kind').value!r} does not scale with the advantages"
         yield "algorithm.surrogate.kind", f"{message}, which algorithm.question_pool weighs; set that to null"
+
+
+def echo_has_observations(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """A loss on observations needs episodes, and log-probs over the whole vocabulary."""
+    if algorithm.echo is None:
+        return
+    task = r.get("task")
+    if task is not None and not is_played(task):
+        message = "trains on what environments and tools answer, and task has neither"
+        yield "algorithm.echo.roles", f"{message}; set task.environment or task.tools, or algorithm.echo=null"
+    if algorithm.behavior == "sampled":
+        message = "has no log-probs of what was not sampled; set it to untruncated, or algorithm.echo=null"
+        yield "algorithm.behavior", message
 
 
 def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:

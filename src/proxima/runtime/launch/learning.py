@@ -36,6 +36,7 @@ from proxima.training.checkpoint import CRITIC, VALUE_HEAD
 from proxima.training.critic import Critic, ValueHead, ValueObjective, ValueStage
 from proxima.training.forward_stage import EngineStage, ForwardStage, LogProbStage, ScoreVarianceStage, TeacherStage
 from proxima.training.learner import Learner
+from proxima.training.objectives.echo import Echo
 from proxima.training.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.training.objectives.preference_objective import PreferenceObjective
 from proxima.training.objectives.protocol import Objective
@@ -126,6 +127,8 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
     terms: list[Objective[Any]] = [] if value is None else [value]
     if algorithm.router_balance is not None:
         terms.append(RouterBalance(coefficient=algorithm.router_balance.coefficient))
+    if algorithm.echo is not None:
+        terms.append(Echo())
     return PolicyObjective(
         surrogate=surrogate,
         aggregate=algorithm.aggregate,
@@ -164,6 +167,7 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
         reward_kl=reward_kl,
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
+        echo={} if algorithm.echo is None else algorithm.echo.roles,
         turn_weight=sum(
             reward.weight for reward in map(as_reward, config.reward) if REWARDS.holds(reward, "environment")
         ),
