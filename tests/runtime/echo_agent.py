@@ -6,11 +6,15 @@ import uuid
 from urllib.request import Request, urlopen
 
 
-def said(messages, base_url, api_key, model):
+def said(*asked):
+    return answered(*asked)["choices"][0]["message"]["content"]
+
+
+def answered(messages, base_url, api_key, model):
     body = json.dumps({"model": model, "messages": messages}).encode()
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     with urlopen(Request(f"{base_url}/chat/completions", body, headers)) as answer:
-        return json.load(answer)["choices"][0]["message"]["content"]
+        return json.load(answer)
 
 
 def evenness(text):
@@ -25,6 +29,18 @@ def play(row, base_url, api_key, model):
         reward += evenness(text)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": str(len(text))}]
     return reward
+
+
+def play_paid(row, base_url, api_key, model, set_reward):
+    """As `play`, with each turn but the last paid by its id, and the last at the end."""
+    messages = list(row["messages"])
+    for turn in range(3):
+        answer = answered(messages, base_url, api_key, model)
+        text = answer["choices"][0]["message"]["content"]
+        if turn == 2:
+            return evenness(text)
+        set_reward(answer["id"], evenness(text))
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": str(len(text))}]
 
 
 def play_at(row, base_url, api_key, model):

@@ -69,6 +69,13 @@ MIX = {  # two sources, and a reward that sees which one; two epochs in three st
 }
 FEW = {"train__steps": 2, "train__prompts_per_step": 2, **NO_EVAL}
 AGENT = {"kind": "agent", "run": "tests.runtime.echo_agent:play"}
+PAID = {
+    "task__environment": {"kind": "agent", "run": "tests.runtime.echo_agent:play_paid"},
+    "eval__task__environment": None,
+    "algorithm__advantage": {"kind": "turn_returns", "gamma": 0.5},
+    "train__completions_per_prompt": 3,
+}
+ECHO = {"algorithm__echo": {"roles": {"user": 0.5}}, "algorithm__advantage": {"kind": "rloo"}}
 ROLES = {  # groups are carried over, with the scores of their players
     "task__environment": {"kind": "agent", "run": "tests.runtime.echo_agent:play_roles", "roles": ["picker", "sayer"]},
     "algorithm__advantage": {"kind": "rloo"},
@@ -211,6 +218,8 @@ RUNS = {
     "kto without an anchor": dpo({"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": "zero"}]}),
     "episodes": episodes({"train__steps": 2}),
     "episodes of roles": episodes(FEW | ROLES),
+    "episodes with echo": episodes(FEW | ECHO),
+    "episodes of an agent that pays turns": episodes(FEW | PAID),
     "episodes of an agent": episodes(FEW | {"task__environment": AGENT, "train__completions_per_prompt": 2}),
 }
 

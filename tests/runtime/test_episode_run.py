@@ -129,3 +129,50 @@ def test_an_evaluation_alone(tiny_model, tmp_path, lent_servers):
         suites[0].questions.world.hosts.close()
     (groups,) = outcome.groups.values()
     assert all(c.episode is not None and c.episode.turns for group in groups for c in group.completions)
+
+
+@pytest.mark.slow
+def test_turns_that_an_agent_pays_are_credited_as_by_areals_discount(runs, lent_servers):
+    """From the last turn back, reward_k += gamma reward_(k+1); of the returns from a turn on, the mean of the group's
+    other episodes is subtracted."""
+    run = RunFolder(runs.finished("episodes of an agent that pays turns"))
+    seen = paid = 0
+    for step in (1, 2):
+        by_prompt = {}
+        for row in read_rows(run.rollout_file(step)):
+            by_prompt.setdefault(row["prompt_uid"], []).append(row)
+        for rows in by_prompt.values():
+            discounted = []
+            for row in rows:
+                spans = [span for span in json.loads(row["episode"])["spans"] if span["sampled"]]
+                returns = [span["reward"] for span in spans]
+                returns[-1] += row["reward"] - sum(returns)  # what the agent gave at the end
+                assert len(returns) == 3
+                paid += any(span["reward"] for span in spans[:2])
+                for turn in (1, 0):
+                    returns[turn] += 0.5 * returns[turn + 1]
+                discounted.append(returns)
+            for number, row in enumerate(rows):
+                ends = [0]
+                for span in json.loads(row["episode"])["spans"]:
+                    ends.append(ends[-1] + span["tokens"])
+                spans = json.loads(row["episode"])["spans"]
+                own = [ends[i] for i, span in enumerate(spans) if span["sampled"]]
+                for turn, at in enumerate(own):
+                    others = [returns[turn] for other, returns in enumerate(discounted) if other != number]
+                    expected = discounted[number][turn] - sum(others) / len(others)
+                    advantage = row["advantage"] if row["token_advantage"] is None else row["token_advantage"][at]
+                    assert advantage == pytest.approx(expected, abs=1e-6)
+                    seen += 1
+    assert seen == 2 * 2 * 3 * 3 and paid > 3
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_observations_says_so(runs, lent_servers):
+    run = RunFolder(runs.finished("episodes with echo"))
+    for record in steps_of(run.path):
+        rows = read_rows(run.rollout_file(record["step"]))
+        observed = sum(len(row["tokens"]) - sum(row["sampled"]) for row in rows)
+        response = sum(len(row["tokens"]) for row in rows)
+        assert record["echo/fraction"] == pytest.approx(observed / response)
+        assert record["echo/cross_entropy"] > 1

@@ -65,7 +65,7 @@ ALIKE = {  # a run → those that write and read nothing that it does not
     "dpo": ("dpo without a cache", "kto", "kto without an anchor"),
     "plateau": ("plateau of sft",),
     "replay": ("replay of asynchronous episodes",),
-    "episodes": ("episodes of an agent",),
+    "episodes": ("episodes of an agent", "episodes of an agent that pays turns", "episodes with echo"),
 }
 RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"
 
