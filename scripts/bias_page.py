@@ -5,7 +5,7 @@ Part of `make docs`.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from io import StringIO
 from pathlib import Path
 from statistics import mean
@@ -246,7 +246,7 @@ def page() -> str:
         variations=", ".join(f"{variation(d):.3f}" for d in DISTANCES),
     )
     parts = on_policy_part(), off_policy_part(), centering_part(), in_flight_part()
-    more = group_part(), turn_part(), agent_part(), role_part(), bound_part()
+    more = group_part(), pool_part(), turn_part(), agent_part(), role_part(), bound_part()
     return "\n".join([head, *(line for part in (*parts, *more) for line in part)])
 
 
@@ -385,6 +385,62 @@ On policy, at most three tokens: a batch is one group of two, and the expectatio
 
 def grouped(case: Case, advantage: Any) -> list[str]:
     return averaged(partial(in_groups, advantage=advantage), case, horizon=3).cells()
+
+
+def pool_part() -> Iterator[str]:
+    yield f"""
+## Questions that are asked less often
+
+Three questions with one policy, whose completions are right or wrong, asked with the probabilities
+{", ".join(f"{p:g}" for p in ASKED)} that a [pool](data.md#questions-that-teach-nothing) may give them. A batch is one
+useful group of two, on policy, `rloo`, aggregate `sequence_mean_token_sum`; g* is the gradient of the mean over the
+questions, over the probability that a draw is useful: what a batch of useful groups has without a pool. A weight of 1/p
+leaves a length that is the same for all questions, by which useful groups are found more often.
+"""
+    rows = []
+    for name, asked, weighs in (
+        ("no pool", (1.0, 1.0, 1.0), True),
+        ("weights 1/p", ASKED, True),
+        ("none", ASKED, False),
+    ):
+        figures = [of_useful_groups(seed, asked, weighs) for seed in range(WORLDS)]
+        cells = Figures.average(figures).cells()
+        rows.append([name, *cells])
+    yield table("weight of a question", rows)
+
+
+ASKED = (1.0, 0.5, 0.25)
+
+
+class RightOrWrong(EnumerableWorld):
+    """A world whose completions have rewards of 0 and 1."""
+
+    @cached_property
+    def reward(self) -> Tensor:
+        drawn = torch.rand(len(self.completions), generator=self._generator(0), dtype=torch.float64)
+        return (drawn < 0.5).double()
+
+
+def of_useful_groups(seed: int, asked: Sequence[float], weighs: bool) -> Figures:
+    """The figures of a batch of one useful group of two, of questions that are asked with these probabilities."""
+    worlds = [RightOrWrong(vocabulary=3, horizon=2, seed=10 * seed + i) for i in range(len(asked))]
+    policy = worlds[0].policy(0)
+    loss = Case("", SURROGATES["reinforce"]()).loss
+    true, mean_gradient = torch.zeros_like(policy), torch.zeros_like(policy)
+    square = chance = useful = 0.0
+    for world, probability in zip(worlds, asked, strict=True):
+        log_prob = world.log_prob(policy)
+        right = float((world.probability(log_prob) * world.reward).sum())
+        weight = 1 / probability if weighs else 1.0
+        of_group = world.moments(policy, log_prob, loss, advantage=ADVANTAGES["rloo"](), group_size=2)
+        useful += 2 * right * (1 - right)
+        chance += probability * 2 * right * (1 - right)
+        true += world.gradient(policy)
+        mean_gradient += probability * weight * of_group.mean
+        square += probability * weight**2 * (of_group.std**2 + float(of_group.mean.square().sum()))
+    mean_gradient /= chance
+    spread = max(square / chance - float(mean_gradient.square().sum()), 0.0) ** 0.5
+    return Figures.of(GradientMoments(mean_gradient, spread), true / useful)
 
 
 def turn_part() -> Iterator[str]:

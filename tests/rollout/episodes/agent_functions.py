@@ -299,3 +299,17 @@ async def pays_another(row, base_url, api_key, model, set_reward):
     status, said = await asyncio.to_thread(_posted, base_url, key, "rewards", body)
     assert status == 401 and "or it is over" in said["error"]["message"]
     return 0.0
+
+
+_ATTEMPTS: list[int] = []
+
+
+async def pays_and_fails_at_first(row, base_url, api_key, model, set_reward):
+    """The first attempt pays its turn and fails; the second has two turns and pays the last one."""
+    _ATTEMPTS.append(1)
+    answer = await asyncio.to_thread(_asked, base_url, api_key, row["messages"])
+    if len(_ATTEMPTS) == 1:
+        await set_reward(answer["id"], 100.0)
+        raise RuntimeError("at first")
+    answer = await asyncio.to_thread(_asked, base_url, api_key, row["messages"])
+    await set_reward(answer["id"], 2)

@@ -254,6 +254,14 @@ def test_an_answer_is_paid_by_its_own_episode_and_before_its_end():
     assert [(c.episode.failure, c.episode.reward) for c in completions] == [("", 1.0)] * 2
 
 
+@pytest.mark.slow
+def test_an_attempt_that_is_repeated_begins_without_rewards():
+    agent = AgentSpec(run=f"{HERE}:pays_and_fails_at_first", workers=1)
+    (completion,) = play(Scripted(lambda context, request: f"answer {request.turn}"), agent, retries=1)
+    assert completion.episode.attempts == 2 and completion.episode.reward == 2.0
+    assert paid(completion) == {0: 0.0, 1: 2.0}
+
+
 def paid(completion):
     """The reward of each turn."""
     return {span.turn: span.reward for path in completion.paths for span in path.episode.turns}
