@@ -276,16 +276,17 @@ def scripted_episode(
     with resolved.locating():
         data = load_run_data(resolved.config)
     with closing(data):
-        if data.world is None:
+        prompt = _prompt_of_row(data.source, row)
+        world = data.world_of(prompt)
+        if world is None:
             remedy = "set task.environment or task.tools; proxima view shows the answers of a run, token by token"
             raise UserError("the task has no environment, so an episode is a single answer", remedy=remedy)
-        if isinstance(data.world, AgentWorld):
+        if isinstance(world, AgentWorld):
             remedy = "play episodes with proxima train, and read them with proxima view"
             raise UserError("an external agent writes its own messages", remedy=remedy)
-        prompt = _prompt_of_row(data.source, row)
-        engine: Any = ScriptedEngine(data.world, tuple(turns))  # it only generates
+        engine: Any = ScriptedEngine(world, tuple(turns))  # it only generates
         request = Request(prompt=prompt, sample=0, sampling=resolved.config.sampling)
-        (completion,) = episodes_of(data.world.player(engine), [request])
+        (completion,) = episodes_of(world.player(engine), [request])
     failure = completion.episode.failure if completion.episode else ""
     paths = [_path(engine.tokenizer, path.initial_prompt or prompt, path) for path in completion.paths]
     return paths, data.notes, failure

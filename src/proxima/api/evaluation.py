@@ -182,7 +182,7 @@ def run_evaluation(
             return run_eval(config, suites, ks=options.k, folder=folder, observer=view, answers=answers)
         finally:
             for suite in suites:
-                if (world := suite.questions.world) is not None:
+                for world in suite.questions.worlds.values():
                     world.close()
             if view is not None:
                 view.close()

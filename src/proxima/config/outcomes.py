@@ -19,7 +19,7 @@ import torch
 
 from proxima.config.describe import FieldInfo, fields_of, setting
 from proxima.config.resolved import Resolved
-from proxima.config.sections.data_section import agent_of, environment_class, tasks_of, world_of
+from proxima.config.sections.data_section import agent_of, environment_class, played_in, tasks_of, world_of
 from proxima.config.sections.placement_section import starts_servers, way_to_placed
 from proxima.data.errors import FieldError, UserError
 from proxima.engine.local.decoders import first_proven
@@ -175,7 +175,7 @@ def _way_to_placed(config: Any) -> tuple[str, str] | None:
 
 def environment_outcomes(config: Any) -> Iterator[Outcome]:
     """The outcomes of arguments of environments, which their kinds know."""
-    for path, task in tasks_of(config).items():
+    for path, task in played_in(config).items():
         for name, known in (_agent_outcomes if agent_of(task) else _argument_outcomes)(task):
             yield Outcome(f"{path}.environment.{name}", *known)
 
@@ -220,7 +220,7 @@ def unanswered(config: Any, known: Iterable[Outcome]) -> list[Outcome]:
 
 def _without(config: Any, known: Iterable[Outcome]) -> list[tuple[str, Any]]:
     paths = {outcome.path for outcome in known}
-    plays = any(map(is_played, tasks_of(config).values()))
+    plays = any(map(is_played, played_in(config).values()))
     fields = [(path, owner) for path, owner in _auto_fields(config) if path not in paths]
     return [(path, owner) for path, owner in fields if plays or not path.startswith("episode.")]
 
@@ -262,7 +262,7 @@ def model_outcomes(config: Any) -> Iterator[Outcome]:
         if setting(setting(config, "engine"), "decoder") == AUTO:
             proof = proof_before_loading(files.config, model.max_length)
             yield decoder_outcome(proof, images=_shows_images(config))
-        played = [task for task in tasks_of(config).values() if is_played(task)]
+        played = [task for task in played_in(config).values() if is_played(task)]
         if played and config.episode.tool_format == AUTO:
             yield tool_format_outcome(files.tokenizer, config.data.template_arguments)
 

@@ -79,7 +79,7 @@ def packages_are_installed(r: Resolved[Any]) -> Findings:
             used, (package, requirement) = True, PACKAGES_OF_KINDS[name, value]
         if used and importlib.util.find_spec(package) is None:
             yield entry.path, _missing(package, requirement)
-    for path, task in data_section.tasks_of(r.config).items():
+    for path, task in data_section.played_in(r.config).items():
         for package, requirement in (getattr(data_section.environment_class(task), "needs", {})).items():
             if importlib.util.find_spec(package) is None:
                 yield f"{path}.environment", _missing(package, requirement)
@@ -133,6 +133,8 @@ CHECKS: Sequence[Check] = (
     data_section.agents_can_play,
     data_section.only_rl_plays,
     data_section.environment_rewards_have_one,
+    data_section.sources_are_within_bounds,
+    data_section.sources_sample_alike,
     data_section.an_episode_has_room_for_a_turn,
     values_are_filled_in,
     model_section.model_can_compute,

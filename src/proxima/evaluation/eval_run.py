@@ -33,6 +33,7 @@ from proxima.model.files import model_files
 from proxima.model.pretrained import LoadedModel, without_progress_bars
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
+from proxima.rollout.sources import groups_by_source, rewards_by_source
 from proxima.system.atomic_files import atomic_writer, write_atomic
 from proxima.system.jsonl import dumps
 from proxima.system.machine import describe_environment, package_version
@@ -156,7 +157,8 @@ def run_eval(
             observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
             kept = _kept(answers, loaded, observer)
             earlier[name] = sum(completion.generated for group in kept for completion in group.completions)
-            with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
+            make = partial(config.runtime.rewards, compute=compute)
+            with closing(rewards_by_source(questions.sources, questions.rewards, make)) as rewards:
                 rewards.start()
                 log = folder / ENVIRONMENTS_LOG
                 evaluation = questions.evaluation(engine, rewards, now, observer.progress, log)
@@ -167,7 +169,8 @@ def run_eval(
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)
             outcome.seconds[name] = now() - start
-            table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
+            extract = answer_extractor(loaded.suite.rewards)
+            table = completions_table(groups, EVAL_UID, extract, questions.sources)
             with atomic_writer(folder / f"{name}.parquet") as file:
                 pq.write_table(table, file, compression="zstd")
             observer.suite_finished(name, facts[name], outcome.seconds[name])
@@ -239,8 +242,13 @@ def _prepare_folder(config: Any, folder: Path) -> None:
 def _suite_facts(config: Any, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The suite's part of result.json."""
     suite, questions, extract = loaded.suite, loaded.questions, answer_extractor(loaded.suite.rewards)
+    by_source = {
+        name: eval_metrics(of_source, samples=suite.samples, ks=ks, extract=extract, seed=config.seed)
+        for name, of_source in groups_by_source(suite.sources, groups).items()
+    }
     return {
         **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
+        **({"sources": by_source} if by_source else {}),
         "metric": config.eval.metric,
         "sampling": asdict(questions.groups.sampling),
         "system": config.data.system,

@@ -1,7 +1,7 @@
 """Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from proxima.rollout.episodes.figures import episode_metrics
 from proxima.rollout.episodes.played import EpisodeCallback
 from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
+from proxima.rollout.sources import SourceRewards, groups_by_source, player_by_source
+from proxima.task.mix import TaskSource
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 
@@ -27,9 +29,16 @@ class Evaluation(RolloutListener):
     """Held-out questions, with the engine, rewards and sampling by which they are answered and scored. Their uids
     differ from all uids of training, and so do the random draws. `progress` receives the number of answers so far."""
 
-    def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, progress: Progress) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        generator: GroupGenerator,
+        progress: Progress,
+        sources: Sequence[TaskSource] = (),
+    ) -> None:
         self.prompts, self.generator, self.progress = prompts, generator, progress
         self._before = 0
+        self.sources = sources
 
     async def groups(self, answered: Sequence[Group] = (), keep: Callable[[Group], None] | None = None) -> list[Group]:
         """A scored group for each question, in the order of the questions.
@@ -61,7 +70,8 @@ class HeldOutSet:
         prompts: those of these rows, without prompts that are too long.
         groups: how the answers are generated.
         name: empty for the main set of a run.
-        world: that of a task with an environment or tools, which the caller closes; None: answers are single turns.
+        sources: of its task, each with its own environment, rewards and sampling, if it has them.
+        worlds: of the sources that are played, by `world_path`; the caller closes them. Other answers are single turns.
     """
 
     rewards: Sequence[Any]
@@ -70,28 +80,48 @@ class HeldOutSet:
     prompts: list[Prompt]
     groups: GroupSpec
     name: str = ""
-    world: World | AgentWorld | None = None
+    sources: Sequence[TaskSource] = ()
+    worlds: Mapping[str, World | AgentWorld] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, source: PromptSource, limit: int, rewards: Sequence[Any], groups: GroupSpec, name: str) -> "HeldOutSet":
+    def of(
+        cls,
+        source: PromptSource,
+        limit: int,
+        rewards: Sequence[Any],
+        groups: GroupSpec,
+        name: str,
+        sources: Sequence[TaskSource] = (),
+    ) -> "HeldOutSet":
         """The set of the first `limit` rows of a source; 0: all rows."""
         count = min(limit or len(source.rows), len(source.rows))
         prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
         fitting = [prompt for prompt in prompts if prompt is not None]
-        return cls(rewards=rewards, rows=source.rows, count=count, prompts=fitting, groups=groups, name=name)
+        return cls(
+            rewards=rewards,
+            rows=source.rows,
+            count=count,
+            prompts=fitting,
+            groups=groups,
+            name=name,
+            sources=tuple(sources),
+        )
 
     def evaluation(
         self,
         engine: Engine,
-        rewards: RewardRunner,
+        rewards: RewardRunner | SourceRewards,
         now: Callable[[], float],
         progress: Progress,
         log: Path | None = None,
         on_episode: EpisodeCallback | None = None,
     ) -> Evaluation:
         """The evaluation of its prompts; `log` and `on_episode` are those of `World.player`."""
-        player = None if self.world is None else self.world.player(engine, log, on_episode)
-        return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress)
+        player = player_by_source(
+            self.sources, engine, lambda path: self.worlds[path].player(engine, log, on_episode), on_episode
+        )
+        generator = GroupGenerator(engine, rewards, self.groups, now, player)
+        return Evaluation(self.prompts, generator, progress, self.sources)
 
 
 def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -101,6 +131,18 @@ def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
         for name in names
     }
+
+
+SOURCE = "source/"  # before the name of a source and that of its figure
+
+
+def summary_by_source(sources: Sequence[TaskSource], groups: Sequence[Group]) -> dict[str, Any]:
+    """`summarise` of the groups of each source of a mix, as `source/NAME/metric`; empty for one task."""
+    parts = groups_by_source(sources, groups) if sources else {}
+    figures = {}
+    for name, of_source in parts.items():
+        figures |= {f"{SOURCE}{name}/{key}": value for key, value in summarise(of_source).items()}
+    return figures
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from proxima.data.json_reader import load_json
 from proxima.data.random import random_bits
 from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.intervals import Interval, Z, bootstrap_mean, wilson_interval
-from proxima.evaluation.results import EvalResult, QuestionResult, questions_sha
+from proxima.evaluation.results import OF_SUITE, EvalResult, QuestionResult, questions_sha
 
 Questions = Mapping[int, QuestionResult]
 Pairs = Sequence[tuple[QuestionResult, QuestionResult]]
@@ -76,10 +76,11 @@ def compare_results(
     for name, a, b in shared_suites(first, second):
         _check_same_questions(name, a, b)
         pairs = [(a[uid], b[uid]) for uid in a]
-        together += pairs
+        together += pairs if OF_SUITE not in name else []
         comparisons.append(_compared(name, pairs, metric or _default_metric(pairs), seed))
-    of_all = {comparison.metric for comparison in comparisons}
-    if len(comparisons) == 1 or len(of_all) > 1:
+    of_all = {comparison.metric for comparison in comparisons if OF_SUITE not in comparison.name}
+    suites = [comparison for comparison in comparisons if OF_SUITE not in comparison.name]
+    if len(suites) == 1 or len(of_all) > 1:
         return comparisons
     return [*comparisons, _compared("all", together, of_all.pop(), seed)]
 

@@ -23,10 +23,19 @@ from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima.rollout.generator import GroupSpec
 from proxima.rollout.pattern_checks import AnswerTexts
 from proxima.rollout.reward_checks import ReferenceAnswers
+from proxima.rollout.sources import (
+    played_prompts,
+    rows_by_source,
+    sampling_by_source,
+    sampling_of,
+    settings_of,
+    worlds_of,
+)
 from proxima.system.machine import set_compute_threads, usable_cores
 from proxima.task import TASKS
+from proxima.task.mix import TaskSource, sources_of
 from proxima.task.prompts import key_notes
-from proxima.task.protocol import Rows, is_played
+from proxima.task.protocol import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +52,7 @@ class EvalSuite:
     remedy: str = ""  # shown if the data is missing; empty: the error says enough
     given: bool = False  # the caller named the data: what is wrong with its content has a remedy of its own
     path: str = ""  # of the task in the recipe
+    sources: tuple[TaskSource, ...] = ()  # of the task; those of a mix may have their own rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +94,7 @@ def named_suite(
     return EvalSuite(
         name=suite.name,
         task=task,
+        sources=tuple(sources_of(task, "")),
         rewards=(REWARDS[suite.reward](),),
         sampling=Sampling(**settings),
         samples=samples,
@@ -122,7 +133,16 @@ def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
         limit=held_out.limit,
         data=str(vars(held_out.task).get("path") or name),
         path=f"{path}.task",
+        sources=_sources(f"{path}.task", held_out),
     )
+
+
+def _sources(path: str, held_out: Any) -> tuple[TaskSource, ...]:
+    """The sources of a set, whose own rewards those of the set replace."""
+    sources = sources_of(held_out.task, path)
+    if held_out.reward:
+        return tuple(replace(source, reward=(), reward_path="") for source in sources)
+    return tuple(sources)
 
 
 def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
@@ -145,7 +165,11 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
     if config.model.max_length is None:
         model, shorter = within_servers(model, {"engine": config.engine})
         data[0][2].extend(shorter)
-    samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
+    samplings = tuple(
+        dict.fromkeys(
+            sampling_of(source, suite.sampling, evaluates=True) for suite in suites for source in suite.sources
+        )
+    )
     needs = EngineRequirements(
         model=model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
     )  # no log-probs are read
@@ -158,7 +182,7 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
         questions = _questions(config, suite, rows, model)
         texts = AnswerTexts(
             tokenizer=model.tokenizer,
-            prompts=() if is_played(suite.task) else questions.prompts,
+            prompts=() if any(source.played for source in suite.sources) else questions.prompts,
             stop=suite.sampling.stop,
             stop_tokens=model.stop_tokens,
         )
@@ -169,16 +193,21 @@ def load_suites(config: Any, suites: Sequence[EvalSuite], ks: Sequence[int] = ()
         )
     warned = clock_notes(current_clock(), config.data.template_date)
     loaded = [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
-    played = {entry.suite.path: entry for entry in loaded if is_played(entry.suite.task)}
+    played = played_prompts(
+        {entry.suite.path: entry.suite.sources for entry in loaded},
+        {entry.suite.path: entry.questions.prompts for entry in loaded},
+    )
     if not played:
         return loaded
-    tasks = {path: entry.suite.task for path, entry in played.items()}
-    prompts = {path: entry.questions.prompts for path, entry in played.items()}
+    tasks = {path: source.play for path, (source, _) in played.items()}
+    prompts = {path: asked for path, (_, asked) in played.items()}
+    own = {path: settings_of(source, config.episode) for path, (source, _) in played.items() if source.episode}
     warned = []
 
-    worlds = make_worlds(tasks, prompts, model, Play.of(config), warned)
+    worlds = make_worlds(tasks, prompts, model, replace(Play.of(config), own=own), warned)
     loaded = [
-        replace(entry, questions=replace(entry.questions, world=worlds.get(entry.suite.path))) for entry in loaded
+        replace(entry, questions=replace(entry.questions, worlds=worlds_of(entry.suite.sources, worlds)))
+        for entry in loaded
     ]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
@@ -194,15 +223,24 @@ def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
         remedy = error.remedy if names_itself else suite.remedy
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
-    with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
-        return rows, config.data.answer_notes(rewards, [answers], config.seed)
+    if not any(source.reward for source in suite.sources):
+        with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
+            return rows, config.data.answer_notes(rewards, [answers], config.seed)
+    by_source, notes = rows_by_source(suite.sources, answers), list[str]()
+    for source in suite.sources:
+        if source.name in by_source:
+            specs = source.reward or suite.rewards
+            with closing(config.runtime.rewards(specs, workers=usable_cores())) as rewards:
+                notes += config.data.answer_notes(rewards, [by_source[source.name]], config.seed)
+    return rows, notes
 
 
 def _questions(config: Any, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
     sampling = replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1))
-    groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed)
+    of_prompt = sampling_by_source(suite.sources, sampling, evaluates=True)
+    groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed, sampling_by_prompt=of_prompt)
     source = config.data.prompt_source(rows, model, config.seed)
-    questions = HeldOutSet.of(source, suite.limit, suite.rewards, groups, suite.name)
+    questions = HeldOutSet.of(source, suite.limit, suite.rewards, groups, suite.name, suite.sources)
     if not questions.prompts:
         fits = f"none of the {questions.count} questions fits a context of {model.context} tokens"
         raise UserError(f"{suite.name}: {fits}; raise model.max_length")

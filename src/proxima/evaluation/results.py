@@ -24,9 +24,11 @@ from proxima.evaluation.headline import ACCURACY
 from proxima.evaluation.votes import Extract, canonical
 from proxima.system.damage import check_columns, reading
 from proxima.system.jsonl import utf8
+from proxima.task.mix import TaskSource, source_of
 
 FORMAT = "proxima evaluation 1"
 RESULT, ENVIRONMENT = "result.json", "environment.json"
+OF_SUITE = "/"  # between the name of a suite and that of a source of its questions
 NULL = "null: "  # marks a column that may be null, in COLUMNS
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "row": (pa.int64(), "of the data set, from 0"),
@@ -53,11 +55,16 @@ _FIELDS = [
     for name, (kind, doc) in COLUMNS.items()
 ]
 SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
+SOURCE = pa.field("source", pa.string(), metadata={"doc": "the source of the question; only of a mix"})
 EPISODE = pa.field("episode", pa.string(), metadata={"doc": "JSON: the messages, and how it ended; only of episodes"})
 
 
-def completions_table(groups: Sequence[Group], first_uid: int, extract: Extract | None) -> pa.Table:
-    """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
+def completions_table(
+    groups: Sequence[Group], first_uid: int, extract: Extract | None, sources: Sequence[TaskSource] = ()
+) -> pa.Table:
+    """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set, `sources`
+    are those of its task."""
+    mixed = any(source.name for source in sources)
     rows: list[dict[str, Any]] = []
     for group in groups:
         prompt = group.prompt
@@ -83,11 +90,13 @@ def completions_table(groups: Sequence[Group], first_uid: int, extract: Extract 
                 "error": None if score.error is None else utf8(score.error),
                 "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
                 "metadata": utf8(_json(dict(prompt.metadata))),
+                "source": source_of(sources, prompt.metadata).name if mixed else None,
                 "episode": None if completion.episode is None else completion.episode.to_json(),
             }
             rows.append(row)
     played = any(row["episode"] is not None for row in rows)
-    return pa.Table.from_pylist(rows, schema=SCHEMA.append(EPISODE) if played else SCHEMA)
+    schema = SCHEMA.append(SOURCE) if mixed else SCHEMA
+    return pa.Table.from_pylist(rows, schema=schema.append(EPISODE) if played else schema)
 
 
 def _json(value: Any) -> str:
@@ -111,6 +120,7 @@ class QuestionResult:
         answer: the reference answer, as JSON.
         correct: None if no reward decides, or the score is invalid.
         texts: the model's answers.
+        source: that of a mix; empty: the task is none.
         metrics: name → value for each sample, None if unknown: `reward`, `length`, `truncated`, each reward by its
             name, and for episodes `turns` and `calls`.
     """
@@ -120,6 +130,7 @@ class QuestionResult:
     correct: tuple[bool | None, ...]
     metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    source: str = ""
 
     def values(self, metric: str) -> tuple[float | None, ...]:
         """Return the values of the samples; all None for a metric that the question lacks."""
@@ -164,7 +175,7 @@ def read_result(path: str | Path) -> EvalResult:
             facts = load_json((place / RESULT).read_text(encoding="utf-8"))
             names = list({name: dict(suite) for name, suite in facts["suites"].items()})
         suites = {name: read_completions(place / f"{name}.parquet") for name in names}
-        return EvalResult(path=place, suites=suites, facts=facts)
+        return EvalResult(path=place, suites=with_sources(suites), facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem)):
         last = {_set_of(file): file for file in files if _step_of(file) == _step_of(files[-1])}
         return EvalResult(path=place, suites={name: read_completions(file) for name, file in last.items()})
@@ -173,6 +184,17 @@ def read_result(path: str | Path) -> EvalResult:
     begun = any(place.glob("*.parquet")) or any(place.glob("*/asked.json"))
     unfinished = " (the evaluation is unfinished: repeat its command, which goes on)" * begun
     raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+
+
+def with_sources(suites: Mapping[str, Mapping[int, QuestionResult]]) -> dict[str, dict[int, QuestionResult]]:
+    """The suites, each followed by the questions of each source of a mix, as `suite/source`."""
+    every: dict[str, dict[int, QuestionResult]] = {}
+    for name, questions in suites.items():
+        every[name] = dict(questions)
+        for uid, question in questions.items():
+            if question.source:
+                every.setdefault(f"{name}{OF_SUITE}{question.source}", {})[uid] = question
+    return every
 
 
 def _step_of(file: Path) -> int:
@@ -194,7 +216,7 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
         raise UserError(f"{file} does not exist", remedy=remedy)
     with reading(file, remedy, "an evaluation"):
         stored = pq.read_schema(file).names
-        columns += [name for name in ("parts", "length", "sampled", "episode") if name in stored]
+        columns += [name for name in ("parts", "length", "sampled", "source", "episode") if name in stored]
         table = pq.read_table(file, columns=columns, partitioning=None)
         check_columns(table, dict(zip(SCHEMA.names, SCHEMA, strict=True)))
         return _results(table.to_pylist())
@@ -212,7 +234,14 @@ def _results(rows: Sequence[dict[str, Any]]) -> dict[int, QuestionResult]:
         question, answer = samples[0]["question"], samples[0]["answer"]
         load_json(answer)  # which readers show
         texts = tuple(row["text"] for row in samples)
-        results[uid] = QuestionResult(question=question, answer=answer, correct=correct, metrics=values, texts=texts)
+        results[uid] = QuestionResult(
+            question=question,
+            answer=answer,
+            correct=correct,
+            metrics=values,
+            texts=texts,
+            source=samples[0].get("source") or "",
+        )
     return results
 
 

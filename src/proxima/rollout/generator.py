@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from proxima.data.flow import Completion, Group, Prompt, prompt_name
 from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.played import EpisodePlayer, with_group_prompt
+
+if TYPE_CHECKING:
+    from proxima.rollout.sources import SourceRewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +25,14 @@ class GroupSpec:
         completions: completions per prompt.
         seed: seed of the random draws, together with the prompt's uid and the sample number.
         greedy_baseline: generate and score one additional greedy completion, whose reward becomes `Group.baseline`.
+        sampling_by_prompt: returns the settings of a prompt; None: all prompts have `sampling`.
     """
 
     sampling: Sampling
     completions: int = 1
     seed: int = 0
     greedy_baseline: bool = False
+    sampling_by_prompt: Callable[[Prompt], Sampling] | None = None
 
     @property
     def size(self) -> int:
@@ -35,7 +41,8 @@ class GroupSpec:
 
     def requests(self, prompt: Prompt) -> list[Request]:
         """Return the engine requests of a prompt, by sample; the greedy one is the last."""
-        settings = [self.sampling] * self.completions + [greedy(self.sampling)] * self.greedy_baseline
+        sampling = self.sampling if self.sampling_by_prompt is None else self.sampling_by_prompt(prompt)
+        settings = [sampling] * self.completions + [greedy(sampling)] * self.greedy_baseline
         return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
 
 
@@ -82,7 +89,7 @@ class GroupGenerator:
     def __init__(
         self,
         engine: Engine,
-        rewards: RewardRunner,
+        rewards: "RewardRunner | SourceRewards",
         spec: GroupSpec,
         now: Callable[[], float],
         episodes: EpisodePlayer | None = None,

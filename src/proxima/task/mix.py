@@ -1,10 +1,11 @@
 """Several data sets combined into one, each with its share of the rows."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +17,58 @@ from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.task.held_out_part import Part
 from proxima.task.opening import open_tasks
 from proxima.task.overlaps import left_out, notes_of_rows, notes_of_sources
-from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, play_of, unusable_rows
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, is_played, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
 
+class Changes:
+    """Base of the fields of a source that replace those of a section; null keeps the section's value."""
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSampling(Changes):
+    """How the completions of a source are sampled, where it differs from the run's `sampling`."""
+
+    temperature: Annotated[float | None, "null: that of the run"] = None
+    top_k: Annotated[int | None, "null: that of the run"] = None
+    top_p: Annotated[float | None, "null: that of the run"] = None
+    min_p: Annotated[float | None, "null: that of the run"] = None
+    max_tokens: Annotated[int | None, "new tokens of a completion, or of a turn; null: that of the run"] = None
+    stop: Annotated[tuple[str, ...] | None, "null: those of the run"] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEpisode(Changes):
+    """Limits of the episodes of a source, where they differ from the run's `episode`."""
+
+    turns: Annotated[int | None, "messages of the model at most; null: as the run"] = None
+    tokens: Annotated[int | None, "tokens after the prompt at most; null: as the run"] = None
+    call_seconds: Annotated[float | None, "that a call may take; null: as the run"] = None
+    seconds: Annotated[float | None, "of its own that an episode may take; null: as the run"] = None
+    retries: Annotated[int | None, "restarts of an episode whose environment failed; null: as the run"] = None
+    workers: Annotated[int | None, "processes in which environments run; null: as the run"] = None
+    memory_mb: Annotated[int | None, "MiB that such a process may need; null: as the run"] = None
+
+
+NAME = re.compile(r"[A-Za-z0-9_.+-]+")  # of a source with settings of its own: a part of the names of metrics
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightedTask:
-    """A data set of a mix."""
+    """A data set of a mix, with its own environment and tools (those of its task), rewards, limits and sampling."""
 
-    name: Annotated[str, "what rows of this source have in the mix's `column`"]
-    task: Annotated[Any, Slot("proxima.task:TASKS"), "where its rows come from"]
+    name: Annotated[str, "what rows of this source have in the mix's `column`, and its name in metrics"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "where its rows come from, and what plays them"]
     weight: Annotated[float, "its share of the rows, relative to the other weights; > 0"] = 1.0
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "what scores its answers; none: the run's"] = ()
+    episode: Annotated[SourceEpisode | None, "limits of its episodes; null: the run's"] = None
+    sampling: Annotated[SourceSampling | None, "how its completions are sampled; null: as the run's"] = None
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip()), "name", self.name, "must not be empty")
@@ -38,8 +79,88 @@ SOURCES = Kinds({"source": "proxima.task.mix:WeightedTask"})
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSource:
+    """What one kind of prompts of a task is played with: all prompts of a task, or those of one source of a mix.
+
+    Args:
+        path: the dotted path of its task in the recipe, such as `task` or `task.tasks.2.task`.
+        name: that of the source, with the names of the mixes around it before it (`games/guess`); empty for a task
+            that is no mix.
+        task: where its rows come from.
+        labels: the columns, with their values, that rows of this source have.
+        play: its environment and tools; those of the mix around it if the source has none.
+        play_path: the dotted path of the task that says so.
+        reward: its own rewards; empty: the run's. reward_path: their dotted path.
+        episode, sampling: fields that replace those of the run, by name.
+    """
+
+    path: str
+    name: str
+    task: Any
+    play: Any
+    play_path: str
+    labels: tuple[tuple[str, str], ...] = ()
+    reward: tuple[Any, ...] = ()
+    reward_path: str = ""
+    episode: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """The dotted path of the source in the recipe, above its task."""
+        return self.path.removesuffix(".task")
+
+    @property
+    def world_path(self) -> str:
+        """The path of what plays it: one of a mix's environment is shared by the sources without limits of their own."""
+        return self.path if self.episode else self.play_path
+
+    @property
+    def played(self) -> bool:
+        """True if it has an environment or tools."""
+        return is_played(self.play)
+
+    def holds(self, metadata: Mapping[str, Any]) -> bool:
+        """True for the columns of a row of this source."""
+        return all(metadata.get(column) == name for column, name in self.labels)
+
+
+def sources_of(task: Any, path: str = "task", outer: TaskSource | None = None) -> list[TaskSource]:
+    """The sources of a task, those of mixes within a mix too; a task that is no mix is one source."""
+    outer = outer or TaskSource(path=path, name="", task=task, play=task, play_path=path)
+    if not isinstance(task, Mix):
+        return [outer]
+    found = []
+    for i, source in task.sources.items():
+        place = f"{path}.tasks.{i}"
+        own_play = is_played(source.task)
+        inner = TaskSource(
+            path=f"{place}.task",
+            name=f"{outer.name}/{source.name}".removeprefix("/"),
+            task=source.task,
+            labels=(*outer.labels, (task.column, source.name)),
+            play=source.task if own_play else outer.play,
+            play_path=f"{place}.task" if own_play else outer.play_path,
+            reward=tuple(source.reward) or outer.reward,
+            reward_path=f"{place}.reward" if source.reward else outer.reward_path,
+            episode={**outer.episode, **(source.episode.changed() if source.episode else {})},
+            sampling={**outer.sampling, **(source.sampling.changed() if source.sampling else {})},
+        )
+        found += sources_of(source.task, inner.path, inner)
+    return found
+
+
+def source_of(sources: Sequence[TaskSource], metadata: Mapping[str, Any]) -> TaskSource:
+    """The source that a row with these columns is of."""
+    return next(source for source in sources if source.holds(metadata))
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mix(PlayedTask):
-    """Rows of several tasks, each with a share according to its weight.
+    """Rows of several tasks, each with a share according to its weight, and with its own way of being played.
+
+    A source may have its own environment and tools (in its `task`), rewards, limits of episodes and sampling; where it
+    has none, those of the mix or of the run apply.
 
     The mix is a data set of `size` rows. A source has `size x weight / sum of the weights` of them, rounded so that the
     numbers add up: all its rows as often as they fit, and for the rest some of them, drawn by the run's seed. Sources
@@ -50,7 +171,9 @@ class Mix(PlayedTask):
     warning names sources that train on questions of that part.
 
     Args:
-        tasks: the sources, each `{name, weight, task}`.
+        tasks: the sources, each `{name, weight, task}`, and `reward`, `episode`, `sampling` where they are its own.
+        weights: what the weights are relative to: `share`, of the mix's rows, or `row`, each row of a source, so that
+            equal weights give every row of every source equally often.
         size: rows of the mix; null: the smallest number with every row of every source.
         column: a column added to each row with the name of its source, which a reward function can request.
         part: the rows: `train`, or those that the sources have `held_out`.
@@ -61,6 +184,7 @@ class Mix(PlayedTask):
     tasks: Annotated[tuple[Any, ...], Slot("proxima.task.mix:SOURCES", many=True, default="source"), "the sources"]
     size: int | None = None
     column: str = "source"
+    weights: Literal["share", "row"] = "share"
     part: Part = "train"
 
     def __post_init__(self) -> None:
@@ -69,10 +193,11 @@ class Mix(PlayedTask):
         require(len(names) > 0, "tasks", names, "must name at least one source")
         require(len(set(names)) == len(names), "tasks", names, "must have different names")
         require(self.size is None or self.size >= 1, "size", self.size, "must be >= 1")
+        require(self.weights in ("share", "row"), "weights", self.weights, "must be 'share' or 'row'")
         for i, source in enumerate(self.tasks):
-            for name, value in vars(play_of(source.task)).items():
-                remedy = f"set {name} of the mix"
-                require(not value, f"tasks.{i}.task.{name}", value, "is not read in a mix", remedy=remedy)
+            bound = "must be letters, digits and _ . + -, because its figures are named after it"
+            own = source.reward or source.episode or source.sampling or is_played(source.task)
+            require(not own or bool(NAME.fullmatch(source.name)), f"tasks.{i}.name", source.name, bound)
         require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
         if self.part == "held_out":
             remedy = "set held_out of a source to the share of its questions, such as 0.1"
@@ -104,12 +229,16 @@ class Mix(PlayedTask):
             about=self._about(parts, counts),
             left_out=tuple(left for rows in parts for left in left_out(rows)),
             notes=self._notes(names, parts),
+            sources=_leaves(source, index, parts),
         )
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
         """Return the number of rows in the mix from each source; `sizes` are the sources' own numbers of rows."""
-        total = sum(source.weight for source in self.tasks)
-        shares = [source.weight / total for source in self.tasks]
+        weights = [source.weight for source in self.tasks]
+        if self.weights == "row":
+            weights = [weight * rows for weight, rows in zip(weights, sizes, strict=True)]
+        total = sum(weights)
+        shares = [weight / total for weight in weights]
         needed = max(math.ceil(rows / share - 1e-9) for rows, share in zip(sizes, shares, strict=True))
         size = needed if self.size is None else self.size
         if size > MOST_ROWS:
@@ -155,6 +284,26 @@ class Mix(PlayedTask):
         require(self.column not in row.metadata, "column", self.column, f"is a column of {name} already", remedy=remedy)
         metadata: Mapping[str, Any] = {**row.metadata, self.column: name}
         return replace(row, metadata=metadata)
+
+
+def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence[Rows]) -> NDArray[np.int64]:
+    """[rows] a number for the source of each row: rows of one source, and of one source of a mix within it, have the
+    same."""
+    numbers, first = np.zeros(len(source), np.int64), 0
+    for i, rows in enumerate(parts):
+        own = source == i
+        inner = rows.sources if isinstance(rows, MappedRows) else None
+        below = np.zeros(len(rows), np.int64) if inner is None else np.asarray(inner)
+        numbers[own] = first + below[index[own]]
+        first += int(below.max(initial=0)) + 1
+    return numbers
+
+
+def first_of_each(sources: Sequence[int], most: int) -> list[int]:
+    """The numbers of the first rows of each source of a mix, at most `most` of each; `sources` as in `MappedRows`."""
+    column = np.asarray(sources)
+    rows = [np.flatnonzero(column == source)[:most] for source in np.unique(column)]
+    return sorted(map(int, np.concatenate(rows)))
 
 
 def held_out_part(task: Any) -> Any | None:

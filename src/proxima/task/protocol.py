@@ -1,6 +1,6 @@
 """The protocol of tasks: numbered lists of rows, each with messages and an answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,6 +58,7 @@ class MappedRows:
         about: what they are of, for people: the part of a data set, or the shares of a mix; empty: all rows of a task.
         left_out: the rows that are held out from these, of one task or of the sources of a mix.
         notes: warnings about them.
+        sources: the number of the source of each row of a mix, without those of mixes within it; None: no mix.
     """
 
     items: Any
@@ -67,6 +68,7 @@ class MappedRows:
     about: str = ""
     left_out: "tuple[Rows, ...]" = ()
     notes: tuple[str, ...] = ()
+    sources: Sequence[int] | None = None
 
     def __len__(self) -> int:
         return len(self.items)

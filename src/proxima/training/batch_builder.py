@@ -17,7 +17,7 @@ from proxima.core.selection.dropping import DropUniformGroups
 from proxima.core.selection.protocol import select
 from proxima.data import NotFiniteError, UserError
 from proxima.data.columns import Bools, Floats
-from proxima.data.flow import REPAIR, Completion, Group, Key, prompt_name
+from proxima.data.flow import REPAIR, Completion, Group, Key, Prompt, prompt_name
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -170,7 +170,8 @@ class BatchBuilder:
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
     echo: Mapping[str, float] = field(default_factory=dict)  # role → weight of its observations in `Echo`; empty: off
-    turn_weight: float = 0.0  # of the environment's reward in the score; each turn pays its reward at its last token
+    # of the environment's reward in the score of a prompt; each turn pays its reward at its last token
+    turn_weight: Callable[[Prompt], float] = lambda prompt: 0.0
 
     def state(self) -> dict[str, Any]:
         """The state to store in a checkpoint."""
@@ -266,8 +267,10 @@ class BatchBuilder:
         if not scored or not (self.advantage.per_token or self.reward_kl is not None):
             return outcomes, items, {}
 
+        weights = {group.prompt.uid: self.turn_weight(group.prompt) for group in groups}
+        turn_weights = [weights[each.completion.prompt_uid] for each in scored]
         credit = TokenCredit(
-            advantage=self.advantage, reward_kl=self.reward_kl, turn_weight=self.turn_weight, fill=self.fill
+            advantage=self.advantage, reward_kl=self.reward_kl, turn_weights=turn_weights, fill=self.fill
         )
         return credit.pay(scored, outcomes, items)
 

@@ -80,12 +80,12 @@ class EpisodeTokens:
     Args:
         batch: the paths.
         episodes: the contributions to which they belong.
-        turn_weight: the weight of the turns' rewards in the score.
+        turn_weights: the weight of the turns' rewards in the score of each episode; empty: they have none.
     """
 
     batch: PackedBatch
     episodes: Sequence[Contribution]
-    turn_weight: float = 0.0
+    turn_weights: Sequence[float] = ()
 
     @cached_property
     def ends(self) -> list[int]:
@@ -162,13 +162,14 @@ class EpisodeTokens:
         episode's last loss token, because the score already contains it. The rewards of an episode's tokens thus add up
         to its score. A turn without tokens is paid at the end. None: no turn has a reward."""
         last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
-        if not any(self.turn_weight * turn.reward for turn in last.values()):
+        weights = self.turn_weights or [0.0] * len(self.episodes)
+        if not any(weights[i] * turn.reward for (i, _), turn in last.items()):
             return None
         paid = torch.zeros(len(self.batch.loss_mask), dtype=torch.float64)
         end = {i: turn.places[-1] for (i, _), turn in last.items()}
         for (i, _), turn in last.items():
-            paid[turn.places[-1]] += self.turn_weight * turn.reward
-            paid[end[i]] -= self.turn_weight * turn.reward
+            paid[turn.places[-1]] += weights[i] * turn.reward
+            paid[end[i]] -= weights[i] * turn.reward
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
@@ -208,7 +209,7 @@ class TokenCredit:
 
     advantage: Any
     reward_kl: RewardKl | None
-    turn_weight: float
+    turn_weights: Sequence[float]  # of the scored contributions
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]]
 
     def pay(
@@ -225,7 +226,7 @@ class TokenCredit:
             needs |= {"proximal_log_prob", "reference_log_prob"}
         keys = {path.key for completion in scored for path in completion.paths}
         filled = self.fill([item for item in items if item.key in keys], needs)
-        tokens = EpisodeTokens(pack(filled), scored, self.turn_weight)
+        tokens = EpisodeTokens(pack(filled), scored, self.turn_weights)
         reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
         columns: dict[str, Tensor] = {}
         if self.reward_kl is not None:

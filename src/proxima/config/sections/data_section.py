@@ -13,7 +13,7 @@ from proxima.config.problems import require_at_least
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import ModelConfig, model_problem
 from proxima.config.tree import Source, node_of
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, UserError, require, within
 from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
@@ -29,10 +29,12 @@ from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.pattern_checks import AnswerTexts, call_notes
 from proxima.rollout.reward_checks import ReferenceAnswers, validate_answers
+from proxima.rollout.sources import sampling_of, settings_of
 from proxima.system.user_modules import user_module_file
 from proxima.task import TASKS
 from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
+from proxima.task.mix import TaskSource, sources_of
 from proxima.task.prompts import Cursor, PromptSource
 from proxima.task.protocol import Rows, is_played
 from proxima.task.question_pool import PooledQuestions, QuestionPool
@@ -114,16 +116,52 @@ def tasks_of(config: Any) -> dict[str, Any]:
     return {"task": task} | {f"{path}.task": held_out.task for path, held_out in sets.items()}
 
 
+def sources_in(config: Any) -> dict[str, list[TaskSource]]:
+    """The sources of each task of `tasks_of`, those of mixes one by one."""
+    return {path: sources_of(task, path) for path, task in tasks_of(config).items()}
+
+
+def played_in(config: Any) -> dict[str, Any]:
+    """What plays the tasks of a config, by the dotted path of the task that says so: a task itself, a source of a mix,
+    or the mix whose environment its sources share; tasks that are not played too."""
+    return {source.play_path: source.play for sources in sources_in(config).values() for source in sources}
+
+
+def sampling_settings(config: Any) -> dict[str, Sampling]:
+    """How training completions are sampled, by the dotted path of the section that says so."""
+    samplings = {"sampling": config.sampling}
+    for source in sources_of(config.task):
+        with within(f"{source.place}.sampling"):
+            samplings[f"{source.place}.sampling"] = sampling_of(source, config.sampling)
+    return {path: each for path, each in samplings.items() if path == "sampling" or each != config.sampling}
+
+
+def own_limits(config: Any) -> dict[str, EpisodeSettings]:
+    """The limits of episodes of the sources that have their own, by the path of what plays them."""
+    sources = [source for of_task in sources_in(config).values() for source in of_task if source.episode]
+    limits = {}
+    for source in sources:
+        with within(f"{source.place}.episode"):
+            limits[source.world_path] = settings_of(source, config.episode)
+    return limits
+
+
 def limits_of(config: Any) -> dict[str, int]:
     """The number of rows of each evaluation, 0: all, by the dotted paths of their tasks."""
     return {f"{path}.task": held_out.limit for path, held_out in config.eval.all_sets.items()}
 
 
 def scorers_of(r: Resolved[Any], reward: Sequence[Any]) -> dict[str, tuple[str, Sequence[Any]]]:
-    """The rewards that score the answers to each task of `tasks_of`, with the dotted path of their list."""
+    """The rewards that score the answers to each source of the tasks, by its path, with the dotted path of their
+    list."""
     sets = r.get("eval.all_sets") or {}
     own = {f"{path}.task": (f"{path}.reward", held_out.reward) for path, held_out in sets.items() if held_out.reward}
-    return dict.fromkeys(tasks_of(r.config), ("reward", reward)) | own
+    scorers = {}
+    for path, sources in sources_in(r.config).items():
+        for source in sources:
+            of_source = (source.reward_path, source.reward) if source.reward else ("reward", reward)
+            scorers[source.path] = own.get(path, of_source)
+    return scorers
 
 
 def world_of(task: Any, part: Literal["environment", "tools"]) -> Any:
@@ -148,7 +186,7 @@ def environment_class(task: Any) -> type | None:
 def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> list[str]:
     """Warnings of a run that generates: patterns of rewards that no answer can match, and stop strings that end a turn
     within its tool calls. `prompts` are some of those of the task."""
-    played = is_played(config.task)
+    played = any(source.played for source in sources_of(config.task))
     texts = AnswerTexts(
         tokenizer=model.tokenizer,
         prompts=() if played else prompts,  # the text is that of the last turn
@@ -161,7 +199,8 @@ def text_notes(config: Any, model: UnloadedModel, prompts: Sequence[Prompt]) -> 
         if spec.reward or sampling.stop != config.sampling.stop:
             own = replace(texts, prompts=(), stop=sampling.stop, name=f"{path}.sampling.stop")
             notes += own.notes(spec.reward or config.reward, f"{path}.reward")
-    if config.sampling.stop and (world_of(config.task, "tools") or agent_of(config.task)):
+    plays = [source.play for source in sources_of(config.task)]
+    if config.sampling.stop and any(world_of(play, "tools") or agent_of(play) for play in plays):
         with suppress(UserError):  # said where the world is built
             named = config.episode.tool_format
             arguments = config.data.template_arguments
@@ -186,8 +225,13 @@ def role_metric_names(task: Any) -> set[str]:
 
 
 def roles_of(task: Any) -> Sequence[str]:
-    """The roles that a task's agent declares in the recipe, or has by itself; most have none."""
-    given = agent_of(task)
+    """The roles that a task's agent declares in the recipe, or has by itself, or the agents of the sources of a mix; most
+    have none."""
+    return list(dict.fromkeys(role for source in sources_of(task) for role in _roles_of_agent(source.play)))
+
+
+def _roles_of_agent(play: Any) -> Sequence[str]:
+    given = agent_of(play)
     roles = given.get("roles")
     if isinstance(roles, list | tuple):
         return roles
@@ -203,9 +247,7 @@ def roles_of(task: Any) -> Sequence[str]:
 
 def data_files_exist(r: Resolved[Any]) -> Findings:
     """Data files and prepared data that a task names must exist."""
-    for slot, task in tasks_of(r.config).items():
-        if slot == "task" and r.get("rollouts"):  # a replay reads no training questions
-            continue
+    for slot, task in _tables_of(r.config, replayed=bool(r.get("rollouts"))):
         if TASKS.holds(task, "prepared") and (missing := task.missing()):
             yield f"{slot}.path", missing
         for name, value in vars(task).items() if task is not None else ():
@@ -217,10 +259,17 @@ def data_files_exist(r: Resolved[Any]) -> Findings:
                     yield f"{slot}.{name}", f"no such file; {f'make it: {make}' if make else remedy}"
 
 
+def _tables_of(config: Any, *, replayed: bool) -> Iterator[tuple[str, Any]]:
+    """The tasks whose rows are read, those of the sources of a mix; a replay reads no training questions."""
+    for path, sources in sources_in(config).items():
+        if path != "task" or not replayed:
+            yield from ((source.path, source.task) for source in sources)
+
+
 def agents_are_specified(r: Resolved[Any]) -> Findings:
     """An environment must be known, and the fields of an agent, and of its sandbox, have values of their types, within
     their bounds."""
-    for path, task in tasks_of(r.config).items():
+    for path, task in played_in(r.config).items():
         given = world_of(task, "environment")
         kind = given.get("kind") if isinstance(given, Mapping) else given
         try:
@@ -233,7 +282,7 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
 
 def agents_can_play(r: Resolved[Any]) -> Findings:
     """What an agent needs must be there, such as the environment of another library in its interpreter."""
-    for path in tasks_of(r.config):
+    for path in played_in(r.config):
         agent, problems = _agent(r, path)
         if agent is not None and not problems:
             try:
@@ -244,7 +293,7 @@ def agents_can_play(r: Resolved[Any]) -> Findings:
 
 def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:
     """A task's agent, None if there is none or if its fields have problems, and these, by the names of the recipe."""
-    task = tasks_of(r.config)[path]
+    task = played_in(r.config)[path]
     if not (given := agent_of(task)):
         return None, []
     cls: Any = agent_class(given["kind"])
@@ -276,7 +325,7 @@ def only_rl_plays(r: Resolved[Any]) -> Findings:
     """Refuse environments and tools in a run on a fixed data set, which generates nothing."""
     if "episode" in type(r.config).__dataclass_fields__:
         return
-    for path, task in tasks_of(r.config).items():
+    for path, task in played_in(r.config).items():
         for part in WORLD:
             if world_of(task, part):
                 yield f"{path}.{part}", "has no effect in a run on a fixed data set; remove it, or use proxima train"
@@ -286,10 +335,10 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
     """A reward from an environment needs a task with one: it can't score a single answer."""
     if r.get("episode") is None:
         return
-    tasks = tasks_of(r.config)
+    plays = {source.path: source.play for sources in sources_in(r.config).values() for source in sources}
     for path, (place, specs) in scorers_of(r, reward).items():
         for i, spec in enumerate(specs):
-            task = tasks[path]
+            task = plays[path]
             if task is not None and REWARDS.holds(spec, "environment") and not world_of(task, "environment"):
                 message = f"takes its score from an environment, and {path} has none"
                 yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"
@@ -297,10 +346,56 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
 
 def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling: Sampling) -> Findings:
     """The tokens of an episode must be enough for one turn."""
-    played = any(world_of(task, part) for part in WORLD)
-    if played and episode.tokens is not None and episode.tokens < sampling.max_tokens:
-        message = f"is less than one turn may have, sampling.max_tokens={sampling.max_tokens}"
-        yield "episode.tokens", f"{message}; raise it, or lower sampling.max_tokens"
+    for source in sources_of(task):
+        try:
+            limits, of_turn = settings_of(source, episode), sampling_of(source, sampling)
+        except FieldError:  # reported by `sources_are_within_bounds`
+            continue
+        if source.played and limits.tokens is not None and limits.tokens < of_turn.max_tokens:
+            own = f"{source.place}." if source.name else ""
+            place = f"{own if 'tokens' in source.episode else ''}episode.tokens"
+            length = f"{own if 'max_tokens' in source.sampling else ''}sampling.max_tokens"
+            message = f"is less than one turn may have, {length}={of_turn.max_tokens}"
+            yield place, f"{message}; raise it, or lower {length}"
+
+
+def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
+    """The settings of the sources of a mix have the bounds of the sections whose values they replace, and have an
+    effect: an evaluation and a run on a fixed data set do not read all of them."""
+    generates = r.get("episode") is not None
+    for task, sources in sources_in(r.config).items():
+        for source in sources:
+            if not generates and (source.reward or source.episode or source.sampling):
+                part = next(name for name in ("reward", "episode", "sampling") if getattr(source, name))
+                yield f"{source.place}.{part}", "has no effect in a run on a fixed data set; remove it"
+                continue
+            if source.episode and not source.played:
+                remedy = f"set {source.path}.environment or {source.path}.tools, or remove it"
+                yield f"{source.place}.episode", f"limits episodes, and this source has none; {remedy}"
+            samples: Any = r.get("sampling") or Sampling()
+            for section, of_run, apply in (
+                ("sampling", samples, sampling_of),
+                ("episode", r.get("episode"), settings_of),
+            ):
+                try:
+                    apply(source, of_run) if getattr(source, section) else None
+                except FieldError as error:
+                    yield f"{source.place}.{section}.{error.field}", error.requirement
+            if task == "task" and source.sampling.get("temperature") == 0:
+                message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
+                yield f"{source.place}.sampling.temperature", message
+
+
+def sources_sample_alike(task: Any, sampling: Sampling, algorithm: Any) -> Findings:
+    """Where the behavior policy is the truncated distribution, a batch has sampling masks for all tokens or for none."""
+    if algorithm.behavior != "sampled":
+        return
+    for source in sources_of(task):
+        with suppress(FieldError):  # reported by `sources_are_within_bounds`
+            if sampling_of(source, sampling).truncates != sampling.truncates:
+                message = "truncates the distribution for some sources only, and algorithm.behavior=sampled needs all"
+                remedy = "truncate in all of them, or set algorithm.behavior=untruncated"
+                yield f"{source.place}.sampling", f"{message}; {remedy}"
 
 
 def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:

@@ -44,6 +44,7 @@ from proxima.model.pretrained import (
 from proxima.model.proof import proof_before_loading
 from proxima.model.scalar_model import scalar_config
 from proxima.system.user_files import shown_path
+from proxima.task.mix import sources_of
 from proxima.training import OPTIMIZERS
 
 MODELS = ("model.path", "critic.path", "algorithm.distillation.path")
@@ -229,6 +230,11 @@ def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
         if sampling is not None and sampling.max_tokens >= limit:
             message = f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
             yield f"{path}.max_tokens", message
+    for source in sources_of(r.get("task")):
+        length = source.sampling.get("max_tokens", 0)
+        if length >= limit:
+            message = f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
+            yield f"{source.place}.sampling.max_tokens", message
 
 
 def has_score(path: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,24 @@ class Play:
         system: the system prompt of rows without one; None: none.
         arguments: those of the chat template.
         seed: that of the trial episodes.
+        own: the limits of episodes that differ from `settings`, by the path of their task.
     """
 
     settings: EpisodeSettings
     system: str | None
     arguments: Mapping[str, Any]
     seed: int
+    own: Mapping[str, EpisodeSettings] = field(default_factory=dict)
 
     @classmethod
     def of(cls, config: Any) -> "Play":
         """The settings of play in a config."""
         data = config.data
         return cls(settings=config.episode, system=data.system, arguments=data.template_arguments, seed=config.seed)
+
+    def of_task(self, path: str) -> "Play":
+        """The settings of play of the task of a path."""
+        return replace(self, settings=self.own.get(path, self.settings))
 
 
 class World:
@@ -137,37 +143,45 @@ def make_worlds(
     Raises:
         FieldError: an environment, a tool or the chat template can't be used; the processes are stopped.
     """
-    shared: list[AnyHosts] = []
+    shared: list[tuple[AnyHosts, tuple[Any, ...]]] = []
     worlds: dict[str, World | AgentWorld] = {}
     try:
         for path, task in tasks.items():
             with within(path):
-                spec = _spec(task)
+                spec, of_task = _spec(task), play.of_task(path)
                 if isinstance(task, PlayedTask):
                     task.prepare()
                 if agent_class(spec.kind) is not None:
-                    worlds[path] = AgentWorld(play, spec, model)
+                    worlds[path] = AgentWorld(of_task, spec, model)
                     continue
-                hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
+                processes = _processes_of(of_task.settings)
+                hosts = next((made for made, of in shared if made.spec == spec and of == processes), None)
                 if hosts is None:
-                    hosts = _hosts_of(spec, play.settings)
-                    shared.append(hosts)
+                    hosts = _hosts_of(spec, of_task.settings)
+                    shared.append((hosts, processes))
                     if hosts.interface.plays:
-                        _require_no_sandbox(spec, play.settings)
+                        _require_no_sandbox(spec, of_task.settings)
                         hosts.close()
-                        worlds[path] = AgentWorld(play, spec, model)
+                        worlds[path] = AgentWorld(of_task, spec, model)
                         continue
                     notes += hosts.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = world = World(play, hosts, model)
+                worlds[path] = world = World(of_task, hosts, model)
                 notes += _unseen_tools(prompts[path], path)
                 notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
-        for made in (*shared, *worlds.values()):
-            made.close()
+        for hosts, _ in shared:
+            hosts.close()
+        for world in worlds.values():
+            world.close()
         raise
     return worlds
+
+
+def _processes_of(settings: EpisodeSettings) -> tuple[Any, ...]:
+    """The settings of the worker processes of an environment."""
+    return settings.workers, settings.call_seconds, settings.memory_mb, settings.sandbox
 
 
 def _hosts_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> AnyHosts:

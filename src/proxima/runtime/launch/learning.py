@@ -1,8 +1,9 @@
 """Builds the learner from a config: the optimizer, the loss, the batches, the critic, and the forward passes before the
 update, of recomputed, frozen and other policies."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from proxima.config.sections.train_section import OptimizationConfig, TrainConfi
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import FieldError, renamed
+from proxima.data.flow import Prompt
 from proxima.engine.engine_selection import EngineSelection
 from proxima.engine.local.local_engine import Local
 from proxima.engine.protocol import close_engine
@@ -31,6 +33,7 @@ from proxima.model.scalar_model import make_value_head
 from proxima.reward import REWARDS
 from proxima.reward.base import as_reward
 from proxima.runtime.launch.run_data import REFERENCE, TEACHER
+from proxima.task.mix import TaskSource, source_of, sources_of
 from proxima.training.batch_builder import BatchBuilder
 from proxima.training.checkpoint import CRITIC, VALUE_HEAD
 from proxima.training.critic import Critic, ValueHead, ValueObjective, ValueStage
@@ -162,16 +165,28 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
-        rewards=[as_reward(reward).label for reward in config.reward],
+        rewards=list(dict.fromkeys(as_reward(reward).label for reward in training_rewards(config))),
         fill=learner.fill,
         reward_kl=reward_kl,
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         echo={} if algorithm.echo is None else algorithm.echo.roles,
-        turn_weight=sum(
-            reward.weight for reward in map(as_reward, config.reward) if REWARDS.holds(reward, "environment")
-        ),
+        turn_weight=partial(turn_weight, sources_of(config.task), config.reward),
     )
+
+
+def training_rewards(config: RunConfig) -> list[Any]:
+    """The rewards that score training completions: those of the run, unless every source has its own, and those of the
+    sources."""
+    sources = sources_of(config.task)
+    rewards = [] if all(source.reward for source in sources) else list(config.reward)
+    return [*rewards, *(spec for source in sources for spec in source.reward)]
+
+
+def turn_weight(sources: Sequence[TaskSource], rewards: Sequence[Any], prompt: Prompt) -> float:
+    """The weight of the environment's reward in the score of a prompt's completions."""
+    specs = source_of(sources, prompt.metadata).reward or rewards
+    return sum(reward.weight for reward in map(as_reward, specs) if REWARDS.holds(reward, "environment"))
 
 
 # ---- the critic ------------------------------------------------------------------------------------------------------

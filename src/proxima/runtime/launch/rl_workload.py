@@ -28,6 +28,7 @@ from proxima.rollout.collector import BatchCollector, Collector, Pending, Refill
 from proxima.rollout.episodes.settings import ENVIRONMENTS_LOG
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.rollout.prompt_limits import InFlightLimit
+from proxima.rollout.sources import player_by_source, rewards_by_source, sampling_by_source
 from proxima.runtime.launch.learning import make_batch_builder, make_learner
 from proxima.runtime.launch.run_data import RunData, load_run_data
 from proxima.runtime.loop.controller import Controller
@@ -43,6 +44,7 @@ from proxima.runtime.state.replay import ReplayCollector, rollouts_sha
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.state.summary import algorithm_name, run_info
 from proxima.runtime.watch.observer import RunInfo
+from proxima.task.mix import sources_of
 from proxima.task.prompts import PromptSource
 from proxima.training.checkpoint import NEXT_POLICY, Checkpoint
 from proxima.training.learner import Learner
@@ -184,11 +186,13 @@ def make_generator(
     services.opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
-    rewards = make_rewards(config, config.reward, services.compute, store.folder.path)
+    make = partial(make_rewards, config, compute=services.compute, folder=store.folder.path)
+    rewards = rewards_by_source(data.sources, config.reward, make)
     services.opened.callback(rewards.close)
-    player = None
-    if data.world is not None:
-        player = data.world.player(executor, store.folder.path / ENVIRONMENTS_LOG, store.activity.played)
+    log, on_played = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
+    player = player_by_source(
+        data.sources, executor, lambda path: data.worlds[path].player(executor, log, on_played), on_played
+    )
     return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
 
 
@@ -199,6 +203,7 @@ def training_groups(config: RunConfig) -> GroupSpec:
         completions=config.train.completions_per_prompt,
         seed=config.seed,
         greedy_baseline=needs_baseline(config.algorithm.advantage),
+        sampling_by_prompt=sampling_by_source(sources_of(config.task), config.sampling),
     )
 
 
@@ -271,8 +276,9 @@ def make_evaluations(
     log, on_played = store.folder.path / ENVIRONMENTS_LOG, store.activity.played
     for name, held_out in sets.items():
         rewards = training.rewards
-        if held_out.rewards:
-            rewards = make_rewards(config, held_out.rewards, services.compute, store.folder.path)
+        if held_out.rewards or any(source.reward for source in (*held_out.sources, *data.sources)):
+            make = partial(make_rewards, config, compute=services.compute, folder=store.folder.path)
+            rewards = rewards_by_source(held_out.sources, held_out.rewards or config.reward, make)
             services.opened.callback(rewards.close)
         evaluations[name] = held_out.evaluation(training.engine, rewards, training.now, progress, log, on_played)
     return evaluations

@@ -1,9 +1,9 @@
 """The data of a run before its weights are loaded: training prompts, held-out prompts, warnings; and what its models
 and engines must meet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,15 @@ from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
 from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
-from proxima.config.sections.data_section import few_questions_note, limits_of, tasks_of, text_notes
+from proxima.config.sections.data_section import (
+    few_questions_note,
+    limits_of,
+    own_limits,
+    sampling_settings,
+    sources_in,
+    tasks_of,
+    text_notes,
+)
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage.protocol import needs_baseline
@@ -25,14 +33,16 @@ from proxima.model.pretrained import UnloadedModel, read_auxiliary_model
 from proxima.rollout.episodes.worlds import AgentWorld, Play, World, make_worlds
 from proxima.rollout.generator import greedy
 from proxima.rollout.reward_checks import PROMPTS, ReferenceAnswers, try_rewards
+from proxima.rollout.sources import played_prompts, rows_by_source, sampling_by_source, sampling_of, worlds_of
 from proxima.runtime.placement.launcher import is_first, placed_engine, starts_later
 from proxima.runtime.resume.changes import check_replayed_rewards
 from proxima.runtime.state.replay import StoredRollouts, stored_rollouts
 from proxima.system.machine import set_compute_threads, usable_cores
+from proxima.task.mix import TaskSource, first_of_each, source_of, sources_of
 from proxima.task.opening import open_tasks
 from proxima.task.overlaps import overlap_notes
 from proxima.task.prompts import PromptSource, key_notes
-from proxima.task.protocol import Rows, is_played
+from proxima.task.protocol import MappedRows, Rows
 
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
@@ -49,7 +59,8 @@ class RunData:
     held_out: list[HeldOutSet]
     engines: dict[str, EngineSelection]  # of the run, by their paths in the config
     notes: list[str]
-    world: World | AgentWorld | None = None  # of the training task
+    sources: Sequence[TaskSource] = ()  # of the training task
+    worlds: Mapping[str, World | AgentWorld] = field(default_factory=dict)  # of its sources, by `world_path`
     chosen: Sequence[Outcome] = ()  # what `auto` has become by the data and the tokenizer
     images: ImageStore | None = None  # that prompts show
 
@@ -61,9 +72,13 @@ class RunData:
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
-        for world in (self.world, *(held_out.world for held_out in self.held_out)):
-            if world is not None:
+        for worlds in (self.worlds, *(held_out.worlds for held_out in self.held_out)):
+            for world in worlds.values():
                 world.close()
+
+    def world_of(self, prompt: Prompt) -> World | AgentWorld | None:
+        """What plays a training prompt; None: the engine answers it."""
+        return self.worlds.get(source_of(self.sources, prompt.metadata).world_path)
 
 
 def load_run_data(config: RunConfig) -> RunData:
@@ -84,6 +99,7 @@ def load_run_data(config: RunConfig) -> RunData:
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
         tasks = {"task": config.task} | tasks
+    sources = {path: sources_of(task, path) for path, task in tasks.items()}
     rows_of = open_tasks(tasks, config.seed)
     notes += overlap_notes(tasks, rows_of, limits_of(config))
     if config.replayed is not None:
@@ -101,33 +117,48 @@ def load_run_data(config: RunConfig) -> RunData:
         answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
         trials = trial_prompts(source)
         notes += text_notes(config, model, trials)
-        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=trials))
+        scored += scored_rows(sources["task"], config.reward, answers, trials)
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
         notes += key_notes(f"{path}.task", rows_of[f"{path}.task"], model.tokenizer, config.data.template_arguments)
         groups = spec.groups(config.seed)
-        held_out_set = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
+        of_set = sources[f"{path}.task"]
+        if spec.reward:
+            of_set = [replace(source, reward=(), reward_path="") for source in of_set]
+        sampled = sampling_by_source(of_set, groups.sampling, evaluates=True)
+        groups = replace(groups, sampling_by_prompt=sampled)
+        held_out_set = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name, of_set)
         held_out.append(held_out_set)
         answers = ReferenceAnswers(name=f"{path}.task", rows=held_out_set.rows, count=held_out_set.count)
         rewards = spec.reward or config.reward
-        scored.append(ScoredRows(rewards=rewards, answers=answers, prompts=held_out_set.prompts[:PROMPTS]))
+        scored += scored_rows(of_set, rewards, answers, held_out_set.prompts)
     notes += _check_rewards(config, scored, model.tokenizer)
-    world = None
+    paths = [f"{path}.task" for path in config.eval.all_sets]
+    prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
+    prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
     worlds: dict[str, World | AgentWorld] = {}
-    if played := {path: task for path, task in tasks.items() if is_played(task)}:
-        paths = [f"{path}.task" for path in config.eval.all_sets]
-        prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
-        prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = make_worlds(played, prompts, model, Play.of(config), notes)
-        world = worlds.get("task")
-        held_out = [replace(each, world=worlds.get(path)) for path, each in zip(paths, held_out, strict=True)]
+    played = played_prompts(sources, prompts)
+    if played:
+        play = replace(Play.of(config), own=own_limits(config))
+        of_paths = {path: each.play for path, (each, _) in played.items()}
+        worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
+        held_out = [
+            replace(each, worlds=worlds_of(sources[path], worlds)) for path, each in zip(paths, held_out, strict=True)
+        ]
     chosen = []
     if played and config.episode.tool_format == AUTO and any(each.tool_format for each in worlds.values()):
         chosen.append(tool_format_outcome(model.tokenizer, config.data.template_arguments))
     notes = list(dict.fromkeys(notes))  # rewards and environments may have the same
     return RunData(
-        source=source, held_out=held_out, engines=engines, notes=notes, world=world, images=model.images, chosen=chosen
+        source=source,
+        held_out=held_out,
+        engines=engines,
+        notes=notes,
+        sources=sources.get("task", ()),
+        worlds=worlds_of(sources.get("task", ()), worlds),
+        images=model.images,
+        chosen=chosen,
     )
 
 
@@ -147,6 +178,22 @@ class ScoredRows:
     prompts: Sequence[Prompt]
 
 
+def scored_rows(
+    sources: Sequence[TaskSource], rewards: Sequence[Any], answers: ReferenceAnswers, prompts: Sequence[Prompt]
+) -> list[ScoredRows]:
+    """The rows of a task by the rewards that score them: `rewards`, or those of the source of a row."""
+    if not any(source.reward for source in sources):
+        return [ScoredRows(rewards=rewards, answers=answers, prompts=prompts[:PROMPTS])]
+    by_source = rows_by_source(sources, answers)
+    parts = []
+    for source in sources:
+        if (own := by_source.get(source.name)) is not None:
+            of_source = [prompt for prompt in prompts if source.holds(prompt.metadata)]
+            scorers = source.reward or rewards
+            parts.append(ScoredRows(rewards=scorers, answers=own, prompts=of_source[:PROMPTS]))
+    return parts
+
+
 def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
     """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
     notes, several = list[str](), dict[int, list[ScoredRows]]()
@@ -164,9 +211,12 @@ def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: A
 
 
 def trial_prompts(source: PromptSource) -> list[Prompt]:
-    """At most `PROMPTS` prompts, evenly spaced over the task."""
+    """At most `PROMPTS` prompts of the task, or of each source of a mix: evenly spaced over a task, the first of each
+    source."""
     count = len(source.rows)
-    rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
+    rows: Sequence[int] = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
+    if isinstance(source.rows, MappedRows) and source.rows.sources is not None:
+        rows = first_of_each(source.rows.sources, PROMPTS)
     return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
 
 
@@ -269,7 +319,9 @@ def rollout_needs(config: RunConfig, model: UnloadedModel) -> EngineRequirements
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
     held_out = [spec.groups(config.seed).sampling for spec in config.eval.all_sets.values()]
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
-    training = [] if replayed else [config.sampling]
+    training = [] if replayed else [config.sampling, *sampling_settings(config).values()]
+    for source in (source for sources in sources_in(config).values() for source in sources):
+        held_out += [sampling_of(source, sampling, evaluates=True) for sampling in tuple(held_out)]
     caches_next = algorithm.proximal == "next" and not replayed
     return EngineRequirements(
         model=model,

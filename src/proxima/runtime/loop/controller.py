@@ -18,13 +18,14 @@ from proxima.config.sections.data_section import role_metric_names
 from proxima.core.correction.guard import MismatchError
 from proxima.engine.protocol import Health
 from proxima.evaluation.headline import named_metric
-from proxima.evaluation.held_out import Evaluation, summarise
+from proxima.evaluation.held_out import Evaluation, summarise, summary_by_source
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.runtime.loop.device_figures import device_figures, memory_figures
 from proxima.runtime.loop.publisher import Publisher, engine_errors
-from proxima.runtime.loop.step_review import StepReview, mean_metrics, not_filled, rollout_metrics
+from proxima.runtime.loop.step_review import StepReview, mean_metrics, metrics_by_source, not_filled, rollout_metrics
 from proxima.runtime.loop.training_loop import RunEnded, RunServices, TrainingLoop
 from proxima.runtime.state.pending_files import write_groups
+from proxima.task.mix import sources_of
 from proxima.training.batch_builder import BatchBuilder, TrainingBatch
 from proxima.training.checkpoint import CARRIED_GROUPS, CRITIC, VALUE_HEAD, write_tensors
 from proxima.training.learner import Learner
@@ -166,6 +167,8 @@ class Controller(TrainingLoop):
                 groups = await self.cancel_on_stop(held_out.groups())
                 await self.write_aside(self.store.write_evals, step, f"{label}-{name}" if name else label, groups)
                 figures |= {f"{name}/{key}" if name else key: value for key, value in summarise(groups).items()}
+                by_source = summary_by_source(held_out.sources, groups)
+                figures |= {f"{name}/{key}" if name else key: value for key, value in by_source.items()}
         scoring = {"time/score": self.evaluations[""].generator.scoring_seconds}
         record = self.evaluation_record(label, start) | scoring | figures
         if metric := self.config.eval.metric:
@@ -211,6 +214,7 @@ class Controller(TrainingLoop):
         times = {**self.times, stage: self.times[stage] - scoring, "score": scoring}
         generating, training = times.get("generate", 0.0), times["train"]
         rollout = rollout_metrics(collected.generated, batch)
+        rollout |= metrics_by_source(sources_of(self.config.task), collected.generated, batch)
         return {
             "kind": "train",
             "step": step,

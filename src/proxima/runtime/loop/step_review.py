@@ -13,7 +13,9 @@ from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of, role_metrics
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch
 from proxima.rollout.episodes.figures import episode_metrics, other_format_notes
+from proxima.rollout.sources import groups_by_source
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
+from proxima.task.mix import TaskSource
 from proxima.training.batch_builder import TrainingBatch
 from proxima.training.learner import Learner
 
@@ -195,6 +197,41 @@ def rollout_metrics(generated: Sequence[Group], batch: TrainingBatch) -> dict[st
     out["tokens/dropped"] = sum(
         each.generated for each in contributions_of(batch.groups) if each.paths and each.paths[-1].key in batch.reasons
     )
+    return out
+
+
+def metrics_by_source(
+    sources: Sequence[TaskSource], generated: Sequence[Group], batch: TrainingBatch
+) -> dict[str, Any]:
+    """The figures of each source of a mix among the groups generated in the step, as `source/NAME/metric`; empty for
+    one task. `groups_equal` counts the groups whose valid rewards are all equal, which teach a group advantage nothing;
+    `prompts_used` those that the step trains on; `seconds/own`, `queued` and `policy` are means over its episodes."""
+    out: dict[str, Any] = {}
+    for name, groups in groups_by_source(sources, generated).items():
+        pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
+        values = [score.value for _, score in pairs if score.valid]
+        verdicts = [score.correct for _, score in pairs if score.valid and score.correct is not None]
+        episodes = [c.episode for c, _ in pairs if c.episode is not None]
+        figures: dict[str, Any] = {
+            "prompts": len(groups),
+            "prompts_used": sum(group.prompt.uid not in batch.dropped for group in groups),
+            "groups_equal": sum(len({score.value for score in group.scores if score.valid}) <= 1 for group in groups),
+            "reward/mean": sum(values) / len(values) if values else None,
+            "reward/invalid": len(pairs) - len(values),
+            "length/mean": sum(c.generated for c, _ in pairs) / len(pairs),
+            "length/max": max(c.generated for c, _ in pairs),
+            "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs),
+            "tokens/generated": sum(c.generated for c, _ in pairs),
+        }
+        if verdicts:
+            figures["accuracy"] = sum(verdicts) / len(verdicts)
+        if episodes:
+            figures |= episode_metrics([c for c, _ in pairs])
+            seconds = Counter[str]()
+            for episode in episodes:
+                seconds.update(episode.seconds)
+            figures |= {f"seconds/{kind}": total / len(episodes) for kind, total in sorted(seconds.items())}
+        out |= {f"source/{name}/{key}": value for key, value in figures.items()}
     return out
 
 

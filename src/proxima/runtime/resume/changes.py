@@ -18,7 +18,7 @@ from proxima.config.recipe_reader import read_yaml
 from proxima.config.resolved import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import tasks_of
+from proxima.config.sections.data_section import played_in, sources_in
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
@@ -171,7 +171,7 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
         journal.set("inputs", dict(now))
         return []
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    acceptable = [name for name in changed if name.startswith("reward.") or ".environment: " in name]
+    acceptable = [name for name in changed if is_reward(name) or ".environment: " in name]
     accepted = acceptable if accept else []
     if differing := [name for name in changed if name not in accepted]:
         remedy = "restore it, or start another run with folder=PATH"
@@ -180,6 +180,11 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
         place = f"since the run in {journal.path.parent} was started"
         raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
     return accepted
+
+
+def is_reward(name: str) -> bool:
+    """True for the name of an input that defines a reward of the training, or of one of its sources."""
+    return name.startswith("reward.") or (name.startswith("task.") and ".reward." in name)
 
 
 def input_hashes(
@@ -193,9 +198,12 @@ def input_hashes(
         named |= _hashes("algorithm.distillation.path", distillation.path)
     named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
     named |= _reward_hashes("reward", config.reward)
+    for sources in sources_in(config).values():
+        for source in sources:
+            named |= _reward_hashes(source.reward_path, source.reward)
     for number, spec in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
-    for path, task in tasks_of(config).items():
+    for path, task in played_in(config).items():
         if is_played(task):
             named |= environment_hashes(path, play_of(task))
     for questions in held_out:
