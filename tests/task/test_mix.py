@@ -9,6 +9,7 @@ from proxima.cli.explanation import facts_of, text_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
+from proxima.config.validate import check
 from proxima.config.sections.eval_section import parts_of
 from proxima.data import FieldError, FieldErrors
 from proxima.task.generated import Arithmetic
@@ -164,3 +165,30 @@ def test_a_wrong_field_of_a_source_is_named():
     ):
         with pytest.raises(ConfigError, match=re.escape(line)):
             resolve(RECIPE, [override])
+
+
+def test_weights_by_row_give_every_row_equally_often():
+    parts = [WeightedTask(name=str(size), task=Arithmetic(size=size)) for size in (2, 6)]
+    assert Mix(tasks=parts, weights="row").counts([2, 6]) == [2, 6]
+    assert Mix(tasks=parts).counts([2, 6]) == [6, 6]
+    heavier = [parts[0], WeightedTask(name="6", task=Arithmetic(size=6), weight=2)]
+    assert Mix(tasks=heavier, weights="row").counts([2, 6]) == [2, 12]
+
+
+def test_settings_of_a_source_are_checked_where_they_are_written():
+    recipe = RECIPE | {"task": RECIPE["task"]}
+    for override, line in (
+        ("task.tasks.1.sampling.top_p=2", "task.tasks.1.sampling.top_p=2 (command line): must be in (0, 1]"),
+        ("task.tasks.1.sampling.temperature=0", "task.tasks.1.sampling.temperature=0"),
+        ("task.tasks.1.episode.turns=3", "limits episodes, and this source has none"),
+        ("task.tasks.1.task.environment=calculatr", "task.tasks.1.task.environment"),
+        ("task.tasks.1.reward=[environment]", "task.tasks.1.reward.0.kind"),
+        ("task.tasks.1.sampling.top_pp=1", "did you mean 'top_p'?"),
+    ):
+        resolved = None
+        try:
+            resolved = resolve(recipe, [override])
+        except ConfigError as error:
+            assert line in str(error), override
+            continue
+        assert any(line in str(problem) for problem in check(resolved)), override

@@ -168,7 +168,7 @@ def placed(completion, score, weight):
             seen_by.append(rewards.reward.tolist())
             return rewards.reward
 
-    builder(Spy(), turn_weight=weight).step_batch([group_of(0, [completion], [score])], 1)
+    builder(Spy(), turn_weight=lambda prompt: weight).step_batch([group_of(0, [completion], [score])], 1)
     return seen_by[0]
 
 
@@ -206,7 +206,7 @@ def values(column):
 def test_gae_goes_over_the_whole_episode_and_skips_observations(make):
     """Five steps, in one path or two: rewards 0, .25, 0, 0, 1.75; the last state is not terminal."""
     value = [0.5, 0.4, 0.3, 0.2, 0.1]
-    gae = builder(Gae(gamma=0.9, lam=0.5, whiten=False), fill=values(value), turn_weight=1.0)
+    gae = builder(Gae(gamma=0.9, lam=0.5, whiten=False), fill=values(value), turn_weight=lambda prompt: 1.0)
     batch = gae.step_batch([group_of(0, [make()], [2.0])], 1)
     reward, after, expected, carry = [0, 0.25, 0, 0, 1.75], [0.4, 0.3, 0.2, 0.1, 0.6], [0.0] * 5, 0.0
     for t in reversed(range(5)):
@@ -253,7 +253,7 @@ def test_columns_of_turns():
 def test_an_invalid_episode_is_in_no_mean_of_a_turn(kind):
     def advantages(*scored):
         own, rewards = zip(*scored, strict=True)
-        batch = builder(ADVANTAGES[kind](), turn_weight=1.0).step_batch([group_of(0, own, rewards)], 1)
+        batch = builder(ADVANTAGES[kind](), turn_weight=lambda prompt: 1.0).step_batch([group_of(0, own, rewards)], 1)
         return [item.advantage.tolist() for item in batch.trajectories]
 
     valid = (two_turns(), 1.0), (rewritten(), 0.5), (path(CALL), 0.25)

@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -20,10 +20,11 @@ from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
 from proxima.reward.base import as_reward
+from proxima.rollout.sources import sampling_of, settings_of
 from proxima.runtime.state.summary import algorithm_name
 from proxima.system.user_files import find_recipe
 from proxima.task.held_out_part import SplitTask, possible_share
-from proxima.task.mix import held_out_part
+from proxima.task.mix import held_out_part, sources_of
 from proxima.task.protocol import Rows
 from proxima.view.formatting import output_width
 
@@ -189,7 +190,26 @@ def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
     if not isinstance(config, RunConfig):
         return f"{family_name(config):<9}{what}; {held_out}"
     reward = f", rewarded by {named('reward')}" if config.reward else ""
-    return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
+    return "\n".join([f"train    {algorithm_name(config)}: {what}{reward}; {held_out}", *source_lines(config)])
+
+
+def source_lines(config: RunConfig) -> list[str]:
+    """A line for each source of a mix: what its prompts are played with, and scored by."""
+    lines = []
+    for source in sources_of(config.task):
+        if not source.name:
+            continue
+        limits, sampling = settings_of(source, config.episode), sampling_of(source, config.sampling)
+        rewards = " + ".join(as_reward(spec).label for spec in source.reward or config.reward)
+        played = "answered once"
+        if source.played:
+            given = source.play.environment or source.play.tools
+            kind = given["kind"] if isinstance(given, Mapping) else given
+            name = kind if isinstance(kind, str) else ", ".join(kind)
+            played = f"played in {name}, {limits.turns} turns at most"
+        length = f"{sampling.max_tokens} tokens each at temperature {sampling.temperature:g}"
+        lines.append(f"source   {source.name}: {played}, {length}, rewarded by {rewards}")
+    return lines
 
 
 def _nothing(task: Any, rows: Rows | None) -> str:

@@ -112,7 +112,7 @@ class TaskSource:
 
     @property
     def world_path(self) -> str:
-        """The path of what plays it: one of a mix's environment is shared by the sources without limits of their own."""
+        """The path of what plays it; sources without limits of their own share that of the mix."""
         return self.path if self.episode else self.play_path
 
     @property

@@ -387,7 +387,7 @@ def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
 
 
 def sources_sample_alike(task: Any, sampling: Sampling, algorithm: Any) -> Findings:
-    """Where the behavior policy is the truncated distribution, a batch has sampling masks for all tokens or for none."""
+    """Where the behavior policy is the truncated one, a batch has sampling masks for all tokens or for none."""
     if algorithm.behavior != "sampled":
         return
     for source in sources_of(task):
