@@ -9,8 +9,8 @@ from proxima.cli.explanation import facts_of, text_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
-from proxima.config.validate import check
 from proxima.config.sections.eval_section import parts_of
+from proxima.config.validate import check
 from proxima.data import FieldError, FieldErrors
 from proxima.task.generated import Arithmetic
 from proxima.task.local_files import Jsonl

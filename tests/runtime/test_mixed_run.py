@@ -1,0 +1,107 @@
+"""Runs of a mix whose sources have their own environments, rewards, limits and sampling."""
+
+import json
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.evaluation.results import read_result
+from tests.runtime.episode_world import STOPS
+from tests.runtime.interruptions import interrupt_and_resume
+from tests.runtime.tiny_run import go, recipe, traces
+
+pytestmark = pytest.mark.slow
+
+ECHO = "tests.runtime.echo_world:Echo"
+GUESS = {"kind": "guess", "low": 1, "high": 3, "guesses": 2}
+
+
+def mix_of(split):
+    sums = {"kind": "arithmetic", "low": 1, "high": 9, "held_out": 0.3, "split": split, "size": 4}
+    return {
+        "kind": "mix",
+        "tasks": [
+            {"name": "sums", "weight": 2, "task": sums, "sampling": {"max_tokens": 5}},
+            {
+                "name": "echo",
+                "task": sums | {"environment": {"kind": ECHO}},
+                "reward": [{"kind": "environment"}],
+                "sampling": {"temperature": 0.7, "stop": STOPS},
+            },
+            {
+                "name": "game",
+                "task": {"kind": "seeds", "count": 4, "environment": GUESS},
+                "reward": [{"kind": "environment", "weight": 0.5}],
+                "episode": {"turns": 1},
+                "sampling": {"max_tokens": 3},
+            },
+        ],
+    }
+
+
+def mixed(model, **changes):
+    own = {
+        "task": mix_of("train"),
+        "eval": {"task": mix_of("test"), "every": 2, "limit": 0},
+        "sampling__max_tokens": 8,
+        "train__prompts_per_step": 8,
+        "train__completions_per_prompt": 2,
+        "train__tokens_per_micro_batch": 1000,
+        "episode__call_seconds": 300.0,
+        "algorithm": {"preset": "grpo"},
+    }
+    return recipe(model, **(own | changes))
+
+
+def test_each_source_is_played_scored_and_sampled_in_its_own_way_and_a_resume_changes_nothing(tiny_model, tmp_path):
+    tree = mixed(tiny_model("llama"))
+    assert go(tmp_path / "unbroken", tree).status == "done"
+    interrupt_and_resume(go, tmp_path / "resumed", tree, "while generating step 2")
+    assert whole_or_single(tmp_path / "resumed") == whole_or_single(tmp_path / "unbroken")
+
+    rows = [row for step in traces(tmp_path / "unbroken")["rollouts"].values() for row in step]
+    by_temperature = {row["temperature"] for row in rows}
+    assert by_temperature == {1.0, pytest.approx(0.7)}
+    records = [json.loads(line) for line in (tmp_path / "unbroken" / "metrics.jsonl").read_text().splitlines()]
+    trained = [record for record in records if record["kind"] == "train"]
+    for record in trained:
+        names = {key.split("/")[1] for key in record if key.startswith("source/")}
+        assert sum(record[f"source/{name}/prompts"] for name in names) == record["prompts"]
+        if "game" in names:
+            assert record["source/game/length/max"] <= 3 and record["source/game/episode/turns/max"] == 1
+        if "sums" in names:
+            assert record["source/sums/length/max"] <= 5 and "source/sums/episode/turns/max" not in record
+    assert {key.split("/")[1] for record in trained for key in record if key.startswith("source/")} == {
+        "sums",
+        "echo",
+        "game",
+    }
+    evaluated = [record for record in records if record["kind"] == "eval"]
+    questions = [evaluated[-1][f"source/{name}/questions"] for name in ("sums", "echo", "game")]
+    assert sum(questions) == evaluated[-1]["questions"] and min(questions) > 0
+
+
+def whole_or_single(folder):
+    """The traces of a run, without how often its episodes were begun; some of its rows are single answers."""
+    every = traces(folder)
+    for rows in (*every["rollouts"].values(), *every["evals"].values()):
+        for row in rows:
+            if row.get("episode"):
+                row["episode"] = json.loads(row["episode"]) | {"attempts": 1}
+    for record in every["metrics"]:
+        for key in [key for key in record if key.endswith("episode/retried") or "/seconds/" in key]:
+            del record[key]
+    return every
+
+
+def test_an_evaluation_has_figures_of_each_source_and_compares_them(tiny_model, tmp_path, capsys):
+    tree = mixed(tiny_model("llama"))
+    file = tmp_path / "mixed.yaml"
+    file.write_text(json.dumps(tree))
+    for name in ("a", "b"):
+        assert main(["eval", str(tiny_model("llama")), str(file), "--out", str(tmp_path / name)]) == 0
+    (suite,) = json.loads((tmp_path / "a" / "result.json").read_text())["suites"].values()
+    assert suite["sources"].keys() == {"sums", "echo", "game"}
+    assert sum(figures["questions"] for figures in suite["sources"].values()) == suite["questions"]
+    assert suite["sources"]["game"]["length"]["max"] <= 3
+    assert [name.partition("/")[2] for name in read_result(tmp_path / "a").suites] == ["", "sums", "echo", "game"]
