@@ -126,7 +126,7 @@ def test_an_evaluation_alone(tiny_model, tmp_path, lent_servers):
     try:
         outcome = run_eval(config, suites, folder=tmp_path / "eval")
     finally:
-        suites[0].questions.world.hosts.close()
+        suites[0].questions.worlds["eval.task"].close()
     (groups,) = outcome.groups.values()
     assert all(c.episode is not None and c.episode.turns for group in groups for c in group.completions)
 

@@ -4,7 +4,6 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.task.generated import Seeds
-from proxima.task.mix import Mix, WeightedTask
 
 
 def test_rows_are_numbers():
@@ -18,6 +17,3 @@ def test_what_can_not_be():
         Seeds(count=3)
     with pytest.raises(FieldError, match=r"^count=0 must be >= 1"):
         Seeds(count=0, environment="guess")
-    part = WeightedTask(name="a", task=Seeds(environment="guess"))
-    with pytest.raises(FieldError, match=r"^tasks.0.task.environment='guess' is not read in a mix; set environment of"):
-        Mix(tasks=[part])
