@@ -2,15 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 
 import pytest
+from transformers import LlamaForCausalLM
 
 from proxima.laws import engine_laws
 from proxima.laws.engine_case import tiny_model
 from proxima.laws.engine_laws import ENGINE_LAWS
+from proxima.model.load import load
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
+from tests.engine.http.model_server import ModelVllm
+from tests.engine.http.raw_server import RawServer
 from tests.ports import kept_port
 from tests.reward.server import served
 
@@ -105,3 +110,22 @@ def test_check_of_a_server_with_a_defect(proxima, tmp_path, monkeypatch):
 def test_a_url_whose_port_no_server_can_have_is_named(refusal):
     err = refusal("engine", "serve", "quickstart", "engine=vllm", "engine.url=http://127.0.0.1:9")
     assert "engine.url=http://127.0.0.1:9 (command line): must have a port in 1024..65535" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_run_with_a_server_of_another_model_ends_before_it_begins(kind, refusal, tiny_model, tmp_path):
+    """It has the trainer's tokenizer, and half as many layers."""
+    path = tiny_model("llama")
+    config = load(str(path)).model.config
+    layers = config.num_hidden_layers
+    config.num_hidden_layers = 2 * layers
+    config.layer_types = None
+    larger = saved(replace(load(str(path)), model=LlamaForCausalLM(config)), tmp_path / "larger")
+    server = FakeSglang(load(str(path))) if kind == "sglang" else RawServer(ModelVllm(str(path)))
+    with server:
+        words = f"model.path={larger} engine={kind} engine.url={server.url} sampling.max_tokens=8 model.max_length=60"
+        line = refusal("train", "quickstart", *words.split(), f"folder={tmp_path / 'run'}", "--quiet")
+    told = f"serves another model than the policy: it has {layers} layers, and {larger} has {2 * layers} layers"
+    assert f"{told}; start the server with {larger}" in line
+    assert not (tmp_path / "run").exists()

@@ -55,6 +55,7 @@ class FakeVllm:
         sleeps: it was started with --enable-sleep-mode.
         routes: it was started with --enable-return-routed-experts, and has a mixture in layers 0 and 2 of 3.
         lora: the rank of its --max-lora-rank; 0: it was started without --enable-lora.
+        sizes: of its model, as its worker tells them; None: its worker knows no such call.
         workers: load what is handed over; without, loads of any files succeed. A request ends the server if one of them
             is in the middle of a load.
     """
@@ -69,6 +70,7 @@ class FakeVllm:
         sleeps: bool = False,
         routes: bool = False,
         lora: int = 0,
+        sizes: dict[str, Any] | None = None,
         workers: Sequence[FakeWorker] = (),
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
@@ -80,6 +82,7 @@ class FakeVllm:
         self.version, self.paused, self.busy = "default", False, False
         self.updating = False  # a load has begun and not been finished
         self.workers, self.dead = workers, False
+        self.sizes = sizes
         self.gone_after: int | None = None  # buckets after which no call arrives
         self.calls: list[tuple[str, Any]] = []
         self.change: dict[str, Any] = {}  # of the choices of an answer, for what a bad server sends
@@ -125,6 +128,8 @@ class FakeVllm:
         if path == "/server_info":
             environment = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": bool(self.lora)}
             return httpx.Response(200, json={"vllm_config": self._settings(), "vllm_env": environment})
+        if path == "/collective_rpc" and body["method"] == "model_sizes":
+            return self._sizes(body["args"][0])
         if self.lora and (path == "/collective_rpc" or path.endswith("_lora_adapter")):
             return self._adapt(path, body)
         if path == "/reset_prefix_cache":
@@ -151,6 +156,12 @@ class FakeVllm:
         if path == "/finish_weight_update":
             self.version, self.updating = body.get("weight_version", self.version), False
         return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
+
+    def _sizes(self, names: list[str]) -> httpx.Response:
+        if self.sizes is None:
+            return httpx.Response(500, json={"error": {"message": "'Worker' object has no attribute 'model_sizes'"}})
+        told = {name: size for name, size in self.sizes.items() if name in ("model_type", *names)}
+        return httpx.Response(200, json={"results": [told]})
 
     def _adapt(self, path: str, body: Any) -> httpx.Response:
         """A call about adapters, of which the worker holds one."""

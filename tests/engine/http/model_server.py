@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
+from proxima.engine.http.model_sizes import sizes_of
 from proxima.model.load import load
 from tests.engine.http.fake_vllm import FakeVllm
 from tests.engine.http.raw_server import RawServer
@@ -30,6 +31,7 @@ class ModelVllm(FakeVllm):
         self.device = device  # that it reports; on a CPU it is sent no seeds, so its draws are none of the run's
         loaded = load(folder, dtype=torch.float32, device="cpu")
         self.model, self.tokenizer, self.folder = loaded.model, loaded.tokenizer, folder
+        self.sizes = sizes_of(loaded.model.config)
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         path, key = request.url.path, os.environ.get("VLLM_API_KEY")

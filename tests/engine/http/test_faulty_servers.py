@@ -199,10 +199,14 @@ async def test_a_run_that_is_to_stop_keeps_the_servers_that_work(fleet):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fact", "value", "reason"),
-    [("model", "another", "its model is another"), ("takes_weights", False, "it can't load new weights")],
+    [
+        ("model", "another", "its model is another"),
+        ("takes_weights", False, "it can't load new weights"),
+        ("sizes", {"num_hidden_layers": 6}, "its model has 6 layers, and that of the others 4 layers"),
+    ],
 )
 async def test_a_server_that_has_become_another_does_not_return(fact, value, reason, fleet):
-    engine, servers = fleet(2, published=True)
+    engine, servers = fleet(2, facts={"sizes": {"num_hidden_layers": 4}}, published=True)
     servers[0].die()
     servers[0].facts[fact] = value
     servers[0].come_back()

@@ -76,6 +76,10 @@ class Run:
         spec = Vllm(serve=serve, transfer="group", probe_tokens=64, **limits)
         setup = replace(EngineSetup.of(self.loaded, max_length=LENGTH), log=folder / "server.log")
         self.engine = spec.build(setup)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with version 0; the engine is there."""
         self.version, self.weights = 0, {0: self._copy()}
         self.asked, self.answers = list[Request](), list[Completion]()
         self.draws = torch.Generator().manual_seed(1)

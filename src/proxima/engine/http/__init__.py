@@ -7,7 +7,8 @@ and its running requests), `replica_state.py` (whether it is given work), `versi
 `replica_pool.py` with `router.py` (which replica gets a request), `replica_keeper.py` (health checks, return to
 service, new weights), `generation_job.py` (a partial completion), `engine.py` (the `Engine` over them). `weights` sends
 new weights and proves that they arrived. `server_settings.py` has the fields that specs share, `server_file.py` the
-file by which servers join and leave, `server_checks.py` the checks before a run, `answer_values.py` and
+file by which servers join and leave, `server_checks.py` the checks before a run, `model_sizes.py` the sizes that tell
+models apart, `answer_values.py` and
 `answer_checks.py` those of each answer.
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `laws`, `cli`.

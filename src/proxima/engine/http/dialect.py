@@ -58,6 +58,7 @@ class ServerFacts:
         joint_groups: it may be in a process group with other servers: its calls end by a deadline if one of them hangs.
         device: of its weights, `cpu` or `cuda`; None: not reported.
         sleeps: it can release its devices and take them back; see `Dialect.sleep`.
+        sizes: of its model, as far as it tells them, by their names in a config; see `model_sizes`.
         more: further facts, shown by `proxima engine probe`, one line each.
     """
 
@@ -85,6 +86,7 @@ class ServerFacts:
     workers: int = 1
     joint_groups: bool = True
     device: str | None = None
+    sizes: Mapping[str, int | str] = field(default_factory=dict)
     more: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -9,6 +9,7 @@ from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http.answer_checks import check_sampling
 from proxima.engine.http.client import busy_seconds
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
+from proxima.engine.http.model_sizes import different_sizes, sizes_of
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.transport import Receivers, check_adapters, choose_transport
@@ -141,6 +142,8 @@ async def server_difference(replica: Replica, facts: ServerFacts, expected: Serv
         if ours != theirs:
             called = "log-prob mode" if name == "log_probs" else name
             return f"its {called} is {theirs}, and that of the others is {ours}"
+    if different := different_sizes(facts.sizes, expected.sizes):
+        return f"its model has {different[0]}, and that of the others {different[1]}"
     if (facts.max_length or 0) < (expected.max_length or 0):
         return f"its longest sequence has {facts.max_length} tokens, and that of the others {expected.max_length}"
     if expected.takes_weights and not facts.takes_weights:
@@ -187,6 +190,12 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         UserError: it can't, and no field is to blame.
     """
     name = f"{url} ({facts.server})"
+    if different := different_sizes(facts.sizes, sizes_of(needs.model.config)):
+        raise UserError(
+            f"{name} serves another model than the {needs.role}: it has {different[0]}, and {needs.model.path} has "
+            f"{different[1]}",
+            remedy=f"start the server with {needs.model.path}, or name the model that it serves",
+        )
     if facts.log_probs is None:
         raise UserError(f"{name} returns no log-probs of completions", remedy="training and metrics need them")
     if facts.max_length is not None and facts.max_length < needs.model.context:

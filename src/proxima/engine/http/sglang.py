@@ -13,6 +13,7 @@ Peculiarities of its protocol, and how they are handled here:
 New weights: `weights/to_sglang.py`.
 """
 
+import asyncio
 import math
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -50,6 +51,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
+from proxima.engine.http.model_sizes import named_sizes, sizes_of_folder
 from proxima.engine.http.server_checks import check_masks
 from proxima.engine.http.weights.to_sglang import (
     TRANSFERS,
@@ -386,9 +388,20 @@ async def find_facts(client: ServerClient) -> ServerFacts:
         batch_invariant=deterministic,
         sleeps=all(settings.get(name) is True for name in ("enable_memory_saver", "enable_weights_cpu_backup")),
         joint_groups=False,
+        sizes=await _sizes(model),
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
         **await group_facts(client, settings),
     )
+
+
+async def _sizes(model: Mapping[str, Any]) -> dict[str, int | str]:
+    """The sizes of the server's model: it names the family, and the rest is in the model's config if that is on this
+    machine, too. Its own call for a weight knows few families, and copies the whole weight."""
+    paths = [path for path in (model.get("model_path"), model.get("tokenizer_path")) if isinstance(path, str)]
+    for path in paths:
+        if sizes := await asyncio.to_thread(sizes_of_folder, path):
+            return sizes
+    return named_sizes(model)
 
 
 async def count_waiting(client: ServerClient) -> int:

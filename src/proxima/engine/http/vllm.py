@@ -48,6 +48,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.engine import ServerSpec
+from proxima.engine.http.model_sizes import SIZES, named_sizes
 from proxima.engine.http.weights.to_vllm import (
     MOVE_SECONDS,
     close_broken_update,
@@ -345,6 +346,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         return two_greatest(lambda: [_["logprob"] for _ in choice["logprobs"]["content"][0]["top_logprobs"]])
 
     log_probs, why = await find_log_prob_mode(pair)
+    takes_weights = value_at(config, "weight_transfer_config", "backend") == TRANSFER
     return ServerFacts(
         server=f"vllm {one_line(value_at(version, 'version') or '?', 40)}",
         model=model,
@@ -352,7 +354,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         dtype=plain_name(value_at(config, "model_config", "dtype")),
         quantization=plain_name(value_at(config, "model_config", "quantization")),
         log_probs=log_probs,
-        takes_weights=value_at(config, "weight_transfer_config", "backend") == TRANSFER,
+        takes_weights=takes_weights,
         version_spans=bool(first.get("weight_versions")),
         keeps_kv=True,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
@@ -365,8 +367,17 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         adapter_rank=largest,
         workers=workers or 1,
         device=device,
+        sizes=await _sizes(client) if takes_weights else {},
         more={**({"log-probs": why} if why else {}), **({"weights": BROKEN_UPDATE} if incomplete else {})},
     )
+
+
+async def _sizes(client: ServerClient) -> dict[str, int | str]:
+    """The sizes of the server's model, as its first worker reports them. vLLM's own settings have its config only as a
+    text of Python's."""
+    answer = await answer_or_none(client.post("/collective_rpc", {"method": "model_sizes", "args": [list(SIZES)]}))
+    results = value_at(answer, "results")
+    return named_sizes(results[0]) if isinstance(results, list) and results else {}
 
 
 async def _first_choice(client: ServerClient) -> dict[str, Any]:

@@ -47,6 +47,14 @@ class ProximaWorker:
         (number,) = worker.list_loras()
         worker.add_lora(LoRARequest("proxima", number, folder, load_inplace=True))
 
+    def model_sizes(self, names: Sequence[str]) -> dict[str, Any]:
+        """The family of the model and the settings of its part about text with these names, as far as it has them."""
+        worker: Any = self
+        config = worker.model_runner.model_config.hf_config
+        text = config.get_text_config()
+        sizes = {name: getattr(text, name, None) for name in names}
+        return {"model_type": config.model_type} | {name: size for name, size in sizes.items() if type(size) is int}
+
     def skip_head_adapter(self) -> None:
         """Compute no adapter of the output head: proxima's have none. On a CPU, vLLM's computation of it fails, and
         ends the server, where tokens of one request are scored and another is sampled in one forward pass."""
