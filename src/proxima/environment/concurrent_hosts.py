@@ -33,6 +33,7 @@ from proxima.environment.interface import (
     member,
     read_interface,
 )
+from proxima.environment.start_rate import StartRate
 
 PLACES = 16  # where the kind says nothing
 
@@ -40,14 +41,18 @@ PLACES = 16  # where the kind says nothing
 class ConcurrentHosts:
     """As `hosts.Hosts`, for one kind.
 
+    Args:
+        starts_per_second: see `EpisodeSettings.starts_per_second`.
+
     Raises: FieldError: it can't be created.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, spec: EnvironmentSpec) -> None:
+    def __init__(self, spec: EnvironmentSpec, starts_per_second: float | None = None) -> None:
         assert spec.kind is not None
         self.spec = spec
+        self._starts = StartRate(starts_per_second)
         bound = f"can't be given beside the environment {spec.kind!r}, which has its own"
         require(not spec.tools, "tools", list(spec.tools), bound)
         self.interface = EnvironmentInterface.of(read_interface(**vars(spec)))
@@ -70,6 +75,11 @@ class ConcurrentHosts:
         await free.acquire()
         instance = ConcurrentInstance(self, free)
         self._open.add(instance)
+        try:
+            await self._starts.turn()
+        except BaseException:
+            instance.drop()
+            raise
         await instance.open(row, seed)
         return instance
 

@@ -4,8 +4,10 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Literal, TypeVar, get_args
+
+from proxima.environment.start_rate import StartRate
 
 T = TypeVar("T")
 TICK = 0.1  # seconds between two beats of an event loop
@@ -49,12 +51,16 @@ class EpisodeClock:
     Args:
         limit: seconds of its own time.
         now: a clock, in seconds.
+        starts: the rate at which episodes that have a place begin; None: at once.
 
     Attributes: `queues`, begin and end of each wait for a place, on the event loop's clock.
     """
 
-    def __init__(self, limit: float = math.inf, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limit: float = math.inf, now: Callable[[], float] = time.monotonic, starts: StartRate | None = None
+    ) -> None:
         self.limit = limit
+        self._starts = starts
         self._now = now
         self._since = now()
         self._spent: dict[str, float] = dict.fromkeys(get_args(Account), 0.0)
@@ -80,13 +86,13 @@ class EpisodeClock:
 
     @asynccontextmanager
     async def place_in(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
-        """One of the places, for which it may have to wait, in the block."""
-        with self.queued():
-            await places.acquire()
-        try:
+        """One of the places, for which it may have to wait, in the block, and then for its turn to start."""
+        async with AsyncExitStack() as place:
+            with self.queued():
+                await place.enter_async_context(places)
+                if self._starts is not None:
+                    await self._starts.turn()
             yield
-        finally:
-            places.release()
 
     @contextmanager
     def answering(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agent_kinds import AgentSpec
 from proxima.environment.agents import CommandAgents, LocalRunner
 from proxima.environment.episode_clock import TICK, EpisodeClock, LoopTime
+from proxima.environment.start_rate import StartRate
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
@@ -70,7 +71,7 @@ class Slow(LocalRunner):
 
 
 @quick_ticks()
-def play(agents, policy, count, limit, moves=None):
+def play(agents, policy, count, limit, moves=None, rate=None):
     """`moves` gets the clock, if it is the test's."""
 
     async def run():
@@ -78,7 +79,7 @@ def play(agents, policy, count, limit, moves=None):
             clock = MovedTime()
             moves(clock)
             patched.setattr(agent_player, "LoopTime", lambda: clock)
-        settings = EpisodeSettings(retries=0, call_seconds=limit, seconds=limit)
+        settings = EpisodeSettings(retries=0, call_seconds=limit, seconds=limit, starts_per_second=rate)
         template = partial(TurnTemplate, TOKENIZER, {})
         episodes = AgentEpisodes(policy, agents, template, settings, 2000, "hermes")
         asked = [Request(prompt=prompt(uid=uid), sample=0, sampling=Sampling(max_tokens=50)) for uid in range(count)]
@@ -117,6 +118,19 @@ def test_what_waits_for_us_is_not_late():
 def test_hundreds_of_programs_have_their_own_time_each():
     played, _ = play(spec(4).build(), Scripted(lambda context, request: "fine"), 512, 6.0)
     assert [completion.episode.reward for completion in played] == [1.0] * 512
+
+
+@pytest.mark.slow
+def test_programs_start_at_the_rate_of_the_recipe(monkeypatch):
+    turns = []
+
+    async def turn(rate):
+        turns.append(rate._interval)
+
+    monkeypatch.setattr(StartRate, "turn", turn)
+    played, _ = play(spec(0).build(), Scripted(lambda context, request: "fine"), 2, 60.0, rate=0.5)
+    assert [completion.episode.failure for completion in played] == [""] * 2
+    assert turns == [2.0, 2.0]
 
 
 def test_waits_at_once_count_once():

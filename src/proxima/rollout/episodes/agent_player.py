@@ -26,6 +26,7 @@ from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agent
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.start_rate import StartRate
 from proxima.environment.tool_calls import before_calls, call_beginning, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatEndpoint, unknown_key
@@ -146,6 +147,7 @@ class AgentEpisodes(EpisodePlayer):
         super().__init__(engine, on_episode)
         self.roles = roles
         self.agents, self.settings = agents, settings
+        self._starts = StartRate(settings.starts_per_second)
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
@@ -198,7 +200,7 @@ class AgentEpisodes(EpisodePlayer):
         attempts = Attempts(self.settings.retries)
         seconds = Counter[str]()  # of all attempts
         while True:
-            episode = AgentEpisode(request, fail, EpisodeClock(self.settings.seconds, self._time))
+            episode = AgentEpisode(request, fail, EpisodeClock(self.settings.seconds, self._time, self._starts))
             try:
                 completion = await self._attempt(episode, attempts.made)
             except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur

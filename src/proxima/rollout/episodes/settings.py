@@ -25,6 +25,10 @@ class EpisodeSettings:
     ] = 600.0
     retries: Annotated[int, "how many times an episode whose environment failed is restarted"] = 2
     workers: Annotated[int, "processes in which environments run"] = 2
+    starts_per_second: Annotated[
+        float | None,
+        "programs of agents, containers and environments that start in a second at most; null: four for each core",
+    ] = None
     memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024
     sandbox: Annotated[
         str, "where such processes run, for classes and tools of your own: see the documentation of environments"
@@ -51,5 +55,8 @@ class EpisodeSettings:
         require(self.tokens is None or self.tokens >= 1, "tokens", self.tokens, bound, remedy=remedy)
         for name in ("call_seconds", "seconds"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "must be > 0 and finite")
+        rate = self.starts_per_second
+        bound, remedy = "must be > 0 and finite", "null: four a second for each core"
+        require(rate is None or 0 < rate < math.inf, "starts_per_second", rate, bound, remedy=remedy)
         bound = f"must be >= call_seconds={self.call_seconds:g}, or no call could take as long"
         require(self.seconds >= self.call_seconds, "seconds", self.seconds, bound)

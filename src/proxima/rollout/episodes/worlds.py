@@ -188,7 +188,7 @@ def _hosts_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> AnyHosts:
     """What runs an environment: worker processes, or this one for a kind that waits for other programs."""
     cls = ENVIRONMENTS[spec.kind] if spec.kind is not None and spec.kind in ENVIRONMENTS else None
     if getattr(cls, "concurrent", False) is True:
-        return ConcurrentHosts(spec)
+        return ConcurrentHosts(spec, settings.starts_per_second)
     return Hosts(
         spec,
         workers=settings.workers,
