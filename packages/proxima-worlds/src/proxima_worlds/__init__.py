@@ -9,6 +9,7 @@
     harbor_agents, harbor_shell             an agent in a task's container; a tool `bash` there for the model
     containers, container_guardian          containers of podman or docker; `relay.c` is their first process, the
                                             guardian removes them
+    awaited_commands                        commands of their engine that a run waits for, as pulls: one line that moves
     boxed_agents                            programs of agents in containers, or in bubblewrap behind the same relay
     contained, code_server                  modules of ours in containers: fork servers with their workers, and servers
                                             that fork a process for each code

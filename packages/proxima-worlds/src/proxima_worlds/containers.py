@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 from proxima.process.children import ENDS_WITH_US, kill_group, start_module
 from proxima.process.sandbox import SandboxMissing, system_call_filter
 from proxima_worlds import container_guardian as guardian
+from proxima_worlds.awaited_commands import run_shown
 
 ENGINES = ("podman", "docker")
 INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
@@ -263,7 +263,6 @@ def ensure_image(program: str, image: str) -> str:
         ContainerFailed: it can't be pulled.
     """
     if not (known := image_id(program, image)):
-        print(f"pulling the image {image} by {program}", file=sys.stderr, flush=True)
         code, said = run_shown([program, "pull", image], PULL_SECONDS)
         if code:
             message = f"is not an image that {program} has, and can't be pulled: {said}"
@@ -276,31 +275,6 @@ def ensure_image(program: str, image: str) -> str:
 def image_id(program: str, image: str) -> str:
     """The id of an image; empty if the engine does not have it."""
     return _run([program, "image", "inspect", "--format", "{{.Id}}", image], ANSWER_SECONDS).stdout.strip()
-
-
-def run_shown(command: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run a command for at most `seconds`, showing what it says on standard error; return its exit code and its last
-    line, or how long it took."""
-    said, late = "", threading.Event()
-
-    def kill() -> None:
-        late.set()
-        kill_group(process.pid)
-
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, encoding="utf-8", errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
-        timer = threading.Timer(seconds, kill)
-        timer.start()
-        try:
-            for line in process.stdout:
-                print(line, end="", file=sys.stderr, flush=True)
-                said = line.strip() or said
-        except BaseException:
-            kill_group(process.pid)
-            raise
-        finally:
-            timer.cancel()
-    return process.returncode, f"took longer than {seconds:g} s" if late.is_set() else said[:500]
 
 
 def compile_relay(folder: Path) -> Path:

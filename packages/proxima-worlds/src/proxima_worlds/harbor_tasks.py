@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from proxima_worlds.containers import Container, ContainerFailed, ensure_image, image_id, run_shown
+from proxima_worlds.awaited_commands import run_shown
+from proxima_worlds.containers import Container, ContainerFailed, ensure_image, image_id
 
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")

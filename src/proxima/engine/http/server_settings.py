@@ -35,7 +35,7 @@ class ServerSettings(EngineSpec):
         idle_seconds: time without a token after which a completion counts as hung and is retried.
         call_seconds: deadline of any other call.
         weight_seconds: deadline of each call that loads new weights; over a group, one call loads all of them, and a
-            server that hangs is noticed after a quarter of it.
+            server that hangs costs five sixths of it.
         away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
         health_seconds: time between two health checks of a server, and two reads of the file that `url` names.
         retries: how often a failed completion is retried, at another replica if there is one.

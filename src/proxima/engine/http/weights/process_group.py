@@ -54,6 +54,9 @@ CPU = torch.device("cpu")
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
+# what a member that hangs may cost, one after the other, in parts of the weights' seconds: a bucket does not arrive, the
+# calls to all members end, it is asked whether it is sound. Together they leave room, so that it is noticed in time
+BUCKET_PART, ABORT_PART, SOUND_PART = 1 / 4, 1 / 3, 1 / 4
 REMEDY = (
     "let the servers connect to this machine, and to one another, at any port, or set engine.transfer=folder "
     "engine.weight_folder=FOLDER, a folder that all of them see"
@@ -192,7 +195,9 @@ class GroupTransport(StreamTransport):
         # a worker is in one group at a time
         self._drop_groups(*(others for others in self._groups if not set(urls).isdisjoint(others)))
         store = new_store(addresses, self.spec.weight_seconds)
-        group = SenderGroup(store, members, next(self._numbers), weights.seconds / 4, device_of(weights.module))
+        group = SenderGroup(
+            store, members, next(self._numbers), BUCKET_PART * weights.seconds, device_of(weights.module)
+        )
         if reuse:
             self._groups[urls] = group
         return group
@@ -406,7 +411,7 @@ class _Sending:
         self.groups = groups
         self.addresses = addresses
         # a member that the abort does not wake ends by the deadline of a broadcast, or of forming the group
-        self._abort_seconds = min(ABORT_SECONDS, weights.seconds / 2)
+        self._abort_seconds = min(ABORT_SECONDS, ABORT_PART * weights.seconds)
         self._loop = asyncio.get_running_loop()
         self._turn = asyncio.Event()  # the thread for tensor work has come to this send
         self._unready = {group: set(members) for group, members in groups.items()}  # to receive
@@ -598,13 +603,13 @@ def own_address(url: str) -> str:
 
 
 async def _is_sound(replica: Replica, weights: StreamedWeights) -> bool:
-    """True if the failure may be another member's: it answers, and its workers know of no fault of their own. Of the
-    weights' seconds a quarter has passed when a bucket does not arrive, and three when its members have ended."""
-    if not await _answers(replica, min(HEALTH_SECONDS, weights.seconds / 4)):
+    """True if the failure may be another member's: it answers, and its workers know of no fault of their own."""
+    seconds = SOUND_PART * weights.seconds
+    if not await _answers(replica, min(HEALTH_SECONDS, seconds)):
         return False
     if replica.dialect.checks_transfers:
         try:
-            await replica.dialect.check_transfer(replica.client, {"sound": True}, weights.seconds / 4)
+            await replica.dialect.check_transfer(replica.client, {"sound": True}, seconds)
         except (ServerError, UserError):
             return False
     return True
