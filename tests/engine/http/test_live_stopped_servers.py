@@ -91,7 +91,7 @@ async def _stopped(run: UrlRun, monkeypatch: pytest.MonkeyPatch) -> None:
         waited = time.monotonic() - last
         print(f"{run.transfer}: both noticed after {last - stopped_at:.1f} s, the run ended {waited:.1f} s later")
         assert len(strikes.ejected_at) == 2
-        assert AWAY_SECONDS <= waited <= 1.1 * AWAY_SECONDS
+        assert waited == pytest.approx(AWAY_SECONDS, rel=0.1)
     finally:
         for replica in run.replicas:
             send_signal(processes(replica), signal.SIGCONT)
@@ -127,27 +127,32 @@ class Strikes:
         self.ejected_at = dict[str, float]()
         pool = run.engine._pool
         eject, dialect = pool.eject, type(pool.replicas[0].dialect)
-        broadcast, load = SenderGroup._broadcast, dialect.load_folder
+        broadcast, load = SenderGroup._broadcast, dialect.load_updates
 
         def ejecting(replica: Any, *arguments: Any) -> Any:
-            self.ejected_at[replica.url] = time.monotonic()
+            if replica.in_service:
+                self.ejected_at[replica.url] = time.monotonic()
             return eject(replica, *arguments)
 
         def broadcasts(group: Any, content: Any, options: Any) -> Any:
             self._strike()
             return broadcast(group, content, options)
 
-        async def loads(own: Any, client: Any, facts: Any, weights: Any) -> None:
-            if client.url == self.url:
-                self._strike()
-            await load(own, client, facts, weights)
+        async def loads(own: Any, client: Any, facts: Any, weights: Any, given: Any) -> None:
+            async def updates() -> Any:
+                async for update in given:
+                    if client.url == self.url and update["kind"] == "file":
+                        self._strike()
+                    yield update
+
+            await load(own, client, facts, weights, updates())
 
         monkeypatch.setattr(pool, "eject", ejecting)
         monkeypatch.setattr(SenderGroup, "_broadcast", broadcasts)
-        monkeypatch.setattr(dialect, "load_folder", loads)
+        monkeypatch.setattr(dialect, "load_updates", loads)
 
     def arm(self, url: str, found: list[psutil.Process]) -> None:
-        """Strike with the next bucket that is broadcast, or when this server begins to load a folder."""
+        """Strike with the next bucket that is broadcast, or the next file that this server is to load."""
         self.url, self.found = url, found
         self.struck_at = None
         self.ejected_at.clear()

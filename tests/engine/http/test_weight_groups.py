@@ -499,3 +499,9 @@ def test_a_transport_of_your_own_is_a_kind(monkeypatch: pytest.MonkeyPatch) -> N
         Vllm(transfer="grop")
     with pytest.raises(FieldError, match=r"transfer='no_such:Class' can't be imported: No module named 'no_such'"):
         Vllm(transfer="no_such:Class")
+
+
+def test_what_a_hanging_member_costs_leaves_room_within_the_deadline() -> None:
+    parts = [group_transport.BUCKET_PART, group_transport.ABORT_PART, group_transport.SOUND_PART]
+    assert sum(parts) == pytest.approx(5 / 6)
+    assert parts[1] > parts[0]  # a healthy member ends by itself before it is given up

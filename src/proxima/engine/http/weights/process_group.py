@@ -54,9 +54,10 @@ CPU = torch.device("cpu")
 FORM_SECONDS = 20.0  # for all members to join; each is ready when the trainer begins
 ABORT_SECONDS = 30.0  # for the other calls to end after an abort, which does not end the forming of a group
 HEALTH_SECONDS = 10.0  # for a member to answer after a break
-# what a member that hangs may cost, one after the other, in parts of the weights' seconds: a bucket does not arrive, the
-# calls to all members end, it is asked whether it is sound. Together they leave room, so that it is noticed in time
-BUCKET_PART, ABORT_PART, SOUND_PART = 1 / 4, 1 / 3, 1 / 4
+# what a member that hangs may cost, one after the other, in parts of the weights' seconds; together they leave room
+BUCKET_PART = 1 / 4  # for a bucket to arrive
+ABORT_PART = 1 / 3  # for the calls to all members to end; more than they wait for a bucket, or for the group to form
+SOUND_PART = 1 / 4  # for a member to say whether it is sound
 REMEDY = (
     "let the servers connect to this machine, and to one another, at any port, or set engine.transfer=folder "
     "engine.weight_folder=FOLDER, a folder that all of them see"
