@@ -85,13 +85,11 @@ def probe_server(
 
 def fact_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact: `version spans`, `yes`."""
-    from proxima.engine.http.model_sizes import in_words
-
     for name, value in facts.items():
         if name == "more":
             yield from facts["more"].items()
         elif name == "sizes":
-            yield "sizes", in_words(value) or "not reported by the server"
+            yield "sizes", ", ".join(f"{part} {size}" for part, size in value.items()) or "not reported by the server"
         elif name == "log_probs":
             yield "log-probs", "none" if value is None else f"{value}: {LOG_PROBS[value]}"
         else:
