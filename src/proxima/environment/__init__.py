@@ -28,6 +28,7 @@ ENVIRONMENTS = Kinds(
         "guess": "proxima.environment.builtin:Guess",
         "python": "proxima.environment.builtin:PythonCode",
         "search": "proxima.environment.builtin:Search",
+        "sessions": "proxima.rollout.episodes.session_kind:Sessions",
         "sqlite": "proxima.environment.builtin:Sqlite",
     },
     "proxima.environments",

@@ -33,6 +33,7 @@ class AgentKind:
     """
 
     plays: ClassVar[bool] = True
+    trains_only: ClassVar[bool] = False  # it can't play the questions of an evaluation
     needs: ClassVar[Mapping[str, str]] = {}  # packages, as they are imported → what installs them
     roles: Sequence[str]
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
@@ -47,6 +48,7 @@ class AgentJob:
         row: the columns of the row, including `messages` and `answer`.
         base_url, api_key, model: the settings of an OpenAI client.
         clock: runs while the agent plays; agents that let an episode wait for a place say so by `clock.queued`.
+        group, sample: uid of the prompt, and number of the completion in its group.
     """
 
     row: Mapping[str, Any]
@@ -54,6 +56,8 @@ class AgentJob:
     api_key: str
     model: str = "policy"
     clock: EpisodeClock = field(default_factory=EpisodeClock)
+    group: int = 0
+    sample: int = 0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,6 +90,28 @@ class Agents(Protocol):
 
     def close(self) -> None:
         """Kill the processes that are still running. May be called twice, and after the event loop has ended."""
+
+
+class ListeningAgents(Agents):
+    """Base of agents that come from outside, by an address of their own, at which the endpoint listens for the whole
+    run.
+
+    Attributes: `listening`, the socket, since `listen`.
+    """
+
+    listening: socket.socket | None
+
+    def listen(self) -> None:
+        """Listen, before weights load; FieldError: it is not possible."""
+        raise NotImplementedError
+
+    def begin(self, folder: Path) -> None:
+        """Keep what outlives a kill in the folder of the run, which begins or goes on."""
+        raise NotImplementedError
+
+    def routes(self) -> Sequence[Any]:
+        """Starlette's routes, beside those of the endpoint."""
+        raise NotImplementedError
 
 
 class AgentFailed(EnvironmentFailure):

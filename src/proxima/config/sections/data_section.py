@@ -278,6 +278,9 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
         except FieldError as error:
             yield f"{path}.environment", f"names {kind!r}, which {error.requirement}"
         yield from _agent(r, path)[1]
+        if path != "task" and getattr(environment_class(task), "trains_only", False):
+            message = f"names {kind!r}, which plays in training alone"
+            yield f"{path}.environment", f"{message}; name another environment there, or none"
 
 
 def agents_can_play(r: Resolved[Any]) -> Findings:

@@ -6,6 +6,8 @@
     worlds         builds and checks what plays the episodes of a task, before weights are loaded
     player         plays episodes; to a generator of groups it is an engine whose completions have several turns
     played         an episode in progress, and the completion that it becomes
+    sessions       episodes that an application from outside opens and closes; `session_kind` is the environment,
+                   `session_routes` its HTTP API
     figures        statistics of a step's episodes, for metrics.jsonl
 
 Imports: `data`, `model`, `engine`, `environment`, `task`. Imported by `evaluation` and `runtime`, for tasks with an

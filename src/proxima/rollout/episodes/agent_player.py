@@ -22,7 +22,7 @@ from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.engine.protocol import Engine, InFlight, Request
-from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, RewardWithParts
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents, RewardWithParts
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
@@ -152,6 +152,7 @@ class AgentEpisodes(EpisodePlayer):
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
+        self._outside = agents if isinstance(agents, ListeningAgents) else None
         self._users = 0
         self._adding = asyncio.Lock()  # images
 
@@ -177,8 +178,11 @@ class AgentEpisodes(EpisodePlayer):
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
         if self._endpoint is None:
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
-            self._endpoint = ChatEndpoint(models, self._episodes.__contains__, self.answer, self.count, self.pay)
+            self._endpoint = ChatEndpoint(
+                models, self._episodes.__contains__, self.answer, self.count, self.pay, self._outside
+            )
             await self._endpoint.start()
+        if self._users == 1:
             self._time = LoopTime()
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
@@ -189,9 +193,10 @@ class AgentEpisodes(EpisodePlayer):
             await asyncio.gather(*tasks, return_exceptions=True)
             self._users -= 1
             if not self._users:
-                endpoint, self._endpoint = self._endpoint, None
                 self._time.stop()
-                await endpoint.close()
+                if self._outside is None:  # who comes from outside asks between the steps, too
+                    endpoint, self._endpoint = self._endpoint, None
+                    await endpoint.close()
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
@@ -218,7 +223,14 @@ class AgentEpisodes(EpisodePlayer):
         self.playing[request.prompt.uid, request.sample] = episode
         assert self._endpoint is not None
         clock = episode.clock
-        job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key, clock=clock)
+        job = AgentJob(
+            row=row_of(request.prompt),
+            base_url=self._endpoint.address,
+            api_key=key,
+            clock=clock,
+            group=request.prompt.uid,
+            sample=request.sample,
+        )
         now = asyncio.get_running_loop().time
         began = now()
         try:

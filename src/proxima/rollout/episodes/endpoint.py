@@ -2,9 +2,10 @@
 and Anthropic's Messages; and `/v1/rewards`, at which an agent gives an answer a reward by its id.
 
 Each episode has its own API key, which identifies it. The server runs in the run's event loop and listens only on the
-loopback interface. A request that it can't satisfy exactly is refused with an error in the form of its API. The only
-exception is the sampling distribution, which the trainer needs to know: the sampling settings are the run's, and
-`tool_choice: required` doesn't force a call, so that an agent must handle an answer without one.
+loopback interface, unless agents come from outside. A request that it can't satisfy exactly is refused with an error in
+the form of its API. The only exception is the sampling distribution, which the trainer needs to know: the sampling
+settings are the run's, and `tool_choice: required` doesn't force a call, so that an agent must handle an answer without
+one.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from proxima.data.columns import LARGEST
+from proxima.environment.agents import ListeningAgents
 from proxima.reward.server.bounded_server import BoundedReader, BoundedServer, bearer, disconnected
 from proxima.rollout.episodes.formats.chat import Answer, ApiFormat, ChatMessage, ChatRefused, ChatRequest, Count, Pay
 from proxima.rollout.episodes.formats.completions import ChatCompletions, openai_error
@@ -48,7 +50,8 @@ def unknown_key() -> ChatRefused:
 
 
 class ChatEndpoint:
-    """Serves `answer` on a free port of the loopback interface from `start` to `close`.
+    """Serves `answer` from `start` to `close`, on a free port of the loopback interface or where agents from outside
+    come.
 
     Args:
         models: the model names that agents see and may send; answers have the first one.
@@ -56,12 +59,20 @@ class ChatEndpoint:
         answer: see `Answer`; it is cancelled if the agent disconnects.
         count: see `Count`.
         pay: see `Pay`.
+        outside: agents from outside, with their socket and routes; None: there are none.
     """
 
     def __init__(
-        self, models: Sequence[str], knows: Callable[[str], bool], answer: Answer, count: Count, pay: Pay
+        self,
+        models: Sequence[str],
+        knows: Callable[[str], bool],
+        answer: Answer,
+        count: Count,
+        pay: Pay,
+        outside: ListeningAgents | None = None,
     ) -> None:
         self.models, self.knows, self.answer, self.count, self.pay = models, knows, answer, count, pay
+        self._listening = None if outside is None else outside.listening
         self._reader = BoundedReader((), MOST_BYTES, READ_SECONDS, spared=1 << 20, option="")
         self._stored: dict[str, dict[str, tuple[ChatMessage, ...]]] = {}  # by key and id of a response
         self._turns: dict[str, dict[str, tuple[int, ...]]] = {}  # by key and id of an answer, one for each choice
@@ -69,12 +80,13 @@ class ChatEndpoint:
         routes.append(Route("/v1/messages/count_tokens", self._counted, methods=["POST"]))
         routes.append(Route("/v1/models", self._models, methods=["GET"]))
         routes.append(Route("/v1/rewards", self._rewarded, methods=["POST"]))
+        routes += [] if outside is None else outside.routes()
         self._server = BoundedServer(Starlette(routes=routes), READ_SECONDS, CONNECTIONS, idle_seconds=IDLE_SECONDS)
         self._server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # the run handles them
 
     async def start(self) -> None:
         """Start listening, at `address`, in the form of `OPENAI_BASE_URL`."""
-        listening = socket.create_server(("127.0.0.1", 0))
+        listening = self._listening or socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
 
@@ -117,7 +129,7 @@ class ChatEndpoint:
     async def _answered(self, form: ApiFormat, request: Request) -> Response:
         try:
             key, body, asked = await self._asked(form, request)
-            answers = await _unless_gone(request, self.answer(key, asked))
+            answers = await unless_gone(request, self.answer(key, asked))
         except ChatRefused as refusal:
             return JSONResponse(form.error(refusal), refusal.status)
         written = form.written(body, answers, f"{key[:8]}_{time.monotonic_ns()}", self.models[0])
@@ -194,7 +206,7 @@ async def _sent(events: Iterable[str]) -> AsyncIterator[str]:
         yield each
 
 
-async def _unless_gone(request: Request, answer: Awaitable[T]) -> T:
+async def unless_gone(request: Request, answer: Awaitable[T]) -> T:
     """Await the answer; cancel it if the client disconnects first."""
     work, gone = asyncio.ensure_future(answer), asyncio.create_task(disconnected(request))
     try:

@@ -15,6 +15,7 @@ from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agent_kinds import agent_class, as_in_recipe, make_agent
+from proxima.environment.agents import ListeningAgents
 from proxima.environment.concurrent_hosts import AnyHosts, ConcurrentHosts
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
@@ -119,8 +120,20 @@ class AgentWorld:
         template = partial(TurnTemplate, tokenizer, self.play.arguments)
         from proxima.rollout.episodes.agent_player import AgentEpisodes  # serves by starlette, an optional package
 
+        if isinstance(self.agents, ListeningAgents) and log is not None:
+            self.agents.begin(log.parent)
         limits = settings, self.model.context, self.tool_format
         return AgentEpisodes(engine, self.agents, template, *limits, on_episode, self.roles)
+
+    def listen(self) -> None:
+        """Listen for agents from outside, if they come from there.
+
+        Raises:
+            FieldError: it is not possible, as where another program has the port.
+        """
+        if isinstance(self.agents, ListeningAgents):
+            with within("environment"):
+                self.agents.listen()
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -151,7 +164,8 @@ def make_worlds(
                 spec, of_task = _spec(task), play.of_task(path)
                 if isinstance(task, PlayedTask):
                     task.prepare()
-                if agent_class(spec.kind) is not None:
+                if (cls := agent_class(spec.kind)) is not None:
+                    _require_training(cls, spec.kind, path)
                     worlds[path] = AgentWorld(of_task, spec, model)
                     continue
                 processes = _processes_of(of_task.settings)
@@ -202,6 +216,13 @@ def _require_no_sandbox(spec: EnvironmentSpec, settings: EpisodeSettings) -> Non
     """Refuse the sandbox of the workers for a class that plays by itself, beside the run."""
     bound = f"plays by itself, beside the run, and episode.sandbox={settings.sandbox} is for classes in the workers"
     require(settings.sandbox == "none", "environment", spec.kind, bound, remedy="set episode.sandbox=none")
+
+
+def _require_training(cls: Any, kind: str | None, path: str) -> None:
+    """Refuse a kind that plays in training alone for the questions of an evaluation."""
+    bound = "plays the run's own task alone: in no mix, and nobody outside is asked the questions of an evaluation"
+    remedy = "name another environment there, or none"
+    require(path == "task" or not getattr(cls, "trains_only", False), "environment", kind, bound, remedy=remedy)
 
 
 def _unseen_tools(prompts: Sequence[Prompt], path: str) -> list[str]:

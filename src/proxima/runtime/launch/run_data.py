@@ -143,6 +143,10 @@ def load_run_data(config: RunConfig) -> RunData:
         play = replace(Play.of(config), own=own_limits(config))
         of_paths = {path: each.play for path, (each, _) in played.items()}
         worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
+        world = worlds.get("task")
+        if isinstance(world, AgentWorld) and is_first():
+            with within("task"):
+                world.listen()
         held_out = [
             replace(each, worlds=worlds_of(sources[path], worlds)) for path, each in zip(paths, held_out, strict=True)
         ]
