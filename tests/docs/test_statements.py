@@ -64,7 +64,7 @@ def test_the_adapters_of_environments():
     adapters -= {"harbor"}  # which plays a format
     (said,) = re.findall(r"adapters for (textarena.*?)[.;]", page("CHANGELOG.md"))
     assert {NAMES[word] for word in re.split(r", | and ", said)} == adapters
-    own = set(ENVIRONMENTS) - adapters - {"agent", "harbor"}
+    own = set(ENVIRONMENTS) - adapters - {"agent", "harbor", "sessions"}
     (count,) = re.findall(r"(\w+) come with proxima", page("CHANGELOG.md"))
     assert NUMBERS[count.lower()] == len(own)
 
