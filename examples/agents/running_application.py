@@ -16,7 +16,7 @@ from openai import APIConnectionError, APIStatusError, OpenAI
 
 KEY = os.environ["PROXIMA_SESSIONS_KEY"]
 WORKERS = 8
-PATIENCE = 60.0  # seconds without the run after which the application ends
+PATIENCE = 600.0  # seconds without the run after which the application ends
 
 
 def asked(url: str, body: dict | None = None) -> dict:
