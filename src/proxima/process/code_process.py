@@ -15,25 +15,53 @@ import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
+from time import monotonic
 from typing import Any
 
-from proxima.process.json_lines import LineChannel, decode, encode
+from proxima.process.json_lines import LineChannel
 from proxima.process.limits import confine, limit
+from proxima.process.plain_data import decode, encode
 
-LONGEST = 1_000_000  # items of an iterator
+READ_AHEAD = 0.001  # seconds in which an iterator may be asked for more than one item
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
 FILES = 64
 SOURCES = ("setup.py", "solution.py")
+BUILT_IN = {name for name, kind in vars(builtins).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+_raised: dict[int, Exception] = {}  # by the iterator's id: what it raised after items that were sent before
+
+
+def next_items(iterator: Any, most: int) -> list[Any]:
+    """Up to `most` items of an iterator, as many as come quickly, after True if it has ended."""
+    if id(iterator) in _raised:
+        raise _raised.pop(id(iterator))
+    items: list[Any] = []
+    until = monotonic() + READ_AHEAD
+    while len(items) < most:
+        try:
+            items.append(next(iterator))
+        except StopIteration:
+            return [True, items]
+        except Exception as error:
+            if not items:
+                raise
+            _raised[id(iterator)] = error
+            break
+        if monotonic() > until:
+            break
+    return [False, items]
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "value": lambda value: value,
     "call": lambda function, *arguments, **named: function(*arguments, **named),
     "getattr": getattr,
     "setattr": setattr,
     "getitem": operator.getitem,
-    "list": lambda iterable: list(islice(iterable, LONGEST)),
+    "iter": iter,
+    "next": next_items,
     "len": len,
     "str": str,
+    "repr": repr,
 }
 
 
@@ -76,18 +104,22 @@ def show_error(kind: type[BaseException], error: BaseException, frames: types.Tr
     sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
+def error_arguments(error: BaseException) -> list[Any]:
+    """The arguments of an exception if they are short plain values, else its message."""
+    plain = len(error.args) <= 2 and all(type(each) in (str, int, float) for each in error.args)
+    return [each[:300] if type(each) is str else each for each in error.args] if plain else [str(error)[:300]]
+
+
 def serve_objects(channel: LineChannel) -> None:
     """Load the code, then apply operations to its objects until the socket closes."""
     kept: dict[int, Any] = {}
 
     def keep(value: Any) -> Any:
-        if hasattr(value, "shape") and value.shape == ():  # a numpy scalar
-            return value.item()
         kept[id(value)] = value
-        return ["object", id(value)]
+        return ["iterator" if hasattr(type(value), "__next__") else "object", id(value)]
 
     def take(tag: str, inside: Any) -> Any:
-        return kept[inside] if tag == "object" else names[inside]
+        return names[inside] if tag == "name" else kept[inside]
 
     def reply(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -96,7 +128,8 @@ def serve_objects(channel: LineChannel) -> None:
             value = OPERATIONS[request["do"]](*arguments, **named)
             return {"value": encode(value, keep), "after": [encode(argument, keep) for argument in arguments[1:]]}
         except BaseException as error:
-            return {"error": type(error).__name__, "message": str(error)[:300]}
+            return {"error": [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILT_IN],
+                    "arguments": error_arguments(error)}  # fmt: skip
 
     names = run_files("solution")
     known = vars(builtins)

@@ -13,6 +13,7 @@ from proxima.data.json_reader import load_json
 from proxima.process.sandbox import auto_sandbox, brought_kinds, fallback_note
 from proxima.reward.base import Job, PooledReward, missing_answer, required_answer
 from proxima.reward.sandboxed import require_choice, sandbox_kind
+from proxima.reward.workers.names_of_tests import asserts, only_defines
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 
@@ -119,6 +120,8 @@ def code_of(text: str) -> str:
 
 def _column(prompt: Prompt, name: str) -> str:
     value = prompt.metadata.get(name, "")
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        value = "\n".join(value)
     if name not in prompt.metadata or not isinstance(value, str | None):
         raise ValueError(
             f"{prompt_name(prompt.uid)} has no text in the column {name!r}; columns: {', '.join(prompt.metadata)}"
@@ -144,10 +147,12 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
         nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
         raise ValueError(f"is not Python: {error}") from None
-    if not any(isinstance(node, ast.Assert | ast.Raise) for node in nodes):
+    if not any(map(asserts, nodes)):
         raise ValueError("asserts nothing")
     if entry_point is not None and not any(isinstance(node, NAMED) and node.name == "check" for node in nodes):
         raise ValueError("defines no function check(candidate), which entry_point asks for")
+    if entry_point is None and all(map(only_defines, sources)):
+        raise ValueError("asserts nothing: it only defines functions; entry_point names the one to pass to check")
     return {"assertions": sources}
 
 

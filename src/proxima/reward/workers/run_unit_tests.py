@@ -4,7 +4,6 @@ Assertions run in a fork of the worker. The names of the code are stand-ins ther
 data back. A result is therefore compared by Python's own `==`, and no code of the completion runs in that process.
 """
 
-import ast
 import builtins
 import json
 import os
@@ -12,7 +11,9 @@ import secrets
 import select
 import signal
 import socket
+import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,9 +21,13 @@ from typing import Any
 
 from proxima.process.code_runner import NONE, run_program, running_code
 from proxima.process.entry import prctl
-from proxima.process.json_lines import LineChannel, decode, encode
+from proxima.process.json_lines import LineChannel
+from proxima.process.limits import limit_growth
+from proxima.process.plain_data import decode, encode
 from proxima.process.sandbox import Sandbox
+from proxima.reward.workers.names_of_tests import Names, import_modules, tests_without_call
 
+ONE_BY_ONE, MOST_ITEMS = 64, 1024  # items of an iterator that come one by one; at once, later
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # the capability with which root's programs can read it anyway
@@ -76,12 +81,11 @@ class Code:
                 for argument, after in zip(arguments[1:], reply["after"], strict=True):
                     _change(argument, decode(after, self._object))
                 return decode(reply["value"], self._object)
-            kind, message = vars(builtins).get(str(reply["error"])), str(reply["message"])
+            error = _raised(reply["error"], decode(["list", reply["arguments"]], self._object))
         except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error
-        raisable = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError)
-        raise (kind if raisable else RuntimeError)(message) from CodeRaised()  # type: ignore[misc]
+        raise error from CodeRaised()
 
     def _line(self) -> Any:
         try:
@@ -91,12 +95,12 @@ class Code:
             raise BrokenCode from error
 
     def _object(self, tag: str, inside: Any) -> "Remote":
-        return Remote(self, int(inside))
+        return (RemoteIterator if tag == "iterator" else RemoteObject)(self, int(inside))
 
     def _reference(self, value: Any) -> Any:
         """The reference sent for an object that is not plain data: an object of the code, or of the row's setup."""
         if isinstance(value, Remote):
-            return ["object", object.__getattribute__(value, "_number")]
+            return ["object", value._Remote__number]  # type: ignore[attr-defined]
         if id(value) in self.given:
             return ["name", self.given[id(value)]]
         raise RowError(
@@ -108,55 +112,156 @@ class CodeRaised(Exception):
     """Marks an exception that was raised by the code, not by the tests."""
 
 
+# What code may raise in the tests: StopIteration would end their own iterators, as if it were no error (PEP 479), and
+# others can't be made of a message.
+_NOT_RAISED = (StopIteration, StopAsyncIteration, UnicodeError, ExceptionGroup)
+RAISED = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _NOT_RAISED)
+}
+
+
+def _raised(names: Sequence[str], arguments: Sequence[Any]) -> Exception:
+    """A new exception of the first type that code may raise, of an exception's own type and its bases."""
+    if names and names[0] in ("StopIteration", "StopAsyncIteration"):
+        return RuntimeError(f"the code raised {names[0]}")
+    kind = next((RAISED[name] for name in names if name in RAISED), RuntimeError)
+    if kind is Exception and len(names) > 1:  # such as a group
+        kind = RuntimeError
+    return kind(*arguments)
+
+
 class Remote:
-    """Stand-in for an object of the code: a function, class or instance. Equal to itself and to no plain data."""
+    """Stand-in for an object of the code: a function, class or instance. Equal to itself and to no plain data.
+
+    It answers to no special name but those that its classes define; so no library finds an array, a number or a class
+    in it.
+    """
+
+    __slots__ = ("__code", "__number")
 
     def __init__(self, code: Code, number: int) -> None:
-        object.__setattr__(self, "_code", code)
-        object.__setattr__(self, "_number", number)
+        object.__setattr__(self, "_Remote__code", code)
+        object.__setattr__(self, "_Remote__number", number)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._code.ask("call", self, *arguments, **named)
+        return self.__code.ask("call", self, *arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
-        return self._code.ask("getattr", self, name)
+        _refuse_special(name)
+        return self._ask("getattr", name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._code.ask("setattr", self, name, value)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._code.ask("getitem", self, key)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._code.ask("list", self))
-
-    def __len__(self) -> int:
-        return int(self._code.ask("len", self))
+        _refuse_special(name)
+        self._ask("setattr", name, value)
 
     def __bool__(self) -> bool:
         return True
 
     def __str__(self) -> str:
-        return str(self._code.ask("str", self))
+        return self._expect(str, "str")
+
+    def __repr__(self) -> str:
+        return self._expect(str, "repr")
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
-            return bool(self._number == other._number)
-        encode(other, self._code._reference)  # RowError where the comparison would need the code's own `__eq__`
+            return bool(self.__number == other.__number)
+        encode(other, self.__code._reference)  # RowError where the comparison would need the code's own `__eq__`
         return False
 
     def __hash__(self) -> int:
-        return hash(self._number)
+        return hash(self.__number)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an object of the code can't be copied")
+
+    def _ask(self, do: str, *arguments: Any) -> Any:
+        return self.__code.ask(do, self, *arguments)
+
+    def _expect(self, kind: type, do: str) -> Any:
+        """The answer of the code, of exactly this type."""
+        answer = self._ask(do)
+        if type(answer) is not kind:
+            raise TypeError(f"the code's {do} is a {type(answer).__name__}")
+        return answer
+
+
+class RemoteObject(Remote):
+    """Stand-in for an object that is no iterator."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._ask("getitem", key)
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator = self._ask("iter")
+        if isinstance(iterator, RemoteIterator):
+            return iterator
+        raise TypeError("the code's iter() is no iterator")
+
+    def __len__(self) -> int:
+        return int(self._expect(int, "len"))
+
+
+class RemoteIterator(Remote):
+    """Stand-in for an iterator. Its items come one by one at first, so that an endless one is not run ahead of the
+    tests, and later as many at once as the code makes in a moment."""
+
+    __slots__ = ("__items", "__seen", "__ended")
+
+    def __init__(self, code: Code, number: int) -> None:
+        super().__init__(code, number)
+        object.__setattr__(self, "_RemoteIterator__items", deque())
+        object.__setattr__(self, "_RemoteIterator__seen", 0)
+        object.__setattr__(self, "_RemoteIterator__ended", False)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if not self.__items and not self.__ended:
+            ended, items = self._ask("next", 1 if self.__seen < ONE_BY_ONE else MOST_ITEMS)
+            if type(ended) is not bool or type(items) is not list or not (items or ended):
+                raise TypeError("the code's next() is no list of items")
+            object.__setattr__(self, "_RemoteIterator__ended", ended)
+            object.__setattr__(self, "_RemoteIterator__seen", self.__seen + len(items))
+            self.__items.extend(items)
+        if self.__items:
+            return self.__items.popleft()
+        raise StopIteration
+
+
+def _refuse_special(name: str) -> None:
+    if name.startswith("__") and name.endswith("__"):
+        raise AttributeError(f"an object of the code has no {name} for the tests")
 
 
 def _change(argument: Any, after: Any) -> None:
     """Update an argument of the tests in place with the changes that the code made to its copy."""
-    if type(argument) is type(after) and argument != after:
+    if type(argument) is not type(after):
+        return
+    if type(argument).__name__ == "ndarray":
+        if argument.shape == after.shape and argument.flags.writeable:
+            argument[...] = after
+        return
+    try:
+        same = argument == after
+    except ValueError:  # arrays in them
+        same = False
+    if not same:
         if isinstance(argument, list):
             argument[:] = after
         elif isinstance(argument, dict | set):
             argument.clear()
             argument.update(after)
+        elif isinstance(argument, bytearray):
+            argument[:] = after
+        elif isinstance(argument, deque):
+            argument.clear()
+            argument.extend(after)
 
 
 def hide_memory() -> None:
@@ -187,7 +292,9 @@ def run_unit_tests(
         return _run_programs(code, setup, limits, tests["programs"], deadline, sandbox)
     with running_code(code, setup, limits, sandbox=sandbox) as channel:
         module = Code(channel)
-        verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
+        verdicts, timed_out, killed = _in_fork(
+            lambda: _verdicts(module, tests, setup, entry_point), deadline, memory_mb
+        )
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")
     count = len(tests["calls"]["inputs"] if "calls" in tests else tests["assertions"])
@@ -196,13 +303,16 @@ def run_unit_tests(
     return {"runs": verdicts[:1] == [True], "passed": sum(verdicts[1:]) / count, "timed_out": timed_out}
 
 
-def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool, bool]:
+def _in_fork(
+    verdicts: Callable[[], Iterable[bool | str]], deadline: float, memory_mb: int
+) -> tuple[list[Any], bool, bool]:
     """The values that the function yields in a fork of this process until the deadline, True if the deadline passed,
     and True if a signal killed the fork: no test sends one, so the code did, or it needed too much memory."""
     receive, send = os.pipe()
     if (pid := os.fork()) == 0:
         try:
             os.setsid()
+            limit_growth("AS", 0, memory_mb)  # a value of the code may make the tests need any memory
             for verdict in verdicts():
                 os.write(send, json.dumps(verdict).encode() + b"\n")
         finally:
@@ -261,25 +371,43 @@ def _assertions(
     code: Code, sources: Sequence[str], entry_point: str | None, names: dict[str, Any], defined: set[str]
 ) -> list[Test]:
     """A test for each source; with `entry_point` the source defines `check`, which is called with that function."""
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    bound |= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
-    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
-    read = {node.id for node in nodes if isinstance(node, ast.Name)} - bound - set(names)
-    own = {name for name in read if not hasattr(builtins, name)}
-    if not own and entry_point is None:  # `assert sum(10, 15) == 6` is about the code's own `sum`
-        own = read
-    for name in sorted(own & defined):
+    read = Names(sources, names)
+    own = {name for name in read.modules if name not in names}
+    try:
+        names.update(import_modules({name: read.modules[name] for name in own}))
+    except ImportError as error:
+        raise RowError(f"they need a package: {error}") from error
+    for name in sorted((read.of_code() if entry_point is None else set()) & defined):
         with suppress(Exception):  # if its value can't be sent, the tests see the name as undefined
             names[name] = code.value(name)
 
     def run(source: str) -> None:
+        before = set(map(id, names.values()))
         exec(compile(source, "tests", "exec", dont_inherit=True, optimize=0), names)
-        if entry_point is not None:
+        if entry_point is None:
+            for name in tests_without_call(source):
+                names[name]()
+        elif "check" in names:
             names["check"](code.value(entry_point))
+        else:
+            raise RowError("they define no function check(candidate), which entry_point asks for")
+        cases = [value for value in names.values() if isinstance(value, type) and id(value) not in before]
+        _run_cases(cases)
 
     return [partial(run, source) for source in sources]
+
+
+def _run_cases(classes: Sequence[type]) -> None:
+    """Run the tests of the classes of `unittest` among these; AssertionError if one fails, or there are none in one."""
+    if "unittest" not in sys.modules:
+        return
+    import unittest
+
+    for case in classes:
+        if issubclass(case, unittest.TestCase) and case.__module__ == "tests":
+            result = unittest.TestResult()
+            unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
+            assert result.testsRun > len(result.skipped) and result.wasSuccessful()
 
 
 def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
