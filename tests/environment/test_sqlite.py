@@ -1,11 +1,17 @@
 """A database as a tool: reads, and does nothing else."""
 
+import asyncio
 import sqlite3
+from contextlib import closing
 
 import pytest
 
 from proxima.data import FieldError
 from proxima.environment.builtin import Sqlite
+from proxima.environment.hosts import Hosts
+from proxima.environment.interface import EnvironmentSpec
+from proxima.environment.tool_calls import ToolCall
+from tests.sandboxes import needs_bubblewrap
 
 SCRIPT = """
 CREATE TABLE city (name TEXT, people INTEGER, area REAL, flag BLOB);
@@ -40,6 +46,9 @@ REFUSED = {
     "VACUUM INTO 'copy.db'": "denied",
     "SELECT load_extension('x')": "not authorized|no such function",
     "SELECT random()": "not authorized",
+    "SELECT fts3_tokenizer('simple')": "not authorized",
+    "SELECT FTS3_TOKENIZER('simple', x'4141414141414141')": "not authorized",
+    "SELECT sqlite_version()": "not authorized",
     "SELECT zeroblob(1000000000)": "too big",
     "SELECT * FROM nowhere": "no such table",
     "SELECT 1; SELECT 2": "one statement",
@@ -89,3 +98,47 @@ def test_bad_arguments(tmp_path, script):
     ]:
         with pytest.raises(FieldError, match=message):
             Sqlite(**arguments)
+
+
+SEARCHED = """
+CREATE VIRTUAL TABLE new USING fts5(a, b);
+INSERT INTO new VALUES ('red apple', 'x'), ('green pear', 'y');
+CREATE VIRTUAL TABLE old USING fts4(a);
+INSERT INTO old VALUES ('red apple'), ('green pear');
+"""
+
+
+def test_tables_of_full_text_can_be_searched(tmp_path):
+    file = tmp_path / "searched.sql"
+    file.write_text(SEARCHED)
+    ask = Sqlite(script=str(file)).query
+    marked = "SELECT highlight(new, 0, '[', ']') AS a FROM new WHERE new MATCH 'red' ORDER BY rank"
+    assert ask(marked) == "a\n[red] apple"
+    assert ask("SELECT snippet(old) AS a FROM old WHERE old MATCH 'pear'") == "a\ngreen <b>pear</b>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "call", ["printf('%.*c', 2147483647, 'x')", "instr(hex(zeroblob(500000)), hex(zeroblob(250000))||'1')"]
+)
+def test_one_long_call_of_a_function_ends_too(script, call):
+    database = Sqlite(script=script, seconds=0.1)
+    with pytest.raises(ValueError, match="the query was ended after 0.1 s"):
+        database.query(f"SELECT length({call})")
+    assert database.query("SELECT 1 AS one") == "one\n1"
+
+
+@needs_bubblewrap
+@pytest.mark.slow
+def test_the_tool_runs_in_the_sandbox_of_episodes(script):
+    spec = EnvironmentSpec(kind="sqlite", arguments={"script": script})
+    with closing(Hosts(spec, workers=1, call_seconds=600.0, sandbox="bubblewrap")) as hosts:
+
+        async def play():
+            instance = await hosts.open({"messages": [{"role": "user", "content": "?"}]}, seed=1)
+            (answer,) = await instance.call(
+                [ToolCall(name="query", arguments={"sql": "SELECT count(*) AS c FROM city"})]
+            )
+            return answer.messages[0]["content"]
+
+        assert asyncio.run(play()) == "c\n2"

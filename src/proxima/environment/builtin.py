@@ -1,11 +1,16 @@
 """The built-in environments: tools (a calculator, Python, search, a database), and a game, guessing a number."""
 
 import ast
+import json
 import operator
+import os
 import re
+import select
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -176,13 +181,19 @@ def read_corpus(path: str) -> tuple[list[str], Any]:
 
 
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
-PRAGMAS = ("table_info", "table_list")
-REFUSED = ("load_extension", "random", "randomblob")  # a replayed episode must take the same course
+PRAGMAS = ("table_info", "table_list", "data_version")  # FTS5 reads the last one
+# Those that compute from their arguments or search; none tells of the process, takes or gives an address, or is random:
+# a replayed episode must take the same course.
+FUNCTIONS = frozenset(
+    ["->", "->>", "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "ceiling", "char", "coalesce", "concat", "concat_ws", "cos", "cosh", "degrees", "exp", "floor", "format", "glob", "hex", "if", "ifnull", "iif", "instr", "length", "like", "likelihood", "likely", "ln", "log", "log10", "log2", "lower", "ltrim", "mod", "nullif", "octet_length", "pi", "pow", "power", "printf", "quote", "radians", "replace", "round", "rtrim", "sign", "sin", "sinh", "soundex", "sqrt", "substr", "substring", "tan", "tanh", "trim", "trunc", "typeof", "unhex", "unicode", "unlikely", "upper", "zeroblob", "avg", "count", "group_concat", "max", "min", "string_agg", "sum", "total", "median", "percentile", "percentile_cont", "percentile_disc", "cume_dist", "dense_rank", "first_value", "lag", "last_value", "lead", "nth_value", "ntile", "percent_rank", "rank", "row_number", "date", "datetime", "julianday", "strftime", "time", "timediff", "unixepoch", "json", "json_array", "json_array_length", "json_error_position", "json_extract", "json_group_array", "json_group_object", "json_insert", "json_object", "json_patch", "json_pretty", "json_quote", "json_remove", "json_replace", "json_set", "json_type", "json_valid", "match", "regexp", "bm25", "highlight", "snippet", "matchinfo", "offsets"]
+)
 LONGEST_CELL, LARGEST_VALUE = 200, 1 << 20  # characters shown of a cell; maximum bytes of a value
+GRACE = 0.1  # seconds after which a query that did not end itself is killed
 
 
 class Sqlite(Environment):
-    """A tool `query`, which reads a database. All episodes of a worker share it.
+    """A tool `query`, which reads a database. All episodes of a worker share it. A query runs in a process of its own,
+    which is killed when its time is up, and may call the functions of SQL that compute or search.
 
     Args:
         script: a file of SQL statements that create the database, in memory.
@@ -205,7 +216,8 @@ class Sqlite(Environment):
         require(Path(path).is_file(), named, path, "does not exist")
         self.rows, self.seconds = rows, seconds
         try:
-            self.database = open_database(str(Path(path).resolve()), script is not None)
+            self.path, self.script = str(Path(path).resolve()), script is not None
+            self.database = open_database(self.path, self.script)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise FieldError(named, path, f"can't be read as a database: {error}", remedy=remedy) from error
 
@@ -216,16 +228,45 @@ class Sqlite(Environment):
             sql: one statement
         """
         deadline = time.monotonic() + self.seconds
-        self.database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        receive, send = os.pipe()
+        if (pid := os.fork()) == 0:  # a call of one function, such as printf, can't be interrupted, but killed
+            try:
+                with open(send, "wb", buffering=0) as pipe:
+                    pipe.write(json.dumps(self._answer(sql, deadline)).encode())
+            finally:
+                os._exit(0)
+        os.close(send)
+        data, part = b"", b"?"
         try:
-            cursor = self.database.execute(sql)
+            while part and select.select([receive], [], [], max(0.0, deadline + GRACE - time.monotonic()))[0]:
+                data += (part := os.read(receive, 1 << 16))
+        finally:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(receive)
+        if part:
+            raise ValueError(f"the query was ended after {self.seconds:g} s")
+        if not data:
+            raise ValueError("the query ended its process")
+        answer, problem = json.loads(data)
+        if problem:
+            raise ValueError(problem)
+        return str(answer)
+
+    def _answer(self, sql: str, deadline: float) -> tuple[str, str]:
+        """The rows as text, and the problem with the query, one of the two empty; in a fork of the worker."""
+        # a connection to a file must not be used in a fork
+        database = self.database if self.script else connect(self.path, script=False)
+        database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
+        try:
+            cursor = database.execute(sql)
             names, rows = [column[0] for column in cursor.description or ()], cursor.fetchmany(self.rows + 1)
-            cursor.close()
-        except (sqlite3.Error, sqlite3.Warning, OverflowError) as error:
+        except (sqlite3.Error, sqlite3.Warning, OverflowError, MemoryError, UnicodeError) as error:
             late = isinstance(error, sqlite3.OperationalError) and time.monotonic() > deadline
-            raise ValueError(f"the query was ended after {self.seconds:g} s" if late else str(error)) from None
+            return "", f"the query was ended after {self.seconds:g} s" if late else str(error) or type(error).__name__
         lines = [" | ".join(_shown(value) for value in row) for row in [names, *rows[: self.rows]]]
-        return "\n".join([*lines, *["(more rows)"] * (len(rows) > self.rows), *["(no rows)"] * (not rows)])
+        return "\n".join([*lines, *["(more rows)"] * (len(rows) > self.rows), *["(no rows)"] * (not rows)]), ""
 
 
 def _shown(value: object) -> str:
@@ -237,6 +278,11 @@ def _shown(value: object) -> str:
 
 @lru_cache(maxsize=8)
 def open_database(path: str, script: bool) -> sqlite3.Connection:
+    """Open a read-only connection, which all episodes of a worker share."""
+    return connect(path, script)
+
+
+def connect(path: str, script: bool) -> sqlite3.Connection:
     """Open a read-only connection."""
     if script:
         database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -251,7 +297,7 @@ def open_database(path: str, script: bool) -> sqlite3.Connection:
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    function = action == sqlite3.SQLITE_FUNCTION and second not in REFUSED
+    function = action == sqlite3.SQLITE_FUNCTION and str(second).lower() in FUNCTIONS
     allowed = action in ALLOWED or function or (action == sqlite3.SQLITE_PRAGMA and first in PRAGMAS)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 

@@ -1,4 +1,6 @@
-"""The sandbox of the worker processes of environments and tools that a user writes."""
+"""The sandbox of the worker processes of environments and tools: those that a user writes, and built-in ones."""
+
+from pathlib import Path
 
 from proxima.data import UserError, require
 from proxima.environment.interface import EnvironmentSpec
@@ -12,6 +14,8 @@ from proxima.process.sandbox import (
 )
 from proxima.system.user_modules import user_module_file
 
+SANDBOXED = ("calculator", "guess", "search", "sqlite")  # built-in kinds that run in a sandbox as they are
+FILES = ("corpus", "file", "script")  # their arguments that name a file, which the sandbox shows
 PROCESSES = 1024  # and threads, of all workers
 
 
@@ -20,21 +24,26 @@ class HostSandbox:
 
     Args:
         memory_mb: MiB that all workers may need; 0: any.
-    Raises: UserError: it can't be used, or the environment is a built-in one, which needs more than a sandbox shows.
+    Raises: UserError: it can't be used, or the environment is one that needs more than a sandbox shows.
     """
 
     def __init__(self, choice: str, spec: EnvironmentSpec, memory_mb: int) -> None:
         own = [name for name in (spec.kind, *spec.tools) if name is not None and ":" in name]
-        built_in = spec.kind is not None and ":" not in spec.kind
-        reason = "is built in; episode.sandbox is for classes of your own"
+        other = spec.kind is not None and ":" not in spec.kind and spec.kind not in SANDBOXED
+        reason = "can't run in episode.sandbox, which is for classes of your own and built-in tools"
         remedy = "python has a field `sandbox` of its own; set episode.sandbox=none"
-        require(not built_in, "environment", spec.kind, reason, remedy=remedy)
+        require(not other, "environment", spec.kind, reason, remedy=remedy)
+        if spec.kind in SANDBOXED:
+            given = [spec.arguments.get(name) for name in FILES]
+        else:
+            given = []
         try:
             kind = usable_kind(choice)
         except SandboxMissing as error:  # no field error: the task's path would be put before it
             raise UserError(f"episode.sandbox={choice!r} {error}", remedy=error.remedy) from None
         files = [file for name in own if (file := user_module_file(name.partition(":")[0])) is not None]
         readable = tuple(dict.fromkeys(path for file in files for path in python_sources(file)))
+        readable += tuple(str(Path(name).resolve()) for name in given if isinstance(name, str) and Path(name).is_file())
         memory_mb += WORKERS_MEMORY_MB if memory_mb else 0
         used = kind != "none"
         self.sandbox = Sandbox(kind=kind, readable=readable, processes=PROCESSES, memory_mb=memory_mb) if used else None

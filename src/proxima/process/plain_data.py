@@ -147,7 +147,7 @@ def _named(inside: Any, inner: Callable[[Any], Any]) -> Any:
 @lru_cache(maxsize=64)
 def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     """A class of named tuples; ValueError if a name is not an identifier."""
-    return namedtuple(name, fields)  # noqa: PYI024
+    return namedtuple(name, fields)
 
 
 def _numbers(inside: Any, inner: Callable[[Any], Any]) -> Any:

@@ -210,7 +210,7 @@ class RemoteIterator(Remote):
     """Stand-in for an iterator. Its items come one by one at first, so that an endless one is not run ahead of the
     tests, and later as many at once as the code makes in a moment."""
 
-    __slots__ = ("__items", "__seen", "__ended")
+    __slots__ = ("__ended", "__items", "__seen")
 
     def __init__(self, code: Code, number: int) -> None:
         super().__init__(code, number)
