@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Solutions that pass tests only if the tests are at fault, over ten kinds, and honest ones of many styles."""
 
 from itertools import product
@@ -160,10 +161,18 @@ ATTACKS = {
                                                "for v in list(m.values()) if hasattr(v, 'encode')]"),
     ],
 }  # fmt: skip
+# What a solution may do besides, when it is loaded.
+BESIDES = {
+    "nothing": "",
+    "forges modules": "import builtins, math, sys\nmath.isclose = lambda *a, **k: True\nbuiltins.all = builtins.AssertionError = None\n"
+    "sys.modules['numpy'] = sys.modules['unittest'] = math\n",
+    "hooks": "import atexit, gc, os, signal\natexit.register(os._exit, 0)\ngc.callbacks.append(lambda *a: None)\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
+}
 HOSTILE = [
-    (f"{kind}-{number}", row, code)
-    for kind, codes in ATTACKS.items()
-    for (number, code), row in product(enumerate(codes), ROWS)
+    (kind, number, besides, f"{before}{code}")
+    for (kind, codes), (besides, before) in product(ATTACKS.items(), BESIDES.items())
+    for number, code in enumerate(codes)
 ]
 
 VALUES = [

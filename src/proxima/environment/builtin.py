@@ -184,9 +184,20 @@ ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 PRAGMAS = ("table_info", "table_list", "data_version")  # FTS5 reads the last one
 # Those that compute from their arguments or search; none tells of the process, takes or gives an address, or is random:
 # a replayed episode must take the same course.
-FUNCTIONS = frozenset(
-    ["->", "->>", "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "ceiling", "char", "coalesce", "concat", "concat_ws", "cos", "cosh", "degrees", "exp", "floor", "format", "glob", "hex", "if", "ifnull", "iif", "instr", "length", "like", "likelihood", "likely", "ln", "log", "log10", "log2", "lower", "ltrim", "mod", "nullif", "octet_length", "pi", "pow", "power", "printf", "quote", "radians", "replace", "round", "rtrim", "sign", "sin", "sinh", "soundex", "sqrt", "substr", "substring", "tan", "tanh", "trim", "trunc", "typeof", "unhex", "unicode", "unlikely", "upper", "zeroblob", "avg", "count", "group_concat", "max", "min", "string_agg", "sum", "total", "median", "percentile", "percentile_cont", "percentile_disc", "cume_dist", "dense_rank", "first_value", "lag", "last_value", "lead", "nth_value", "ntile", "percent_rank", "rank", "row_number", "date", "datetime", "julianday", "strftime", "time", "timediff", "unixepoch", "json", "json_array", "json_array_length", "json_error_position", "json_extract", "json_group_array", "json_group_object", "json_insert", "json_object", "json_patch", "json_pretty", "json_quote", "json_remove", "json_replace", "json_set", "json_type", "json_valid", "match", "regexp", "bm25", "highlight", "snippet", "matchinfo", "offsets"]
-)
+FUNCTIONS = frozenset({
+    "->", "->>", "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "avg", "bm25", "ceil", "ceiling",
+    "char", "coalesce", "concat", "concat_ws", "cos", "cosh", "count", "cume_dist", "date", "datetime", "degrees",
+    "dense_rank", "exp", "first_value", "floor", "format", "glob", "group_concat", "hex", "highlight", "if", "ifnull",
+    "iif", "instr", "json", "json_array", "json_array_length", "json_error_position", "json_extract",
+    "json_group_array", "json_group_object", "json_insert", "json_object", "json_patch", "json_pretty", "json_quote",
+    "json_remove", "json_replace", "json_set", "json_type", "json_valid", "julianday", "lag", "last_value", "lead",
+    "length", "like", "likelihood", "likely", "ln", "log", "log10", "log2", "lower", "ltrim", "match", "matchinfo",
+    "max", "median", "min", "mod", "nth_value", "ntile", "nullif", "octet_length", "offsets", "percent_rank",
+    "percentile", "percentile_cont", "percentile_disc", "pi", "pow", "power", "printf", "quote", "radians", "rank",
+    "regexp", "replace", "round", "row_number", "rtrim", "sign", "sin", "sinh", "snippet", "soundex", "sqrt",
+    "strftime", "string_agg", "substr", "substring", "sum", "tan", "tanh", "time", "timediff", "total", "trim",
+    "trunc", "typeof", "unhex", "unicode", "unixepoch", "unlikely", "upper", "zeroblob",
+})  # fmt: skip
 LONGEST_CELL, LARGEST_VALUE = 200, 1 << 20  # characters shown of a cell; maximum bytes of a value
 GRACE = 0.1  # seconds after which a query that did not end itself is killed
 

@@ -11,6 +11,7 @@
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us, or answers requests of JSON-RPC
     guardian       runs a command, such as a server, and leaves nothing of it behind
+    plain_data     values as JSON between the code of a model and its tests: a list of types, rebuilt on the other side
     json_lines     lines of JSON over a socket, each read until a deadline; values as JSON that restores their types
 
 Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,

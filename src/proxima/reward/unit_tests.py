@@ -29,13 +29,14 @@ class UnitTests(PooledReward):
 
     A list or an object may be JSON text. The code is the last block fenced as `python`, `python3` or `py`, else the
     last fenced block, else the whole text. It runs in a separate Python process that does not contain the tests: they
-    call its functions from another process and get plain data back. Overriding `assert`, builtins or `__eq__`, exiting
-    the process, or printing anything thus passes no test.
+    call its functions from another process and get plain data back. Overriding `assert`, builtins or `__eq__`, raising
+    StopIteration, exiting the process, or printing anything thus passes no test. Tests have their own names: modules
+    that they use are imported for them, and with `entry_point` the code gives that function alone.
 
     Args:
         partial: the value is the share of the tests that pass.
-        setup: column with code that runs before the tests and before the completion's, as `test_setup_code` of MBPP;
-            null: none.
+        setup: column with code that runs before the tests and before the completion's, as `test_setup_code` of
+            MBPP, text or a list of lines; null: none.
         entry_point: column with the name of the function passed to `check`; null: the tests call it by its name.
         seconds: wall-clock time for all tests of a completion, > 0; `runtime.reward_timeout` does not apply.
         memory_mb: MiB of address space for the code, >= 64.
@@ -48,8 +49,9 @@ class UnitTests(PooledReward):
         pass an object that is not plain data to the code. FieldError before the run if the sandbox can't be used.
     Edge cases: code that raises, exits, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by
         lines without trailing white space. Lists, dicts and sets that the code changes in place are changed for the
-        tests too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other
-        objects are stand-ins whose methods can be called, equal only to themselves.
+        tests too. Plain data are None, bools, numbers, text, bytes, the containers of Python and of `collections` with
+        such data, named tuples, Fraction, Decimal, dates and times, and arrays of numpy; other objects are stand-ins
+        whose methods can be called, equal only to themselves.
     The code may not start processes or threads, and has `memory_mb`, `seconds`, 64 open files and 64 MiB of disk.
     """
 

@@ -1,8 +1,8 @@
 """Whose names are those that tests use: the code's, or their own.
 
-Tests judge with `math`, `np` or a helper, so a completion must not define these. The code gives the function under test:
-with an entry point this one alone; else each name that the tests leave free, unless it is a module by its use, or is
-called around what they call of the code, as `poly(xs, find_zero(xs))`: such a helper belongs into the row's setup.
+Tests judge with `math`, `np` or a helper, so a completion must not define these. The code gives the function under
+test: with an entry point this one alone; else each name that the tests leave free, unless it is a module by its use, or
+is called around what they call of the code, as `poly(xs, find_zero(xs))`: such a helper belongs into the row's setup.
 """
 
 import ast
