@@ -319,3 +319,30 @@ def test_the_same_scores_in_and_out_of_the_sandbox():
             scored([UnitTests(seconds=LONG, sandbox=kind)], tests, *codes) for kind in ("bubblewrap", "none")
         )
         assert [s.value for s in inside] == [1, 0, 0] and inside == outside
+
+
+def test_rows_of_unittest_and_numpy_are_tests_and_a_check_without_entry_point_is_none():
+    rows = ["np.testing.assert_allclose(f(1), 2)", "import unittest\nclass T(unittest.TestCase):\n"
+            "    def test(self): self.assertEqual(f(1), 2)"]  # fmt: skip
+    for row in rows:
+        assert as_tests([row], None) == {"assertions": [row]}
+    with pytest.raises(ValueError, match="only defines functions"):
+        as_tests("def check(candidate):\n    assert candidate(1)", None)
+
+
+@pytest.mark.slow
+def test_helpers_and_modules_of_the_tests_are_not_taken_from_the_code():
+    helper = "def poly(xs, x): return sum(c * x**i for i, c in enumerate(xs))"
+    forged = "class math: fabs = staticmethod(lambda x: 0)\ndef poly(*a): return 0\ndef find_zero(xs): return 77"
+    right = "def find_zero(xs): return -xs[0] / xs[1]"
+    test = "assert math.fabs(poly([2, 1], find_zero([2, 1]))) < 1e-6"
+    check = "def check(candidate):\n    x = candidate([2, 1])\n    assert math.fabs(poly([2, 1], x)) < 1e-6"
+
+    with runner(UnitTests(setup="setup", seconds=LONG)) as made:
+        scores = ask(made, prompt([test], setup=["import math", helper]), right, forged)
+        scores += ask(made, prompt([test], setup=""), forged)
+    assert [score.value for score in scores] == [1, 0, 0]
+    with runner(UnitTests(setup="setup", entry_point="entry_point", seconds=LONG)) as made:
+        scores = ask(made, prompt(check, setup=helper, entry_point="find_zero"), right, forged)
+        scores += ask(made, prompt(check, setup="", entry_point="find_zero"), forged)
+    assert [score.value for score in scores] == [1, 0, 0]

@@ -81,11 +81,11 @@ class Code:
                 for argument, after in zip(arguments[1:], reply["after"], strict=True):
                     _change(argument, decode(after, self._object))
                 return decode(reply["value"], self._object)
-            error = _raised(reply["error"], decode(["list", reply["arguments"]], self._object))
+            raised = _raised(reply["error"], decode(["list", reply["arguments"]], self._object))
         except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error
-        raise error from CodeRaised()
+        raise raised from CodeRaised()
 
     def _line(self) -> Any:
         try:
@@ -100,7 +100,7 @@ class Code:
     def _reference(self, value: Any) -> Any:
         """The reference sent for an object that is not plain data: an object of the code, or of the row's setup."""
         if isinstance(value, Remote):
-            return ["object", value._Remote__number]  # type: ignore[attr-defined]
+            return ["object", value._Remote__number]
         if id(value) in self.given:
             return ["name", self.given[id(value)]]
         raise RowError(
@@ -160,10 +160,10 @@ class Remote:
         return True
 
     def __str__(self) -> str:
-        return self._expect(str, "str")
+        return str(self._expect(str, "str"))
 
     def __repr__(self) -> str:
-        return self._expect(str, "repr")
+        return str(self._expect(str, "repr"))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
