@@ -1,36 +1,46 @@
 """A program with the command line of podman that starts nothing: commands of a container run here, in a folder that
-stands for its root. The folder is PROXIMA_FAKE_ROOT; /tests, /logs and /app are in it."""
+stands for its root: `root` beside the program's own folder; /tests, /logs and /app are in it."""
 
-import os
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-ROOT = os.environ["PROXIMA_FAKE_ROOT"]
+ROOT = str(Path(__file__).parents[1] / "root")
 
 
 def inside(text: str) -> str:
     return re.sub(r"(?<![\w/])/(tests|logs|app)\b", rf"{ROOT}/\1", text)
 
 
+def words_name(words: list[str]) -> str:
+    return next(word for word in words if word.startswith("--name=")).removeprefix("--name=")
+
+
 def main(words: list[str]) -> int:
     if words[0] == "image":
         print("sha256:1")
-    if words[0] == "cp" and words[-1] == "-":
-        file = Path(inside(words[1].partition(":")[2]))
-        if not file.exists():
-            return 1
-        with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-            archive.add(file, file.name)
-    elif words[0] == "cp":
-        target = Path(inside(words[2].partition(":")[2]))
-        for source in Path(words[1]).iterdir():
-            text = inside(source.read_text())
-            (target / source.name).write_text(text)
+    if words[0] == "run":
+        tests = next(word for word in words if word.endswith(":/tests:ro"))
+        Path(ROOT, "logs", "verifier").mkdir(parents=True, exist_ok=True)
+        Path(ROOT, words_name(words)).write_text(tests.removeprefix("--volume=").removesuffix(":/tests:ro"))
+    elif words[0] == "restart":
+        for file in Path(ROOT, "logs", "verifier").iterdir():
+            file.unlink()
     elif words[0] == "exec":
         start = next(i for i, word in enumerate(words) if word.endswith("/relay"))
+        if words[start + 1] == "read":
+            file = Path(inside(words[start + 2]))
+            if not file.is_file():
+                return 1
+            sys.stdout.write(file.read_text())
+            return 0
+        tests = Path(Path(ROOT, words[start - 1]).read_text())
+        Path(ROOT, "tests").mkdir(exist_ok=True)
+        for file in tests.iterdir():
+            copy = Path(ROOT, "tests", file.name)
+            copy.write_text(inside(file.read_text()))
+            copy.chmod(0o755)
         seconds, *command = words[start + 2 :]
         Path(ROOT, "app").mkdir(exist_ok=True)
         try:

@@ -194,7 +194,7 @@ def test_a_limit_excuses_the_agent_and_not_the_tests(monkeypatch, asks, code, gi
     [
         ("tests/test.sh", "#!/bin/sh\necho broken; exit 1\n", "exit code 1 and wrote no reward: broken"),
         ("tests/test.sh", "#!/bin/sh\nsleep 100\n", "took longer than 2 s"),
-        ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "which is not a reward"),
+        ("tests/test.sh", "#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "wrote no reward"),
     ],
 )
 def test_tests_without_a_reward_are_a_failure(busybox_image, shared, tmp_path, file, text, failure):
@@ -249,7 +249,8 @@ def test_what_is_no_reward(text, file):
         ("task.toml", "[environment.env]\nA = 1\n", "env has A = 1"),
         ("task.toml", '[environment.env]\n"A=B" = "1"\n', "env has A=B"),
         ("task.toml", '[verifier.env]\nA = "\\u0000"\n', "env has A = "),
-        ("task.toml", '[environment.env]\nA = "${NO_SUCH_VARIABLE}"\n', "NO_SUCH_VARIABLE is not set"),
+        ("task.toml", '[environment.env]\nA = "${HF_TOKEN}"\n', "'HF_TOKEN', not named in task.variables"),
+        ("task.toml", '[environment.env]\nA = "1\\n2"\n', "must be a text of one line"),
     ],
 )
 def test_tasks_that_are_refused(tmp_path, file, text, message):

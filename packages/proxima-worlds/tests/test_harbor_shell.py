@@ -40,7 +40,6 @@ def task(tmp_path, monkeypatch):
     program.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("fake_engine.py").read_text())
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PROXIMA_FAKE_ROOT", str(root))
     monkeypatch.setattr(containers, "compile_relay", lambda folder: _relay(folder))
     return TASKS["harbor"](path=str(write_tasks(tmp_path / "tasks")))
 

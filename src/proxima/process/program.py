@@ -17,6 +17,7 @@ from proxima.process.children import ENDS_WITH_US, Child, describe_exit, kill_gr
 from proxima.process.json_lines import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message
+LONGEST_REASON = 1000  # characters of what a program says of an error
 EXIT_SECONDS = 10.0  # between the end of its output and its own, on a busy machine
 UNKNOWN = {"error": {"code": -32601, "message": "not supported"}}
 
@@ -109,7 +110,11 @@ class Program:
                     self.write({"jsonrpc": "2.0", "id": message["id"], **answer})
             elif message.get("id") == number:
                 if "error" in message:
-                    raise ProgramFailed(f"{method} failed: {message['error'].get('message')}")
+                    error = message["error"]
+                    said = error.get("message") if isinstance(error, dict) else error
+                    raise ProgramFailed(f"{method} failed: {str(said)[:LONGEST_REASON]}")
+                if "result" not in message:
+                    raise ProgramFailed(f"{method} failed: the answer has neither a result nor an error")
                 return message["result"]
 
     def kill(self) -> None:

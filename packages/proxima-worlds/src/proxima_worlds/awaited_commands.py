@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import TextIO
 
@@ -16,12 +16,19 @@ NEWS = 10.0  # seconds between two lines elsewhere, as in a log
 CLEAR = "\r\033[K"  # the current line of a terminal
 
 
-def run_shown(command: Sequence[str], seconds: float, stream: TextIO | None = None) -> tuple[int, str]:
+def run_shown(
+    command: Sequence[str],
+    seconds: float,
+    stream: TextIO | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[int, str]:
     """Run a command for at most `seconds`, showing on standard error that the run waits for it, for how long, and what
     it said last; return its exit code and its last line, or how long it took.
 
     Args:
         stream: in place of standard error.
+        environment: of the command; None: this process's.
     """
     waiting = _WaitingLine(_short(command), stream or sys.stderr)
     late = threading.Event()
@@ -30,7 +37,12 @@ def run_shown(command: Sequence[str], seconds: float, stream: TextIO | None = No
         late.set()
         kill_group(process.pid)
 
-    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    streams = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+        "env": environment,
+    }
     with subprocess.Popen(command, encoding="utf-8", errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
         timer = threading.Timer(seconds, kill)
         timer.start()

@@ -21,6 +21,7 @@ from proxima_worlds.containers import (
     Place,
     Places,
     auto_engine,
+    client_environment,
     engine_program,
     ensure_image,
     image_id,
@@ -88,14 +89,13 @@ class ContainerRunner:
     @asynccontextmanager
     async def running(self, job: AgentJob) -> AsyncIterator[asyncio.subprocess.Process]:
         place = self.containers.place(self.container)
-        variables = job.variables(ADDRESS)
-        options = ["--interactive", "--env=HOME=/tmp", *(f"--env={name}" for name in variables)]  # no value: the key
+        options = ["--interactive", *place.variables({"HOME": "/tmp"} | job.variables(ADDRESS))]
         folder = self.containers.places.folder  # conmon leaves a file in the current folder
         line = self.containers.command(self.container, place, self.command, *options, port=PORT)
         async with forwarded(place, job.base_url):
             process = None
             try:
-                process = await start_program(line, os.environ | variables, start_new_session=True, cwd=folder)
+                process = await start_program(line, client_environment(), start_new_session=True, cwd=folder)
                 yield process
             finally:
                 place.close()

@@ -34,6 +34,7 @@ from proxima_worlds.containers import (
     ContainerFailed,
     Containers,
     Place,
+    client_environment,
     engine_program,
     image_id,
     last_lines,
@@ -108,8 +109,8 @@ class Contained:
             root: as root with `CODE_CAPABILITIES` and no shared memory, else as an unprivileged user without any.
         Raises: ContainerFailed: it can't be started, with the last lines of what the engine said.
         """
-        options = container_options(variables, root)
         place = self.containers.place(self.spec)
+        options = [*container_options(root), *place.variables(variables)]
         program = [sys.executable, flag, str(START), placed(module), f"{INSIDE}/channel"]
         line = self.containers.command(self.spec, place, program, *options, space_mb=self.sandbox.space_mb)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -119,7 +120,7 @@ class Contained:
             listener.listen()
             process = subprocess.Popen(
                 line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                start_new_session=True, cwd=self.containers.places.folder,
+                start_new_session=True, cwd=self.containers.places.folder, env=client_environment(),
             )  # fmt: skip
             lines = deque[str](maxlen=LINES)
             reader = threading.Thread(target=keep_last, args=(process.stdout, lines), daemon=True)
@@ -141,10 +142,10 @@ class Contained:
         self.containers.close()
 
 
-def container_options(variables: Mapping[str, str], root: bool) -> list[str]:
+def container_options(root: bool) -> list[str]:
     """Options of an engine's command line for one container; see `Contained.start`."""
     user = 0 if root else random_user()
-    options = [f"--user={user}:{user}", *(f"--env={name}={value}" for name, value in variables.items())]
+    options = [f"--user={user}:{user}"]
     return options + ([f"--cap-add={name}" for name in CODE_CAPABILITIES] + ["--ipc=none"] if root else [])
 
 
@@ -261,7 +262,9 @@ def root_image(program: str, links: list[str]) -> str:
                 entry = tarfile.TarInfo(path.lstrip("/"))
                 entry.type, entry.linkname = tarfile.SYMTYPE, target
                 archive.addfile(entry)
-        ran = subprocess.run([program, "import", "-", name], input=packed.getvalue(), capture_output=True)
+        ran = subprocess.run(
+            [program, "import", "-", name], input=packed.getvalue(), capture_output=True, env=client_environment()
+        )
         if ran.returncode:
             said = last_lines(ran.stderr.decode(errors="replace"))
             raise ContainerFailed("", None, f"{Path(program).name} can't import an empty image: {said}")

@@ -16,7 +16,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,7 +35,16 @@ INSIDE = "/proxima"  # the folder of the sockets and the relay, in a container
 RELAY = f"{INSIDE}/relay"
 PORT = 8642  # of a container's loopback interface
 RELAY_SOURCE = Path(__file__).with_name("relay.c")
+# of this process, for the program of an engine: all that it is told. Where its settings, images and registries are.
+CLIENT_VARIABLES = (
+    "PATH", "HOME", "USER", "LOGNAME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XDG_CACHE_HOME", "DBUS_SESSION_BUS_ADDRESS", "CONTAINERS_CONF", "CONTAINERS_CONF_OVERRIDE",
+    "CONTAINERS_STORAGE_CONF", "CONTAINERS_REGISTRIES_CONF", "CONTAINER_HOST", "CONTAINER_SSHKEY", "REGISTRY_AUTH_FILE", "STORAGE_DRIVER",
+    "STORAGE_OPTS", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CONTEXT", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY",
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+)  # fmt: skip
 COMPILE = ("cc", "-static", "-O1", "-pthread")
+VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_FILES = 4096  # open at once, per process
 MOST_PROCESSES = 32768  # of a user; `pids` limits those of a container
 RELAY_THREADS = 64  # a container may have them besides its processes
@@ -92,11 +102,12 @@ class Container:
             if colon and not re.fullmatch(PLACE, seen):
                 raise ContainerFailed("mounts", mount, f"must be PATH, or PATH:SEEN with an absolute path {WITHOUT}")
 
-    def limits(self, space_mb: int = 0) -> list[str]:
+    def limits(self, space_mb: int = 0, keep: bool = False) -> list[str]:
         """The options that say what a container may use, for an engine's command line.
 
         Args:
             space_mb: MiB of its /tmp; 0: all of its memory.
+            keep: its /tmp is a folder of the image, which lasts until the container is removed.
         """
         files, processes = _limit(resource.RLIMIT_NOFILE, MOST_FILES), _limit(resource.RLIMIT_NPROC, MOST_PROCESSES)
         options = ["--security-opt=no-new-privileges", "--pull=never"]
@@ -106,7 +117,8 @@ class Container:
         options += [f"--ulimit=nproc={processes}:{processes}"]  # the engine's may be above what this user may set
         if os.path.exists("/sys/fs/selinux/enforce"):
             options += ["--security-opt=label=disable"]  # else SELinux refuses the sockets
-        options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={space_mb or self.memory_mb}m"]
+        if not keep:
+            options += [f"--tmpfs=/tmp:rw,exec,mode=1777,size={space_mb or self.memory_mb}m"]
         if self.workdir:
             place = f"{self.workdir}:rw,exec,mode=1777,size={self.memory_mb}m"
             options += [f"--tmpfs={place}", f"--workdir={self.workdir}"]
@@ -127,6 +139,7 @@ class Place:
 
     def __init__(self, folder: Path, name: str, relay: Path, calls: bytes) -> None:
         self.folder, self.name = folder, name
+        self._files = count()
         folder.mkdir()
         folder.chmod(0o755)  # whatever the umask: a container may run as another user
         if calls:
@@ -138,10 +151,29 @@ class Place:
         self._life.listen()
         (folder / "life").chmod(0o666)  # no other user can enter the folder above
 
+    def variables(self, variables: Mapping[str, str]) -> list[str]:
+        """The options of an engine's command that give variables to what it starts in the container. They go through a
+        file that only this user can read: they never reach the engine's own program, and no list of processes.
+
+        Raises:
+            ContainerFailed: a value has more than one line.
+        """
+        if not variables:
+            return []
+        for name, value in variables.items():
+            if not VARIABLE_NAME.fullmatch(name) or set(value) & {"\n", "\r", "\0"}:
+                raise ContainerFailed("env", name, "must be a variable whose value is one line")
+        file = self.folder.parent / f"{self.folder.name}-{next(self._files)}.env"
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as lines:
+            lines.writelines(f"{name}={value}\n" for name, value in variables.items())
+        return [f"--env-file={file}"]
+
     def close(self) -> None:
         """End the container, if it runs: its first process is connected to `life`."""
         self._life.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        for file in self.folder.parent.glob(f"{self.folder.name}-*.env"):
+            file.unlink(missing_ok=True)
 
 
 class Places:
@@ -183,6 +215,7 @@ class Containers:
 
     def __init__(self, program: str) -> None:
         self.program = program
+        self.working_tests: set[tuple[str, ...]] = set()  # of tasks, see `harbor_agents`
         if dead := [name for name in guardian.names(program) if _is_dead(name)]:
             guardian.remove(program, dead)  # of runs that were killed together with their guardians
         self.places = Places()
@@ -194,7 +227,14 @@ class Containers:
         return self.places.add(b"" if spec.writable else system_call_filter())
 
     def command(
-        self, spec: Container, place: Place, program: Sequence[str], *options: str, port: int = 0, space_mb: int = 0
+        self,
+        spec: Container,
+        place: Place,
+        program: Sequence[str],
+        *options: str,
+        port: int = 0,
+        space_mb: int = 0,
+        keep: bool = False,
     ) -> list[str]:
         """The command that runs a program in a container, which is removed when it ends.
 
@@ -203,11 +243,23 @@ class Containers:
             options: more of them, for `run`.
             port: where `net` is served, 0: nowhere.
             space_mb: see `Container.limits`.
+            keep: it can be stopped and started again with all its files, until `remove`.
         """
-        line = [self.program, "run", "--rm", f"--name={place.name}", f"--label={guardian.LABEL}={self.places.run}"]
+        line = [
+            self.program,
+            "run",
+            *([] if keep else ["--rm"]),
+            f"--name={place.name}",
+            f"--label={guardian.LABEL}={self.places.run}",
+        ]
         line += ["--log-driver=none", "--stop-signal=KILL", f"--volume={place.folder}:{INSIDE}:ro"]
-        line += [*spec.limits(space_mb), *options, f"--entrypoint={RELAY}", spec.image]
+        line += [*spec.limits(space_mb, keep), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
+
+    def remove(self, place: Place) -> None:
+        """End a container that was started with `keep`, and have it removed, without waiting for that."""
+        place.close()
+        threading.Thread(target=guardian.remove, args=(self.program, [place.name]), daemon=True).start()
 
     def try_start(self, spec: Container) -> None:
         """Start a container that ends at once: one line says why none can start, instead of each episode.
@@ -229,6 +281,13 @@ class Containers:
     def close(self) -> None:
         """Remove what is left of the containers; may be called twice."""
         self._guardian.end(END_SECONDS)
+
+
+def client_environment() -> dict[str, str]:
+    """The whole environment of an engine's program: names of a fixed list, as this process has them. What a task or a
+    row says is never among them."""
+    own = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+    return {**own, "LANG": "C.UTF-8"}
 
 
 def engine_program(engine: str) -> str:
@@ -263,7 +322,7 @@ def ensure_image(program: str, image: str) -> str:
         ContainerFailed: it can't be pulled.
     """
     if not (known := image_id(program, image)):
-        code, said = run_shown([program, "pull", image], PULL_SECONDS)
+        code, said = run_shown([program, "pull", image], PULL_SECONDS, environment=client_environment())
         if code:
             message = f"is not an image that {program} has, and can't be pulled: {said}"
             remedy = "build or pull it, or set `engine` to the program that has it"
@@ -334,7 +393,7 @@ def _run(command: Sequence[str], seconds: float, **options: Any) -> "subprocess.
     Raises:
         ContainerFailed: it can't be started, or takes longer than `seconds`; it is then killed with all it has started.
     """
-    options |= {"text": True, "errors": "replace", **ENDS_WITH_US}
+    options |= {"env": client_environment(), "text": True, "errors": "replace", **ENDS_WITH_US}
     options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     program, what = command[0], " ".join(command[1:3])
     try:

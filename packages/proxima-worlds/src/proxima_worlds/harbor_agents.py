@@ -1,13 +1,10 @@
 """Containers of tasks in Harbor's format, and agents that play there; the task's tests give the reward."""
 
 import asyncio
-import io
 import json
 import math
-import os
-import tarfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +13,26 @@ from proxima.data import FieldError, as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
 from proxima.environment.agents import AgentFailed, AgentJob, Agents, read_to_end, start_program
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.system.foreign_folder import ForeignFileError, ForeignFolder
 from proxima_worlds.boxed_agents import ADDRESS, ended, forwarded
-from proxima_worlds.containers import PORT, RELAY, ContainerFailed, Containers, Place, engine_program, last_lines
-from proxima_worlds.harbor_tasks import HarborTask, read_task
+from proxima_worlds.containers import (
+    PORT,
+    RELAY,
+    ContainerFailed,
+    Containers,
+    Place,
+    client_environment,
+    engine_program,
+    last_lines,
+)
+from proxima_worlds.harbor_tasks import HarborTask, digest_of, read_task
 
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the first that the tests have written
 TIMED_OUT = 124  # exit code of the relay
-LARGEST = 1 << 20  # bytes of a reward file
-SHORT_SECONDS = 60  # of commands that prepare the tests
+FRESH = "/logs/verifier:rw,exec,mode=1777,size=256m"  # a file system for what the tests write
+SAID = "/logs/verifier/test-stdout.txt"
+STOP_AT_ONCE = ("--time", "0")
+SHORT_SECONDS = 60  # in which an engine starts a container again, or reads a file of it
 NO_VARIABLES: Mapping[str, str] = {}
 
 
@@ -84,7 +93,11 @@ def task_of(row: Mapping[str, Any], shared: dict[str, Containers]) -> tuple[Harb
     with within("task"), as_field_errors(ContainerFailed):
         if engine not in shared:
             shared[engine] = Containers(engine_program(engine))
-        return read_task(folder, network), shared[engine]
+        return read_task(folder, network, tuple(facts.get("variables", ()))), shared[engine]
+
+
+class NoReward(EnvironmentFailure):
+    """The tests of a task gave no reward."""
 
 
 class TaskContainer:
@@ -92,18 +105,20 @@ class TaskContainer:
 
     def __init__(self, containers: Containers, task: HarborTask, place: Place) -> None:
         self.containers, self.task, self.place = containers, task, place
+        self.tests = place.folder / "tests"  # seen at /tests, empty until the agent has ended
+        self.tests.mkdir()
+        self.tests.chmod(0o755)
 
-    async def engine(
-        self, words: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES, given: bytes = b""
-    ) -> tuple[int, bytes, str]:
+    async def engine(self, words: Sequence[str], given: bytes = b"") -> tuple[int, bytes, str]:
         """Run a command of the engine; returns its exit code, the end of its output, and its errors."""
-        line, folder = [self.containers.program, *words], self.containers.places.folder
-        process = await start_program(line, os.environ | variables, start_new_session=True, cwd=folder)
+        line = [self.containers.program, *words]
+        folder = self.containers.places.folder
+        process = await start_program(line, client_environment(), start_new_session=True, cwd=folder)
         try:
             out, errors, _ = await read_to_end(process, given)
             await process.wait()
         except BaseException:
-            self.place.close()  # the episode is over: the container ends, and with it the command
+            self.close()  # the episode is over: the container ends, and with it the command
             raise
         finally:
             await ended(process)
@@ -116,9 +131,10 @@ class TaskContainer:
         Raises:
             EnvironmentFailure: it can't be started.
         """
-        options = ["--detach", *(f"--env={name}" for name in self.task.variables)]
-        line = self.containers.command(self.task.container, self.place, [], *options, port=port)[1:]
-        code, _, errors = await self.engine(line, self.task.variables)
+        options = ["--detach", *self.place.variables(self.task.variables)]
+        options += [f"--volume={self.tests}:/tests:ro", f"--tmpfs={FRESH}"]
+        line = self.containers.command(self.task.container, self.place, [], *options, port=port, keep=True)[1:]
+        code, _, errors = await self.engine(line)
         if code:
             raise EnvironmentFailure(f"the task's container can't be started: {last_lines(errors)}")
 
@@ -134,53 +150,94 @@ class TaskContainer:
     ) -> tuple[int, str]:
         """Run a command in the container; returns its exit code, TIMED_OUT after `seconds`, and its errors, with
         `joined` its output and its errors."""
-        options = ["--interactive", *(f"--env={name}" for name in variables)]
-        options += [f"--user={user}"] * bool(user) + [f"--workdir={self.task.workdir}"] * bool(self.task.workdir)
+        options = ["--interactive", *self.place.variables(variables)]
+        if user:
+            options.append(f"--user={user}")
+        if self.task.workdir:
+            options.append(f"--workdir={self.task.workdir}")
         line = [*options, self.place.name, RELAY, "exec", str(math.ceil(seconds or 0)), *command]
-        code, out, errors = await self.engine(["exec", *line], variables, given.encode())
+        code, out, errors = await self.engine(["exec", *line], given.encode())
         return code, out.decode(errors="replace") + errors if joined else errors
 
     async def reward(self) -> float:
-        """Run the tests and read the reward that they have written.
+        """Judge what the agent has done: end all that it has started, run the tests, and read the reward that they
+        have written. 0 where the agent has broken what the tests need: they give a reward where no agent was.
 
         Raises:
-            EnvironmentFailure: they took too long, or wrote no reward.
+            EnvironmentFailure: the tests give no reward there, either.
         """
-        prepared = f"mkdir -p /tests /logs/verifier && rm -rf {' '.join(REWARDS)}"
-        _require_success(*await self.run(["sh", "-c", prepared], SHORT_SECONDS, user="0"))
-        source = f"{self.task.folder / 'tests'}/."
-        code, _, errors = await self.engine(["cp", source, f"{self.place.name}:/tests"])
-        _require_success(code, errors)
-        _require_success(*await self.run(["chmod", "+x", "/tests/test.sh"], SHORT_SECONDS, user="0"))
-        line = "/tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
+        try:
+            async with asyncio.timeout(SHORT_SECONDS + self.task.tests_seconds + SHORT_SECONDS):
+                return await self._judge()
+        except NoReward as error:
+            reason = error
+        except TimeoutError:
+            reason = NoReward("the engine did not answer while the tests ran")
+        if not await _tests_work(self.containers, self.task):
+            raise reason
+        return 0.0
+
+    async def _judge(self) -> float:
+        """Run the tests in this container, as it is.
+
+        Raises:
+            NoReward: they gave none; it can't be seen here whose fault that is.
+        """
+        # The container ends with all its processes and starts again: its files are kept, its first process is ours,
+        # and the folder of rewards is a new file system. Only then do the tests enter, where nobody can write.
+        code, _, errors = await self.engine(["restart", *STOP_AT_ONCE, self.place.name])
+        if code:
+            raise NoReward(f"the task's container can't be started again: {last_lines(errors)}")
+        await asyncio.to_thread(self._show_tests)
         variables = self.task.variables | self.task.tests_variables
-        code, _ = await self.run(
-            ["sh", "-c", line], self.task.tests_seconds, user=self.task.tests_user, variables=variables
+        line = f"/tests/test.sh > {SAID} 2>&1"
+        code, errors = await self.run(
+            ["sh", "-c", line], self.task.tests_seconds, user=self.task.tests_user or "0", variables=variables
         )
         if code == TIMED_OUT:
-            raise EnvironmentFailure(f"the tests took longer than {self.task.tests_seconds:g} s (verifier.timeout_sec)")
+            raise NoReward(f"the tests took longer than {self.task.tests_seconds:g} s (verifier.timeout_sec)")
         for file in REWARDS:
             if (text := await self._read(file)) is not None:
                 return reward_of(text, file)
-        said = last_lines(await self._read("/logs/verifier/test-stdout.txt") or "")
-        raise EnvironmentFailure(f"the tests ended with exit code {code} and wrote no reward: {said}")
+        said = last_lines(await self._read(SAID) or errors)
+        raise NoReward(f"the tests ended with exit code {code} and wrote no reward: {said}")
+
+    def _show_tests(self) -> None:
+        try:
+            ForeignFolder(self.task.folder / "tests").copy(self.tests)
+            program = self.tests / "test.sh"
+            program.chmod(program.stat().st_mode | 0o111)
+        except (ForeignFileError, OSError) as error:
+            raise NoReward(f"the tests can't be copied: {error}") from None
 
     async def _read(self, file: str) -> str | None:
-        """The text of a regular file of the container; None without one. The engine packs it: no program of the
-        container takes part, and a link leads to no file outside the container."""
-        code, packed, _ = await self.engine(["cp", f"{self.place.name}:{file}", "-"])
-        with suppress(tarfile.TarError, AttributeError):
-            if code == 0:
-                with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                    member = archive.next()
-                    if member is not None and member.isreg() and member.size <= LARGEST:
-                        return archive.extractfile(member).read().decode(errors="replace")  # type: ignore[union-attr]
-        return None
+        """The text of a regular file of the container; None without one. No program of the container takes part, and a
+        link leads to no file outside the container."""
+        line = ["exec", "--user=0", self.place.name, RELAY, "read", file]
+        code, text, _ = await self.engine(line)
+        return None if code else text.decode(errors="replace")
+
+    def close(self) -> None:
+        """End the container; may be called twice."""
+        self.containers.remove(self.place)
 
 
-def _require_success(code: int, errors: str) -> None:
-    if code:
-        raise EnvironmentFailure(f"the tests can't be prepared (exit code {code}): {last_lines(errors)}")
+async def _tests_work(containers: Containers, task: HarborTask) -> bool:
+    """True if the tests of a task give a reward in a container of its own, in which no agent was."""
+    key = (str(task.folder), task.container.image, digest_of(task.folder / "tests"))
+    if key in containers.working_tests:
+        return True
+    container = TaskContainer(containers, task, containers.place(task.container))
+    try:
+        async with asyncio.timeout(SHORT_SECONDS + task.tests_seconds + SHORT_SECONDS):
+            await container.start()
+            await container._judge()
+    except (EnvironmentFailure, TimeoutError):
+        return False
+    finally:
+        container.close()
+    containers.working_tests.add(key)
+    return True
 
 
 @asynccontextmanager
@@ -197,14 +254,14 @@ async def running_task(containers: Containers, task: HarborTask, job: AgentJob) 
             await container.start(PORT)
             yield container
     finally:
-        place.close()
+        container.close()
 
 
 def reward_of(text: str, file: str) -> float:
     """The reward in a file of the tests: a number; of an object in JSON, the value `reward`, or its only value.
 
     Raises:
-        EnvironmentFailure: it has none.
+        NoReward: it has none.
     """
     try:
         given = json.loads(text) if file.endswith(".json") else float(text)
@@ -212,7 +269,7 @@ def reward_of(text: str, file: str) -> float:
             given = given["reward"] if "reward" in given else given[next(iter(given))] if len(given) == 1 else None
         reward = float(given)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RecursionError):
-        raise EnvironmentFailure(f"the tests wrote {text.strip()!r:.100} to {file}, which is not a reward") from None
+        raise NoReward(f"the tests wrote {text.strip()!r:.100} to {file}, which is not a reward") from None
     if not math.isfinite(reward):
-        raise EnvironmentFailure(f"the tests wrote the reward {reward} to {file}")
+        raise NoReward(f"the tests wrote the reward {reward} to {file}")
     return reward

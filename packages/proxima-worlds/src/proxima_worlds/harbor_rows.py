@@ -1,13 +1,15 @@
 """Tasks in Harbor's format (Terminal-Bench), a folder each."""
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import as_field_errors, require
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
-from proxima_worlds.containers import ContainerFailed, auto_engine, engine_program
+from proxima_worlds.containers import VARIABLE_NAME, ContainerFailed, auto_engine, engine_program
 from proxima_worlds.harbor_tasks import HarborTask, digest_of, read_task
 
 
@@ -22,6 +24,8 @@ class Harbor(PlayedTask):
     Args:
         path: a folder of tasks, or a task.
         engine: `podman`, `docker`, or `auto`: the first of them that is installed.
+        variables: names of variables of this process's environment, as HF_TOKEN, that `${NAME}` in a task's `env` may
+            stand for. No other is ever given to a task.
         network: true: containers have the engine's default network, as in harbor; false: none.
     Returns: rows without an answer; metadata `harbor`, which names the task's folder.
     Raises: FieldError: a task is broken, uses an unsupported feature, or can't be built.
@@ -30,10 +34,16 @@ class Harbor(PlayedTask):
     path: str
     engine: Literal["auto", "podman", "docker"] = "auto"
     network: bool = False
+    variables: Sequence[str] = ()
     environment: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require(self.engine in ("auto", "podman", "docker"), "engine", self.engine, "must be auto, podman or docker")
+        named = isinstance(self.variables, list | tuple) and all(
+            isinstance(name, str) and VARIABLE_NAME.fullmatch(name) for name in self.variables
+        )
+        require(named, "variables", self.variables, "must be a list of names of variables")
+        object.__setattr__(self, "variables", tuple(self.variables))
         if self.environment is None:
             object.__setattr__(self, "environment", "harbor")
 
@@ -49,7 +59,11 @@ class Harbor(PlayedTask):
         """Build or pull the images of all tasks."""
         with as_field_errors(ContainerFailed):
             program = engine_program(self.engine)
-            for task in self._tasks():
+            tasks = self._tasks()
+            if self.variables:
+                given = [name for name in self.variables if name in os.environ]
+                print(f"harbor: tasks may read {', '.join(given) or 'none'} of this environment", file=sys.stderr)
+            for task in tasks:
                 task.prepare(program)
 
     def _tasks(self) -> list[HarborTask]:
@@ -57,9 +71,11 @@ class Harbor(PlayedTask):
         folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
         require(bool(folders), "path", self.path, "has no folder with a task.toml")
         with as_field_errors(ContainerFailed):
-            return [read_task(folder, self.network) for folder in folders]
+            return [read_task(folder, self.network, tuple(self.variables)) for folder in folders]
 
     def _row(self, index: int, task: HarborTask) -> Row:
         facts = {"folder": str(task.folder), "engine": self.engine, "network": self.network}
+        if self.variables:
+            facts["variables"] = list(self.variables)
         facts["digest"] = digest_of(task.folder)  # a resume refuses another
         return Row(messages=user_message(task.instruction), metadata={"harbor": facts})

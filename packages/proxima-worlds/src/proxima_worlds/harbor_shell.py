@@ -81,4 +81,4 @@ class HarborShell(Environment):
     def close(self) -> None:
         """End the container."""
         if self.container is not None:
-            self.container.place.close()
+            self.container.close()

@@ -5,7 +5,6 @@ Read from harbor 0.26. What is not supported is refused by name: several steps, 
 checks, MCP servers, and tests in a container of their own.
 """
 
-import hashlib
 import os
 import re
 import tomllib
@@ -15,12 +14,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from proxima.system.foreign_folder import ForeignFileError, ForeignFolder
 from proxima_worlds.awaited_commands import run_shown
-from proxima_worlds.containers import Container, ContainerFailed, ensure_image, image_id
+from proxima_worlds.containers import (
+    VARIABLE_NAME,
+    Container,
+    ContainerFailed,
+    client_environment,
+    ensure_image,
+    image_id,
+)
 
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # of a variable
+LARGEST_TOML = 1 << 17  # bytes
 LARGEST = 1_000_000_000
 UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
 VERIFIER_SECONDS, BUILD_SECONDS = 600.0, 600.0  # harbor's
@@ -63,27 +70,28 @@ class HarborTask:
         if not self.built:
             ensure_image(program, image)
         elif not image_id(program, image):
-            code, said = run_shown(
-                [program, "build", "--tag", image, str(self.folder / "environment")], self.build_seconds
-            )
+            build = [program, "build", "--tag", image, str(self.folder / "environment")]
+            code, said = run_shown(build, self.build_seconds, environment=client_environment())
             if code:
                 place = str(self.folder / "environment")
                 raise ContainerFailed("path", place, f"can't be built by {program} (exit code {code}): {said}")
 
 
 @lru_cache(maxsize=4096)
-def read_task(folder: Path, network: bool = False) -> HarborTask:
+def read_task(folder: Path, network: bool = False, variables: tuple[str, ...] = ()) -> HarborTask:
     """Read a task.
 
     Args:
         network: its container has the engine's usual network.
+        variables: names of this process's environment that `${NAME}` in the task may stand for.
     Raises:
         ContainerFailed: it is broken, or not supported.
     """
     try:
-        config = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-        instruction = (folder / "instruction.md").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        files = ForeignFolder(folder)
+        config = tomllib.loads(files.text("task.toml", LARGEST_TOML))
+        instruction = files.text("instruction.md")
+    except (OSError, ValueError, RecursionError) as error:
         raise ContainerFailed("path", str(folder), f"can't be read as a Harbor task: {error}") from None
     lines = instruction.split("\n")
     while lines and (CANARY.fullmatch(lines[0].strip()) or not lines[0].strip()):
@@ -107,8 +115,8 @@ def read_task(folder: Path, network: bool = False) -> HarborTask:
             built=not image,
             build_seconds=_number(own, "build_timeout_sec", BUILD_SECONDS),
             workdir=_value(own, "workdir", "", "a text"),
-            variables=_resolved(_value(own, "env", {}, "a table")),
-            tests_variables=_resolved(_value(verifier, "env", {}, "a table")),
+            variables=_resolved(_value(own, "env", {}, "a table"), variables),
+            tests_variables=_resolved(_value(verifier, "env", {}, "a table"), variables),
             agent_seconds=_number(agent, "timeout_sec", 0) or None,
             tests_seconds=_number(verifier, "timeout_sec", VERIFIER_SECONDS),
             agent_user=str(agent.get("user") or ""),
@@ -166,25 +174,34 @@ def _megabytes(size: str) -> float:
     return float(size[:-1]) * UNITS[size[-1].upper()] if size else 0.0
 
 
-def _resolved(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables, with `${NAME}` and `${NAME:-value}` taken from this process's environment."""
+def _resolved(variables: Mapping[str, str], allowed: tuple[str, ...]) -> dict[str, str]:
+    """The variables, with `${NAME}` and `${NAME:-value}` taken from this process's environment if NAME is allowed."""
     resolved = {}
     for name, value in variables.items():
-        if not NAME.fullmatch(name) or not isinstance(value, str) or "\0" in value:
-            raise ValueError(f"env has {name} = {value!r:.100}, must be a text, and its name one of a variable")
+        if not VARIABLE_NAME.fullmatch(name) or not isinstance(value, str) or set(value) & {"\0", "\n", "\r"}:
+            raise ValueError(
+                f"env has {name!s:.100} = {value!r:.100}, must be a text of one line, and its name one of a variable"
+            )
         if match := VARIABLE.fullmatch(value):
-            value = os.environ.get(match[1], match[2])
-            if value is None:
+            known = match[1] in allowed
+            value = os.environ.get(match[1], match[2]) if known else match[2]
+            if value is None and known:
                 raise ValueError(f"the environment variable {match[1]} is not set")
+            if value is None:
+                raise ValueError(f"env asks for this machine's variable {match[1]!r:.100}, not named in task.variables")
+            if set(value) & {"\n", "\r"}:
+                raise ValueError(f"the environment variable {match[1]} has more than one line")
         resolved[name] = value
     return resolved
 
 
 def digest_of(folder: Path) -> str:
-    """A digest of the files of a folder, with their names and modes."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*")):
-        if file.is_file():
-            digest.update(f"{file.relative_to(folder)} {file.stat().st_mode:o} {file.stat().st_size}\n".encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()[:24]
+    """A digest of the files of a folder, with their names and modes.
+
+    Raises:
+        ContainerFailed: a file is refused, see `ForeignFolder`.
+    """
+    try:
+        return ForeignFolder(folder).digest()
+    except ForeignFileError as error:
+        raise ContainerFailed("path", str(folder), f"can't be read as a Harbor task: {error}") from None

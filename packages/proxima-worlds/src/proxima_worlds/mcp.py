@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import FieldError, require
+from proxima.data.json_reader import json_type
 from proxima.environment.protocol import Environment
-from proxima.process.program import Program
+from proxima.process.program import Program, ProgramFailed
 
 VERSION = "2025-06-18"
+MOST_PAGES, MOST_TOOLS = 100, 1000  # that a server may list
 
 
 class Mcp(Environment):
@@ -51,8 +53,13 @@ class Mcp(Environment):
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a tool."""
         answer = self.server.program.call("tools/call", name=name, arguments=dict(arguments))
-        parts = [part for part in answer.get("content", ()) if part.get("type") == "text"]
-        text = "\n".join(part["text"] for part in parts)
+        content = _object(answer, "tools/call").get("content") or []
+        if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+            raise ProgramFailed("tools/call: `content` must be a list of objects")
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if not all(isinstance(text, str) for text in texts):
+            raise ProgramFailed("tools/call: a content of type text must have a `text`")
+        text = "\n".join(texts)
         if answer.get("isError"):
             raise ValueError(text or f"{name} failed")
         return text
@@ -67,19 +74,42 @@ class ToolServer:
     def __init__(self, command: Sequence[str]) -> None:
         self.program = Program(command)
         client = {"name": "proxima", "version": "1"}
-        self.program.call("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=client)
+        answer = self.program.call("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=client)
+        _object(answer, "initialize")
         self.program.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def tools(self) -> list[dict[str, Any]]:
         """List the server's tools, across all pages."""
         listed: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
-        while True:
-            page = self.program.call("tools/list", **cursor)
-            listed += page["tools"]
-            if not page.get("nextCursor"):
+        for _ in range(MOST_PAGES):
+            page = _object(self.program.call("tools/list", **cursor), "tools/list")
+            tools = page.get("tools")
+            if not isinstance(tools, list) or not all(_is_tool(tool) for tool in tools):
+                raise ProgramFailed("tools/list: `tools` must be a list of tools with names and schemas")
+            listed += tools
+            following = page.get("nextCursor")
+            if not following:
                 return listed
-            cursor = {"cursor": page["nextCursor"]}
+            if len(listed) > MOST_TOOLS or not isinstance(following, str) or cursor == {"cursor": following}:
+                break
+            cursor = {"cursor": following}
+        raise ProgramFailed(f"tools/list has no end: more than {MOST_TOOLS} tools or {MOST_PAGES} pages, or one twice")
+
+
+def _object(answer: Any, method: str) -> dict[str, Any]:
+    if not isinstance(answer, dict):
+        raise ProgramFailed(f"{method}: the result must be an object, not {json_type(answer)}")
+    return answer
+
+
+def _is_tool(tool: Any) -> bool:
+    return (
+        isinstance(tool, dict)
+        and isinstance(tool.get("name"), str)
+        and isinstance(tool.get("description") or "", str)
+        and isinstance(tool.get("inputSchema") or {}, dict)
+    )
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from proxima.data.json_reader import load_json
+from proxima.data.json_reader import json_type, load_json
 from proxima.environment.protocol import Environment, Reply
 from proxima.process.program import Program, ProgramFailed
 
@@ -61,12 +61,22 @@ class OpenEnv(Environment):
             if not isinstance(action, dict):
                 return Reply("error: the message must be a JSON object")
         step = self._call("step", action=action)
-        return Reply(self._shown(step), reward=float(step["reward"] or 0.0), done=step["done"])
+        if not isinstance(step, dict):
+            raise ProgramFailed(f"the server's step must be an object, not {json_type(step)}")
+        reward = step.get("reward") or 0.0
+        done = step.get("done")
+        if not isinstance(reward, int | float) or not isinstance(done, bool):
+            raise ProgramFailed(f"the server's step has the reward {reward!r:.100}, and done = {done!r:.100}")
+        return Reply(self._shown(step), reward=float(reward), done=done)
 
     def _shown(self, step: Mapping[str, Any]) -> str:
+        if not isinstance(step, dict) or "observation" not in step:
+            raise ProgramFailed("the server's answer has no observation")
         observation = step["observation"]
         if self.show is None:
             return json.dumps(observation, ensure_ascii=False)
+        if not isinstance(observation, dict) or self.show not in observation:
+            raise ProgramFailed(f"the server's observation has no {self.show!r}")
         return str(observation[self.show])
 
     def _call(self, method: str, **arguments: Any) -> dict[str, Any]:
