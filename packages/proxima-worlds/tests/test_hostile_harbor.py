@@ -110,7 +110,7 @@ def judged(task, shared, codes, most=4):
     return asyncio.run(run())
 
 
-SMALL = ("forges in a session", "waits in deaf", "no shell")
+SMALL = ("a folder of rewards that is a link", "forges in a session", "waits in deaf", "no shell")
 
 
 def test_what_stays_behind_forges_nothing(task, shared):

@@ -6,6 +6,7 @@
     user_files       recipes by name, and the text of a file that a user names
     user_modules     modules that a recipe names, and packages that only some recipes need
     bounded_reading  answers of other processes, up to a limit
+    foreign_folder   folders that somebody else has made, within bounds
     openmp           how long threads spin before they sleep
     device_memory    what torch has used of a GPU          out_of_memory    recognises memory that has run out
     machine          processor, compiler, cache folder; versions and machine of a run, for `environment.json`

@@ -188,6 +188,9 @@ class TaskContainer:
         code, _, errors = await self.engine(["restart", *STOP_AT_ONCE, self.place.name])
         if code:
             raise NoReward(f"the task's container can't be started again: {last_lines(errors)}")
+        for file in REWARDS:
+            if await self._read(file) is not None:
+                return 0.0  # not the new file system: the agent has made the path lead to files of its own
         await asyncio.to_thread(self._show_tests)
         variables = self.task.variables | self.task.tests_variables
         line = f"/tests/test.sh > {SAID} 2>&1"

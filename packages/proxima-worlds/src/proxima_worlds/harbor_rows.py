@@ -77,5 +77,6 @@ class Harbor(PlayedTask):
         facts = {"folder": str(task.folder), "engine": self.engine, "network": self.network}
         if self.variables:
             facts["variables"] = list(self.variables)
-        facts["digest"] = digest_of(task.folder)  # a resume refuses another
+        with as_field_errors(ContainerFailed):
+            facts["digest"] = digest_of(task.folder)  # a resume refuses another
         return Row(messages=user_message(task.instruction), metadata={"harbor": facts})
