@@ -37,12 +37,7 @@ def run_shown(
         late.set()
         kill_group(process.pid)
 
-    streams = {
-        "stdin": subprocess.DEVNULL,
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.STDOUT,
-        "env": environment,
-    }
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
     with subprocess.Popen(command, encoding="utf-8", errors="replace", **streams, **ENDS_WITH_US) as process:  # type: ignore[call-overload]
         timer = threading.Timer(seconds, kill)
         timer.start()

@@ -36,7 +36,7 @@ from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
 from proxima.task.mix import TaskSource, sources_of
 from proxima.task.prompts import Cursor, PromptSource
-from proxima.task.protocol import Rows, is_played
+from proxima.task.protocol import Rows
 from proxima.task.question_pool import PooledQuestions, QuestionPool
 from proxima.task.template_traps import template_notes
 
@@ -225,8 +225,8 @@ def role_metric_names(task: Any) -> set[str]:
 
 
 def roles_of(task: Any) -> Sequence[str]:
-    """The roles that a task's agent declares in the recipe, or has by itself, or the agents of the sources of a mix; most
-    have none."""
+    """The roles that a task's agent declares in the recipe or has by itself, or those of a mix's sources; most have
+    none."""
     return list(dict.fromkeys(role for source in sources_of(task) for role in _roles_of_agent(source.play)))
 
 
