@@ -1,6 +1,6 @@
 """Check house rules that ruff, mypy and import-linter don't cover: `python scripts/house.py [--room ROOM]`.
 
-    sizes          a function has at most 60 lines (docstring not counted), a constructor 8 parameters (frozen
+    sizes          a function has at most 70 lines (docstring not counted), a constructor 8 parameters (frozen
                    dataclasses are values and may have more)
     names          a class, a public function and a module name mean one thing in the whole package
     circles        no module imports itself through others
@@ -38,8 +38,8 @@ PACKAGES = (
     REPOSITORY / "src" / "proxima",
     *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in OTHERS),
 )
-FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
-LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 40, 25  # in src
+FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 70, 8
+LATE_IMPORTS, TYPE_CHECKING_BLOCKS = 41, 25  # in src
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
 PUBLIC_ROOMS = tuple(
@@ -140,6 +140,7 @@ ALLOWED_LATE_IMPORTS |= {
     "proxima.cli.train_run: proxima.view.eval_tables": "a table of rich, which only a reward model's run prints",
     "proxima.cli.train_run: proxima.view.terminal": "likewise",
     "proxima.rollout.episodes.worlds: proxima.rollout.episodes.agent_player": "serves by starlette, of the extra serve",
+    "proxima.rollout.episodes.session_kind: proxima.rollout.episodes.session_routes": "likewise",
     "proxima.reward.workers.graders: proxima.reward.workers": "runs code: other rewards load no sandbox",
     "proxima.reward.workers.graders: proxima.process": "likewise",
     "proxima.environment.host_process: proxima.process.code_runner": "likewise, of environments",

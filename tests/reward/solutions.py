@@ -123,7 +123,7 @@ ATTACKS = {
         "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None)\nsignal.alarm(1)\n" + body("return 0"),
     ],
     "frames": [
-        FRAMES.format("frame.f_globals.update(OPERATIONS={}, encode=lambda *a: True)"),
+        FRAMES.format("frame.f_globals.update(OPERATIONS={}, to_plain=lambda *a: True)"),
         FRAMES.format("frame.f_locals.update(request={}, value=True)"),
         FRAMES.format("frame.f_globals['reply'] = lambda r: {'value': True, 'after': []}"),
         FRAMES.format("\n        for v in list(frame.f_locals.values()):\n            if hasattr(v, 'send'): v.send("
@@ -157,8 +157,8 @@ ATTACKS = {
         body("return {'id': 1, 'value': True, 'after': []}"),
         body("return '[\"numbers\", [\"<f8\", [0], \"\"]]'"),
         "import json\njson.dumps = lambda *a, **k: 'true'\njson.loads = lambda *a: {}\n" + body("return 0"),
-        "import sys\nm = sys.modules\n" + body("[setattr(v, 'encode', lambda *a: ['numbers', ['<f8', [0], '']]) "
-                                               "for v in list(m.values()) if hasattr(v, 'encode')]"),
+        "import sys\nm = sys.modules\n" + body("[setattr(v, 'to_plain', lambda *a: ['numbers', ['<f8', [0], '']]) "
+                                               "for v in list(m.values()) if hasattr(v, 'to_plain')]"),
     ],
 }  # fmt: skip
 # What a solution may do besides, when it is loaded.

@@ -19,7 +19,7 @@ from proxima.config.sections.model_section import model_problem, refuse_checkpoi
 from proxima.config.tree import COMMAND_LINE
 from proxima.config.validate import load_recipe
 from proxima.data import UserError
-from proxima.evaluation.eval_run import EvalOutcome, asked, check_folder, run_eval
+from proxima.evaluation.eval_run import EvalOutcome, asked_in, check_folder, run_eval
 from proxima.evaluation.question_sets import EvalSuite, load_suites, named_suite, recipe_suites
 from proxima.evaluation.suites import parse_tasks, suite
 from proxima.experiments.run_reader import find_runs, refuse_missing_run
@@ -173,7 +173,7 @@ def run_evaluation(
     with resolved.locating(), fixed_clock(config.data.template_date):
         questions = _named_suites(resolved, options) if named else recipe_suites(config.eval, config.reward)
         suites = load_suites(config, questions, options.k)
-        answers = KeptAnswers(folder, asked(config, suites), overwrite=options.overwrite)
+        answers = KeptAnswers(folder, asked_in(config, suites), overwrite=options.overwrite)
         view = None
         if stream is not None:
             view = EvalProgress(stream, show_results=len(suites) > 1)

@@ -98,7 +98,7 @@ def _completed(
     images: "Sequence[Image]",
 ) -> tuple[list[Completion], float]:
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
-    sampling, data, clock = sampling_of(inference, MOST, chosen.played), chosen.data, Clock()
+    sampling, data, clock = inference_sampling(inference, MOST, chosen.played), chosen.data, Clock()
     tokenizer, engine = _engine_of(chosen, inference, sampling, images=bool(images))
     began = clock.now()
     if table is not None:
@@ -183,7 +183,7 @@ def converse_with(model: str, inference: Inference) -> None:
 
 def _talk(chosen: ChosenModel, inference: Inference) -> None:
     """A chat without tools."""
-    sampling, data = sampling_of(inference, MOST_IN_CHAT), chosen.data
+    sampling, data = inference_sampling(inference, MOST_IN_CHAT), chosen.data
     conversation = ChatSession(
         *_engine_of(chosen, inference, sampling),
         sampling,
@@ -229,7 +229,7 @@ class EpisodeTalk:
 
     def __init__(self, chosen: ChosenModel, table: Table, inference: Inference) -> None:
         self.title, self.settings, self.tools = chosen.path, table.world.rules.settings, table.world.rules.tools
-        self.sampling = sampling_of(inference, MOST_IN_CHAT, chosen.played)
+        self.sampling = inference_sampling(inference, MOST_IN_CHAT, chosen.played)
         _, engine = _engine_of(chosen, inference, self.sampling)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
@@ -350,7 +350,7 @@ def open_table(chosen: ChosenModel) -> Iterator[Table | None]:
         yield table
 
 
-def sampling_of(inference: Inference, max_tokens: int, played: PlayedConfig | None = None) -> Sampling:
+def inference_sampling(inference: Inference, max_tokens: int, played: PlayedConfig | None = None) -> Sampling:
     """The sampling options; defaults: `max_tokens` or, if episodes are played, the run's limit and stop texts.
 
     Raises:

@@ -36,7 +36,7 @@ def complete_prompts(
     """
     from proxima.cli import chat_session
 
-    chat_session.sampling_of(inference, chat_session.MOST)  # validates the options before anything is read
+    chat_session.inference_sampling(inference, chat_session.MOST)  # validates the options before anything is read
     if chat:
         if prompt or samples != 1 or as_json or image:
             raise UserError("--chat reads standard input", remedy="leave out prompts, --samples, --image and --json")

@@ -203,7 +203,7 @@ def _write(outcome: EvalOutcome, tokens: Mapping[str, int], seed: int) -> None:
     write_atomic(outcome.folder / RESULT, dumps(outcome.result, indent=2) + "\n")
 
 
-def asked(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
+def asked_in(config: Any, suites: Sequence[LoadedSuite]) -> dict[str, Any]:
     """What decides about the answers of an evaluation, to compare with that of an unfinished one."""
     place = Path(config.model.path)
     files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []

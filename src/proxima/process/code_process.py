@@ -20,7 +20,7 @@ from typing import Any
 
 from proxima.process.json_lines import LineChannel
 from proxima.process.limits import confine, limit
-from proxima.process.plain_data import decode, encode
+from proxima.process.plain_data import from_plain, to_plain
 
 READ_AHEAD = 0.001  # seconds in which an iterator may be asked for more than one item
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
@@ -123,10 +123,10 @@ def serve_objects(channel: LineChannel) -> None:
 
     def reply(request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            arguments = [decode(argument, take) for argument in request["arguments"]]
-            named = {name: decode(argument, take) for name, argument in request["named"].items()}
+            arguments = [from_plain(argument, take) for argument in request["arguments"]]
+            named = {name: from_plain(argument, take) for name, argument in request["named"].items()}
             value = OPERATIONS[request["do"]](*arguments, **named)
-            return {"value": encode(value, keep), "after": [encode(argument, keep) for argument in arguments[1:]]}
+            return {"value": to_plain(value, keep), "after": [to_plain(argument, keep) for argument in arguments[1:]]}
         except BaseException as error:
             return {"error": [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in BUILT_IN],
                     "arguments": error_arguments(error)}  # fmt: skip

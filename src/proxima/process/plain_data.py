@@ -27,7 +27,7 @@ _VIEWS = {type(make()): name for name, make in VIEWS.items()}
 _TIMES: dict[Any, str] = {date: "date", datetime: "datetime", time: "time"}
 
 
-def encode(value: Any, other: Other) -> Any:
+def to_plain(value: Any, other: Other) -> Any:
     """Encode plain data as JSON; subclasses of plain types as the type itself. `other` encodes anything else."""
     if value is None or isinstance(value, bool | float):
         return value
@@ -40,7 +40,7 @@ def encode(value: Any, other: Other) -> Any:
         return special
     for tag, kind in SEQUENCES.items():
         if isinstance(value, kind):
-            return [tag, [encode(item, other) for item in value]]
+            return [tag, [to_plain(item, other) for item in value]]
     if isinstance(value, dict):
         return ["dict", _pairs(value, other)]
     if isinstance(value, bytes):
@@ -62,14 +62,14 @@ def _encode_text(value: str) -> Any:
 
 
 def _pairs(value: Any, other: Other) -> list[Any]:
-    return [[encode(key, other), encode(item, other)] for key, item in value.items()]
+    return [[to_plain(key, other), to_plain(item, other)] for key, item in value.items()]
 
 
 def _encode_special(value: Any, other: Other) -> Any:
     """Encode an object of a type of the standard library or of numpy, that is no subclass; None for others."""
     kind = type(value)
     if kind is Fraction:
-        return ["Fraction", [encode(value.numerator, other), encode(value.denominator, other)]]
+        return ["Fraction", [to_plain(value.numerator, other), to_plain(value.denominator, other)]]
     if kind is Decimal:
         return ["Decimal", str(value)]
     if kind in _TIMES:
@@ -77,7 +77,7 @@ def _encode_special(value: Any, other: Other) -> Any:
     if kind is timedelta:
         return ["timedelta", [value.days, value.seconds, value.microseconds]]
     if kind is range:
-        return ["range", [encode(number, other) for number in (value.start, value.stop, value.step)]]
+        return ["range", [to_plain(number, other) for number in (value.start, value.stop, value.step)]]
     if kind is Counter or kind is OrderedDict:
         return [kind.__name__, _pairs(value, other)]
     if kind is defaultdict:
@@ -85,11 +85,11 @@ def _encode_special(value: Any, other: Other) -> Any:
         known = next((name for name, each in FACTORIES.items() if each is factory), None)
         return ["defaultdict", [known, _pairs(value, other)]]
     if kind is deque:
-        return ["deque", [value.maxlen, [encode(item, other) for item in value]]]
+        return ["deque", [value.maxlen, [to_plain(item, other) for item in value]]]
     if kind in _VIEWS:
-        return [_VIEWS[kind], [encode(item, other) for item in value]]
+        return [_VIEWS[kind], [to_plain(item, other) for item in value]]
     if isinstance(value, tuple) and isinstance(fields := getattr(kind, "_fields", None), tuple):
-        return ["namedtuple", [kind.__name__, list(fields), [encode(item, other) for item in value]]]
+        return ["namedtuple", [kind.__name__, list(fields), [to_plain(item, other) for item in value]]]
     numpy = sys.modules.get("numpy")
     return None if numpy is None else _encode_array(numpy, value, other)
 
@@ -98,29 +98,29 @@ def _encode_array(numpy: Any, value: Any, other: Other) -> Any:
     if not isinstance(value, numpy.ndarray | numpy.generic):
         return None
     if value.shape == ():
-        return encode(value.item(), other) if type(value.item()) is not type(value) else None
+        return to_plain(value.item(), other) if type(value.item()) is not type(value) else None
     if NUMBERS.fullmatch(value.dtype.str):
         return ["numbers", [value.dtype.str, list(value.shape), value.tobytes().hex()]]
     if value.dtype.kind in "OSU":
         kind = value.dtype.kind
-        return ["array", [kind, list(value.shape), [encode(item, other) for item in value.ravel().tolist()]]]
+        return ["array", [kind, list(value.shape), [to_plain(item, other) for item in value.ravel().tolist()]]]
     return None
 
 
-def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
-    """Decode the output of `encode`; `other` gets the tag and the contents of anything else.
+def from_plain(value: Any, other: Callable[[str, Any], Any]) -> Any:
+    """Decode the output of `to_plain`; `other` gets the tag and the contents of anything else.
 
-    Raises: ArithmeticError, LookupError, TypeError, ValueError, RecursionError: it is not the output of `encode`.
+    Raises: ArithmeticError, LookupError, TypeError, ValueError, RecursionError: it is not the output of `to_plain`.
     """
     if not isinstance(value, list):
         return value
     tag, inside = value
     if tag in SEQUENCES:
-        return SEQUENCES[tag](decode(item, other) for item in inside)
+        return SEQUENCES[tag](from_plain(item, other) for item in inside)
     if tag == "dict":
-        return {decode(key, other): decode(item, other) for key, item in inside}
+        return {from_plain(key, other): from_plain(item, other) for key, item in inside}
     rebuild = _REBUILD.get(tag)
-    return other(tag, inside) if rebuild is None else rebuild(inside, lambda item: decode(item, other))
+    return other(tag, inside) if rebuild is None else rebuild(inside, lambda item: from_plain(item, other))
 
 
 def _mapping(inside: Any, inner: Callable[[Any], Any]) -> dict[Any, Any]:

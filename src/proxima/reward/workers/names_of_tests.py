@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "pandas", "networkx", "scipy", "torch", "sympy", "sklearn",
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
-def module_of(name: str) -> str:
+def module_named(name: str) -> str:
     """The module that tests mean by a name; empty: none."""
     if name in SHORT or name in PACKAGES:
         return SHORT.get(name, name)
@@ -42,7 +42,7 @@ class Names:
         self.free = read - bound - set(given)
         bases = [node.value for node in self.nodes if isinstance(node, ast.Attribute)]
         alone = {node.id for node in self.nodes if isinstance(node, ast.Name) and not any(node is b for b in bases)}
-        self.modules = {name: module for name in self.free - alone if (module := module_of(name))}
+        self.modules = {name: module for name in self.free - alone if (module := module_named(name))}
 
     def of_code(self) -> set[str]:
         """The names that the code gives where no entry point names one."""

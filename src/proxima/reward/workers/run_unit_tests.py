@@ -23,7 +23,7 @@ from proxima.process.code_runner import NONE, run_program, running_code
 from proxima.process.entry import prctl
 from proxima.process.json_lines import LineChannel
 from proxima.process.limits import limit_growth
-from proxima.process.plain_data import decode, encode
+from proxima.process.plain_data import from_plain, to_plain
 from proxima.process.sandbox import Sandbox
 from proxima.reward.workers.names_of_tests import Names, import_modules, tests_without_call
 
@@ -67,8 +67,8 @@ class Code:
 
     def ask(self, do: str, *arguments: Any, **named: Any) -> Any:
         """Run an operation of `code_process` and return its value; raises the exception that it raised in the code."""
-        encoded = {name: encode(argument, self._reference) for name, argument in named.items()}
-        return self._send(do, arguments, [encode(argument, self._reference) for argument in arguments], encoded)
+        encoded = {name: to_plain(argument, self._reference) for name, argument in named.items()}
+        return self._send(do, arguments, [to_plain(argument, self._reference) for argument in arguments], encoded)
 
     def _send(self, do: str, arguments: Sequence[Any], encoded: Sequence[Any], named: Mapping[str, Any]) -> Any:
         request = {"id": secrets.token_hex(8), "do": do, "arguments": encoded, "named": named}
@@ -79,9 +79,9 @@ class Code:
                 raise ValueError("a reply to something else")
             if "error" not in reply:
                 for argument, after in zip(arguments[1:], reply["after"], strict=True):
-                    _change(argument, decode(after, self._object))
-                return decode(reply["value"], self._object)
-            raised = _raised(reply["error"], decode(["list", reply["arguments"]], self._object))
+                    _change(argument, from_plain(after, self._object))
+                return from_plain(reply["value"], self._object)
+            raised = _raised(reply["error"], from_plain(["list", reply["arguments"]], self._object))
         except (ArithmeticError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
             self.broken = True
             raise BrokenCode from error
@@ -168,7 +168,7 @@ class Remote:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Remote):
             return bool(self.__number == other.__number)
-        encode(other, self.__code._reference)  # RowError where the comparison would need the code's own `__eq__`
+        to_plain(other, self.__code._reference)  # RowError where the comparison would need the code's own `__eq__`
         return False
 
     def __hash__(self) -> int:

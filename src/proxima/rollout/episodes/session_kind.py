@@ -69,8 +69,10 @@ class Sessions(AgentKind):
         return key
 
     def build(self) -> SessionAgents:
+        from proxima.rollout.episodes.session_routes import ServedSessions  # serves by starlette, an optional package
+
         limits = SessionLimits(self.most_open, self.per_minute, self.group_seconds)
-        return SessionAgents(self.host, self.port, self.key, limits)
+        return ServedSessions(self.host, self.port, self.key, limits)
 
     def rows(self, split: str, skip: int, size: int | None) -> Sequence[Mapping[str, Any]]:
         """Rows without a question."""

@@ -39,6 +39,13 @@ def session_routes(agents: SessionAgents) -> list[Route]:
     ]
 
 
+class ServedSessions(SessionAgents):
+    """Sessions with the routes by which they are opened and closed."""
+
+    def routes(self) -> list[Route]:
+        return session_routes(self)
+
+
 class _SessionApi:
     def __init__(self, agents: SessionAgents) -> None:
         self.agents = agents

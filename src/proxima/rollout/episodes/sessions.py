@@ -43,7 +43,7 @@ class SessionLimits:
 
 
 @dataclass(eq=False)
-class Place:
+class SessionPlace:
     """An episode that the run wants played."""
 
     job: AgentJob
@@ -73,7 +73,7 @@ class SessionGroup:
 
     uid: int
     name: str = ""
-    places: list[Place] = field(default_factory=list)
+    places: list[SessionPlace] = field(default_factory=list)
     open: int = 0
     begun: bool = False
     closed: int = 0
@@ -209,11 +209,6 @@ class SessionAgents(ListeningAgents):
         host, port, *_ = self.listening.getsockname()
         self._file.write("listening", host=host, port=port)
 
-    def routes(self) -> Sequence[Any]:
-        from proxima.rollout.episodes.session_routes import session_routes  # starlette is an optional package
-
-        return session_routes(self)
-
     async def play(self, job: AgentJob) -> AgentReward:
         """Offer a place, and wait until its session is closed.
 
@@ -224,7 +219,7 @@ class SessionAgents(ListeningAgents):
         group = self._groups.setdefault(job.group, SessionGroup(job.group))
         if group.over:
             raise UserError(group.over)
-        place = Place(job, asyncio.get_running_loop().create_future())
+        place = SessionPlace(job, asyncio.get_running_loop().create_future())
         group.places.append(place)
         self._touch(group)
         self._notify()
@@ -335,7 +330,7 @@ class SessionAgents(ListeningAgents):
             what = f"{len(self.sessions)} sessions are open and {self._waiting} wait; most_open={self.limits.most_open}"
             raise ChatRefused(what, code="too_many_sessions", status=429)
 
-    def _place(self, row: int | Mapping[str, Any] | None, name: str) -> tuple[SessionGroup, Place] | None:
+    def _place(self, row: int | Mapping[str, Any] | None, name: str) -> tuple[SessionGroup, SessionPlace] | None:
         """The place that a session takes next; None: there is none yet. Places that a named group may still get are
         not waited for: they come only if an episode is restarted."""
         if len(self.sessions) >= self.limits.most_open:
@@ -356,7 +351,7 @@ class SessionAgents(ListeningAgents):
             unnamed.sort(key=lambda each: not each.begun)  # fill what has begun
         return (unnamed[0], unnamed[0].places[0]) if unnamed else None
 
-    def _opened(self, group: SessionGroup, place: Place, name: str) -> Session:
+    def _opened(self, group: SessionGroup, place: SessionPlace, name: str) -> Session:
         session = Session(secrets.token_hex(8), place.job, group, asyncio.get_running_loop().create_future())
         facts = {"uid": group.uid, "sample": place.job.sample} | ({"group": name} if name else {})
         self._write("opened", session=session.name, **facts)

@@ -137,21 +137,12 @@ def load_run_data(config: RunConfig) -> RunData:
     paths = [f"{path}.task" for path in config.eval.all_sets]
     prompts = {path: held_out_set.prompts for path, held_out_set in zip(paths, held_out, strict=True)}
     prompts |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-    worlds: dict[str, World | AgentWorld] = {}
-    played = played_prompts(sources, prompts)
-    if played:
-        play = replace(Play.of(config), own=own_limits(config))
-        of_paths = {path: each.play for path, (each, _) in played.items()}
-        worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
-        world = worlds.get("task")
-        if isinstance(world, AgentWorld) and is_first():
-            with within("task"):
-                world.listen()
-        held_out = [
-            replace(each, worlds=worlds_of(sources[path], worlds)) for path, each in zip(paths, held_out, strict=True)
-        ]
+    worlds = _worlds(config, sources, prompts, model, notes)
+    held_out = [
+        replace(each, worlds=worlds_of(sources[path], worlds)) for path, each in zip(paths, held_out, strict=True)
+    ]
     chosen = []
-    if played and config.episode.tool_format == AUTO and any(each.tool_format for each in worlds.values()):
+    if config.episode.tool_format == AUTO and any(each.tool_format for each in worlds.values()):
         chosen.append(tool_format_outcome(model.tokenizer, config.data.template_arguments))
     notes = list(dict.fromkeys(notes))  # rewards and environments may have the same
     return RunData(
@@ -164,6 +155,32 @@ def load_run_data(config: RunConfig) -> RunData:
         images=model.images,
         chosen=chosen,
     )
+
+
+def _worlds(
+    config: RunConfig,
+    sources: Mapping[str, Sequence[TaskSource]],
+    prompts: Mapping[str, Sequence[Prompt]],
+    model: UnloadedModel,
+    notes: list[str],
+) -> dict[str, World | AgentWorld]:
+    """What plays the tasks that are played, by their paths; `notes` receives warnings."""
+    played = played_prompts(sources, prompts)
+    if not played:
+        return {}
+    play = replace(Play.of(config), own=own_limits(config))
+    of_paths = {path: each.play for path, (each, _) in played.items()}
+    worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
+    world = worlds.get("task")
+    if isinstance(world, AgentWorld) and is_first():
+        try:
+            with within("task"):
+                world.listen()
+        except BaseException:
+            for each in worlds.values():
+                each.close()
+            raise
+    return worlds
 
 
 def _few_questions(config: RunConfig, rows: Rows) -> list[str]:

@@ -144,7 +144,7 @@ def prompt_row(prompt: Prompt) -> dict[str, Any]:
     return {"question_weight": None if prompt.weight == 1 else prompt.weight}
 
 
-def weight_of(row: Mapping[str, Any]) -> float:
+def question_weight_of(row: Mapping[str, Any]) -> float:
     """`Prompt.weight` of a row."""
     return float(row.get("question_weight") or 1.0)
 

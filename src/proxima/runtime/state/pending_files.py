@@ -18,7 +18,7 @@ from proxima.runtime.state.completion_columns import (
     prompt_row,
     schema,
     score_row,
-    weight_of,
+    question_weight_of,
     write_rows,
 )
 from proxima.runtime.state.stored_completions import array_rows, stored_group
@@ -86,6 +86,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _group(uid: int, rows: Sequence[dict[str, Any]]) -> Group:
     first = rows[0]
-    columns = {name: first[name] for name in ("answer", "metadata", "chat")} | {"weight": weight_of(first)}
+    columns = {name: first[name] for name in ("answer", "metadata", "chat")} | {"weight": question_weight_of(first)}
     prompt = Prompt(uid=uid, messages=tuple(first["messages"]), tokens=first["prompt_tokens"], **columns)
     return stored_group(prompt, rows)

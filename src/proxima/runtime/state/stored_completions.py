@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from proxima.data.columns import SamplingMask
 from proxima.data.episode import Episode
 from proxima.data.flow import Completion, Group, Prompt, Score
-from proxima.runtime.state.completion_columns import ABOUT, EXPERT_IDS, STORED, counts_of, parsed, weight_of
+from proxima.runtime.state.completion_columns import ABOUT, EXPERT_IDS, STORED, counts_of, parsed, question_weight_of
 from proxima.runtime.state.rollouts import OF_ADVANTAGE, OF_RECORD, read_table
 from proxima.system.damage import reading
 
@@ -101,7 +101,11 @@ def _groups(rows: Sequence[dict[str, Any]]) -> tuple[tuple[Group, ...], tuple[tu
         first = rows_of[0]
         messages = ({"role": "user", "content": first["question"]},)
         prompt = Prompt(
-            uid=uid, messages=messages, tokens=first["prompt_tokens"], answer=first["answer"], weight=weight_of(first)
+            uid=uid,
+            messages=messages,
+            tokens=first["prompt_tokens"],
+            answer=first["answer"],
+            weight=question_weight_of(first),
         )
         group = stored_group(prompt, rows_of)
         if first["used"]:
