@@ -268,7 +268,7 @@ class Sqlite(Environment):
     def _answer(self, sql: str, deadline: float) -> tuple[str, str]:
         """The rows as text, and the problem with the query, one of the two empty; in a fork of the worker."""
         # a connection to a file must not be used in a fork
-        database = self.database if self.script else open_database(self.path, script=False)
+        database = self.database if self.script else opened(self.path, script=False)
         database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             cursor = database.execute(sql)
@@ -290,10 +290,10 @@ def _shown(value: object) -> str:
 @lru_cache(maxsize=8)
 def open_database(path: str, script: bool) -> sqlite3.Connection:
     """Open a read-only connection, which all episodes of a worker share."""
-    return open_database(path, script)
+    return opened(path, script)
 
 
-def open_database(path: str, script: bool) -> sqlite3.Connection:
+def opened(path: str, script: bool) -> sqlite3.Connection:
     """Open a read-only connection."""
     if script:
         database = sqlite3.connect(":memory:", check_same_thread=False)

@@ -16,9 +16,9 @@ from proxima.runtime.state.completion_columns import (
     completion_row,
     in_file,
     prompt_row,
+    question_weight_of,
     schema,
     score_row,
-    question_weight_of,
     write_rows,
 )
 from proxima.runtime.state.stored_completions import array_rows, stored_group
