@@ -4,7 +4,7 @@ proxima reward score answers.jsonl --reward ./my_reward.py:near  # a function of
 proxima reward score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
 proxima reward score answers.jsonl --reward quickstart           # those of a recipe
 proxima reward score runs/mine/rollouts/000012.parquet --reward runs/mine  # recorded rollouts
-proxima reward score a.jsonl --label human --reward '{kind: judge, url: "http://h:8000/v1", model: m}'
+proxima reward score a.jsonl --label human --reward '{kind: judge, url: "http://h/v1", model: m}'
 
 A row has a prompt, a completion or a list of them (a group), and any other columns, which are passed to the rewards as
 in a run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
