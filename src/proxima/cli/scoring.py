@@ -222,7 +222,8 @@ def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completi
     if row.get("episode") is None:
         return [made]
     episode = Episode.from_json(row["episode"])
-    own = np.repeat([span.sampled for span in episode.spans], [span.tokens for span in episode.spans]).astype(np.bool_)
+    free = [span.sampled and not span.grammar for span in episode.spans]
+    own = np.repeat(free, [span.tokens for span in episode.spans]).astype(np.bool_)
     last = row.get("turn", episode.forks) == episode.forks  # an evaluation stores no earlier paths
     return [replace(made, episode=episode, sampled=own)] if last else []
 

@@ -27,7 +27,8 @@ class Span:
         role: the author of the message: `assistant`, `user`, `tool`, `system`.
         tokens: the number of response tokens in the span; the spans of a path, in order, cover all of them.
         text: the message's content; for the model's messages, the decoded tokens.
-        sampled: the model wrote it in this path, and it is trained on here.
+        sampled: the model wrote it in this path, and it is trained on here, unless a grammar restricted it.
+        grammar: the model wrote it under a grammar, whose mask is unknown, so that it is not trained on.
         turn: number of the model's turn, from 0; for an observation, the turn that it answers.
         reward: the environment's reward for this turn, in reward units; 0 for an observation.
         calls: the tool calls that could be parsed from the model's message.
@@ -42,6 +43,7 @@ class Span:
     tokens: int
     text: str = ""
     sampled: bool = False
+    grammar: bool = False
     turn: int = 0
     reward: float = 0.0
     calls: tuple[ToolCall, ...] = ()
@@ -92,13 +94,14 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def facts(self) -> dict[str, Any]:
-        """Return the fields as JSON values; those of roles, parts, `unrewarded`, `seconds` and `written_as` only where
-        set."""
+        """Return the fields as JSON values; those of roles, parts, `unrewarded`, `seconds`, `written_as` and
+        `grammar` only where set."""
         optional = ("player", "rewards", "parts", "unrewarded", "seconds")
         facts = {name: value for name, value in asdict(self).items() if value or name not in optional}
         for span in facts["spans"]:
-            if not span["written_as"]:
-                del span["written_as"]
+            for name in ("written_as", "grammar"):
+                if not span[name]:
+                    del span[name]
         return facts
 
     def to_json(self) -> str:

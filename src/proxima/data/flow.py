@@ -93,8 +93,9 @@ class Completion(Columns):
             layers chose at the position whose state predicted the token, whether it was sampled or not; -1 where
             unknown. None unless requested. Not passed to rewards.
         prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
-        sampled: [T] bool, False for the tokens of an episode that the model did not write, whose log-probs are 0; None:
-            it wrote all of them.
+        sampled: [T] bool, the tokens of an episode that are trained; False for those that the model did not write,
+            whose log-probs are 0, and for those that it wrote under a grammar, whose log-probs are those under its
+            mask. None: it wrote all of them freely.
         episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
             message, and `turn` is the number of the first turn that is sampled in this path.
         earlier: the other paths of the episode, in the order of their last turns; the episode's last turn is in this
@@ -194,12 +195,12 @@ class Completion(Columns):
 
     @property
     def generated(self) -> int:
-        """The number of tokens that the model wrote, over all paths; observations are not counted."""
+        """The number of tokens that the model wrote freely, over all paths; observations are not counted."""
         return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
 
     @property
     def versions(self) -> Ints:
-        """`policy_version` of the tokens that the model wrote, over all paths."""
+        """`policy_version` of the tokens that `generated` counts."""
         if self.sampled is None:
             return self.policy_version
         return np.concatenate([path.policy_version[path.sampled] for path in self.paths])

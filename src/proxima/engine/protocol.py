@@ -71,6 +71,9 @@ class Request:
         shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its
             `shared_prefix`: contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
         stop_tokens: ids that end the completion; None: those of the model. Only the local engine reads it.
+        grammar: a JSON schema, as JSON. Each token is drawn among those after which the text can still become JSON of
+            this schema, so that its log-probs are those under a mask which is not reported. None: no grammar. Only an
+            engine with `Capabilities.grammars` is asked for one, and raises GrammarRefusedError if it can't follow it.
     """
 
     prompt: Prompt
@@ -80,6 +83,7 @@ class Request:
     turn: int = 0
     shared: tuple[int, ...] = ()
     stop_tokens: frozenset[int] | None = None
+    grammar: str | None = None
 
     @property
     def key(self) -> Key:
@@ -198,6 +202,7 @@ class Capabilities:
         reads_lent: `publish` reads the module's weights only within `lent(module)`, so that several ranks need no whole
             copy of them.
         stages: it is a `StagingEngine`.
+        grammars: a request may have a `grammar`.
         max_length: most tokens of prompt and completion together; None: as in its setup.
     """
 
@@ -212,6 +217,7 @@ class Capabilities:
     sleeps: bool = False
     reads_lent: bool = False
     stages: bool = False
+    grammars: bool = False
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
@@ -332,6 +338,11 @@ class EngineSpec(Protocol):
         switched = (name for name in ("sampling_mask", "routed_experts") if getattr(self, name, False))
         return frozenset({"behavior_log_prob", "policy_version", *switched})
 
+    @property
+    def grammars(self) -> bool:
+        """Whether a request may have a grammar, as known before a server is up: a fact of the kind."""
+        return False
+
     def check(self, needs: EngineRequirements) -> list[str]:
         """Check, before any weights are loaded, that the engine meets the requirements of the run. An engine in this
         process is built for the run; a server is queried.
@@ -422,6 +433,10 @@ def stop_waiting(engine: Engine) -> None:
 
 class StoppedWaitingError(UserError):
     """The user stopped the run while no server was in service; what waited for one did not happen."""
+
+
+class GrammarRefusedError(UserError):
+    """The engine can't follow the grammar of a request, which is at fault; no token was sampled."""
 
 
 class SleepingEngine(Engine, Protocol):

@@ -3,14 +3,16 @@
 import asyncio
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from proxima.data import UserError
 from proxima.engine.executor import Executor
+from proxima.engine.http.replica_state import STREAK
 from proxima.engine.local.local_engine import collect
-from proxima.engine.protocol import ScoreRequest, StoppedWaitingError
+from proxima.engine.protocol import GrammarRefusedError, ScoreRequest, ServerError, StoppedWaitingError
 from tests.engine.http.plain_servers import (
     WEIGHTS,
     PlainDialect,
@@ -61,6 +63,39 @@ async def test_the_tokens_of_a_broken_completion_are_kept(fault, spans, fleet):
     assert list(second.tokens) == [*first.tokens, int(given[0].tokens[0])]
     assert second.sampling.max_tokens == first.sampling.max_tokens - 1
     assert second.seed != first.seed  # the server begins its draws again
+
+
+async def test_a_broken_completion_under_a_grammar_begins_anew(fleet):
+    """A server that is given a part of it begins the grammar anew after that part."""
+    (plain,) = requests(1, 1, first=3, max_tokens=6)
+    engine, (server,) = fleet(facts={"batch_invariant": False}, published=True)
+    server.script += ["break"]
+    given = await collect(engine, [replace(plain, grammar="{}")])
+    check([plain], given, 1)
+    first, second = server.requests
+    assert list(second.tokens) == list(first.tokens) and second.sampling == first.sampling
+    assert [request.grammar for request in server.requests] == ["{}", "{}"]
+
+
+async def test_a_grammar_that_a_server_refuses_is_the_request_s_fault(fleet, monkeypatch):
+    """It is not tried again, and costs the server nothing; the next request is answered."""
+    plain = requests(1, 1)
+    engine, (server,) = fleet(retries=0)
+    complete = server.complete
+
+    def refuses(client, request):
+        if request.grammar is not None:
+            server.requests.append(request)
+            raise ServerError(client.url, "/generate", "status 400: no such type", 400)
+        return complete(client, request)
+
+    monkeypatch.setattr(server, "complete", refuses)
+    for _ in range(STREAK + 1):
+        with pytest.raises(GrammarRefusedError, match="no such type"):
+            await collect(engine, [replace(plain[0], grammar="{}")])
+    counts = (await engine.health()).detail["replicas"]
+    assert (counts["retried"], counts["ejected"], len(server.requests)) == (0, 0, STREAK + 1)
+    check(plain, await collect(engine, plain))
 
 
 @pytest.mark.slow

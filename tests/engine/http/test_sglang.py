@@ -174,6 +174,16 @@ async def test_every_field_of_the_sampling_is_sent(tiny):
     assert all(set(defaults) <= set(json.loads(call.content)["sampling_params"]) for call in calls)
 
 
+async def test_a_grammar_is_sent_where_a_request_has_one(tiny):
+    schema = '{"type": "object"}'
+    async with fake(tiny) as talk:
+        await talk.whole(request())
+        await talk.whole(replace(request(), grammar=schema))
+        calls = [json.loads(call.content) for call in talk.server.calls if call.url.path == "/generate"]
+    assert [call["sampling_params"]["json_schema"] for call in calls[-2:]] == [None, schema]
+    assert Sglang().grammars and capabilities_of(Sglang(), talk.facts).grammars
+
+
 async def test_a_completion_ends_with_its_stop_token(tiny):
     async with fake(tiny) as talk:
         free = tokens_of(await talk.whole(request(temperature=0.0))).tolist()

@@ -1,6 +1,7 @@
 """The vLLM dialect over a fake of its protocol."""
 
 import asyncio
+import json
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from proxima.data import FieldError, UserError
 from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_values import RouteShape
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightsInFolder, WrittenTokens
+from proxima.engine.http.server_checks import capabilities_of
 from proxima.engine.http.vllm import GENERATE, Vllm, VllmDialect, find_vllm_facts
 from proxima.engine.protocol import EngineRequirements, Sampling, ServerError
 from proxima.engine.serve.launch import TRANSFER, WORKER, Serve
@@ -92,6 +94,35 @@ def test_every_field_that_decides_a_draw_is_sent() -> None:
     wanted |= {"stop_token_ids": [2, 9], "ignore_eos": True, "repetition_penalty": 1.0, "n": 1, "logprobs": 0}
     assert {name: sent[name] for name in wanted} == wanted
     assert path == GENERATE and body["cache_salt"] == "v4" and body["request_id"] == "one"
+
+
+SCHEMA = '{"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}'
+
+
+def test_a_grammar_is_sent_where_a_request_has_one() -> None:
+    fake, facts = probed()
+    run(chunks(fake, facts))
+    _, free = fake.calls[-1]
+    run(chunks(fake, facts, grammar=SCHEMA))
+    _, body = fake.calls[-1]
+    assert "structured_outputs" not in free["sampling_params"] and "reasoning_ended" not in free
+    assert body["sampling_params"]["structured_outputs"] == {"json": SCHEMA}
+    assert body["reasoning_ended"] is True  # it holds from the first token
+
+
+def test_a_refusal_within_a_stream_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, facts = probed()
+    refusal = {"error": {"message": "Grammar error", "type": "BadRequestError", "param": None, "code": 400}}
+    text = f"data: {json.dumps(refusal)}\n\ndata: [DONE]\n\n"
+    monkeypatch.setattr(fake, "_complete", lambda *_: httpx.Response(200, text=text))
+    with pytest.raises(ServerError, match="Grammar error") as raised:
+        run(chunks(fake, facts, grammar=SCHEMA))
+    assert raised.value.status == 400
+
+
+def test_that_a_kind_has_grammars_is_known_before_a_server_is_up() -> None:
+    assert Vllm(url="http://127.0.0.1:9").grammars and Vllm(serve=Serve()).grammars
+    assert capabilities_of(Vllm(), probed()[1]).grammars
 
 
 def test_the_tokens_that_could_be_sampled_come_with_the_chunk() -> None:

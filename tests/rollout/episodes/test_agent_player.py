@@ -11,21 +11,27 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
 from proxima.data import FieldError, UserError
 from proxima.data.episode import Episode
 from proxima.data.flow import Prompt
-from proxima.engine.protocol import Request, Sampling
+from proxima.data.trajectory import Trajectory
+from proxima.engine.local.local_engine import Local, collect
+from proxima.engine.protocol import Capabilities, EngineSetup, GrammarRefusedError, Request, Sampling, close_engine
 from proxima.environment.agent_kinds import AgentSpec
 from proxima.environment.agents import SCRIPT, AgentJob, _AgentProcess
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat.encode import prompt_tokens
+from proxima.model.load import load
 from proxima.reward import REWARDS
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
+from proxima.rollout.episodes.figures import episode_metrics, grammar_note
 from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.training.episode_tokens import turns_of
 from tests.engine.helpers import engine, trainer_log_prob
 from tests.rollout.episodes import agent_functions
 from tests.rollout.episodes.test_player import Engine, Watched
@@ -323,6 +329,116 @@ class Here(AgentSpec):
 
     def close(self):
         pass
+
+
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+
+
+class WithGrammars(Scripted):
+    capabilities = Capabilities(grammars=True)
+
+
+def test_what_a_grammar_restricted_is_not_trained():
+    """Its tokens are in the contexts of later turns, and have no part in the loss; the others have their log-probs."""
+    policy = Watched(WithGrammars(lambda context, request: f"says {request.turn}"))
+    policy.capabilities = policy.engine.capabilities
+
+    async def talks(ask):
+        chat = []
+        for form in (None, FORM, None, FORM):
+            chat.append({"role": "user", "content": "go on"})
+            answer = await ask(*chat, **({"response_format": form} if form else {}))
+            chat.append(answer.json()["choices"][0]["message"])
+        return 1.0
+
+    (completion,) = play(policy, Here(talks=talks))
+    asked = policy.engine.requests
+    assert [request.grammar for request in asked] == [None, '{"type": "object"}', None, '{"type": "object"}']
+    turns = [span for span in completion.episode.spans if span.role == "assistant"]
+    assert [(span.sampled, span.grammar) for span in turns] == [(True, False), (True, True)] * 2
+    spans = completion.episode.spans
+    trained = np.repeat([span.sampled and not span.grammar for span in spans], [span.tokens for span in spans])
+    assert np.array_equal(completion.sampled, trained) and trained.any()
+    written = np.repeat([span.sampled for span in spans], [span.tokens for span in spans])
+    assert completion.policy_version[written].tolist() == np.repeat([1, 2, 3, 4], [s.tokens for s in turns]).tolist()
+    expected = np.concatenate([-np.arange(1, turns[t].tokens + 1, dtype=np.float32) / 100 - t for t in (0, 2)])
+    np.testing.assert_array_equal(completion.sampled_log_prob[trained], expected)
+    trajectory = Trajectory.of(prompt(), completion, group=0, advantage=0.0, behavior="sampled")
+    assert np.array_equal(trajectory.loss_mask, trained)
+    assert [len(turn.places) for turn in turns_of(completion)] == [turns[0].tokens, 0, turns[2].tokens, 0]
+    figures = episode_metrics([completion])
+    share = (turns[1].tokens + turns[3].tokens) / sum(span.tokens for span in turns)
+    assert figures["episode/grammar_fraction"] == pytest.approx(share) and figures["episode/turns/mean"] == 4
+    assert figures["episode/observation_tokens"] == sum(span.tokens for span in spans if not span.sampled)
+    assert grammar_note([completion]).startswith("2 of 4 messages of the model were sampled under a grammar")
+    again = Episode.from_json(completion.episode.to_json())
+    assert again == completion.episode
+    for part, paths in policy.seen:  # of an unfinished episode, too
+        for whole, mask in paths:
+            assert np.array_equal(mask, trained[: len(mask)]) and len(whole.tokens) == len(mask), part.key
+
+
+def test_an_episode_under_grammars_alone_is_scored_and_not_trained():
+    async def talks(ask):
+        await ask({"role": "user", "content": "go"}, response_format={"type": "json_object"})
+        return 1.0
+
+    (completion,) = play(WithGrammars(lambda context, request: "{}"), Here(talks=talks))
+    assert completion.episode.reward == 1 and len(completion.tokens) and not completion.sampled.any()
+    assert completion.generated == 0 and set(completion.policy_version.tolist()) == {1}
+    (free,) = play(WithGrammars(lambda context, request: "{}"), "asks_once")
+    assert "episode/grammar_fraction" not in episode_metrics([free]) and grammar_note([free]) == ""
+    assert "grammar" not in free.episode.to_json()
+
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+BEGUN = {"role": "assistant", "content": "{"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "more", "says"),
+    [
+        (Scripted, {}, "response_format: the engine of this run has no grammars"),
+        (WithGrammars, {"tools": [TOOL]}, "response_format: not with tools"),
+        (WithGrammars, {"continue_final_message": True, "add_generation_prompt": False}, "is begun already"),
+        (None, {}, "response_format: the engine can't follow it: no such type"),
+    ],
+)
+def test_a_form_that_can_not_be_kept_is_refused_by_name(policy, more, says):
+    class Refuses(WithGrammars):
+        async def generate(self, requests):
+            if requests[0].grammar is not None:
+                raise GrammarRefusedError("no such type")
+            async for completion in super().generate(requests):
+                yield completion
+
+    refusals = []
+
+    async def talks(ask):
+        chat = [{"role": "user", "content": "go"}]
+        begun = [BEGUN] if "continue_final_message" in more else []
+        refusals.append(await ask(*chat, *begun, response_format=FORM, **more))
+        assert (await ask(*chat)).status_code == 200
+        return 1.0
+
+    engine = policy or Refuses
+    given = engine(lambda context, request: "fine")
+    given.capabilities = getattr(given, "capabilities", Capabilities())
+    (completion,) = play(given, Here(talks=talks))
+    error = refusals[0].json()["error"]
+    assert refusals[0].status_code == 400 and says in error["message"] and "\n" not in error["message"]
+    assert completion.episode.failure == "" and completion.text == "fine" and completion.sampled.all()
+
+
+def test_the_local_engine_has_no_grammars(tiny_model):
+    asked = Request(prompt=prompt(), sample=0, sampling=Sampling(max_tokens=4), grammar="{}")
+    assert not Local().grammars and not Local().capabilities_on(torch.device("cpu")).grammars
+    engine = Local().build(EngineSetup.of(load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")))
+    try:
+        with pytest.raises(GrammarRefusedError, match="local engine has no grammars"):
+            asyncio.run(collect(engine, [asked]))
+    finally:
+        close_engine(engine)
 
 
 @pytest.mark.slow

@@ -181,7 +181,10 @@ REFUSED = [
     (HELLO | {"n": 0}, "n=0: must be"),
     (HELLO | {"n": True}, "n=True: must be"),
     (HELLO | {"logprobs": True, "top_logprobs": 2}, "top_logprobs=2: not supported"),
-    (HELLO | {"response_format": {"type": "json_object"}}, "response_format="),
+    (HELLO | {"response_format": {"type": "grammar"}}, "response_format="),
+    (HELLO | {"response_format": "json_object"}, "response_format="),
+    (HELLO | {"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema: must be"),
+    (HELLO | {"response_format": {"type": "json_schema", "json_schema": {"schema": True}}}, "schema: must be"),
     (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice: names 'add'"),
     (HELLO | {"tool_choice": {"type": "allowed_tools"}}, "tool_choice="),
     (HELLO | {"continue_final_message": True, "add_generation_prompt": False}, "the last message must be"),
@@ -241,7 +244,9 @@ OF_RESPONSES = [
     (ASKED | {"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "parts of type input_text"),
     (ASKED | {"input": [{"role": "assistant", "content": [IMAGE]}]}, "only messages of users and tools show images"),
     (ASKED | {"previous_response_id": "resp_1"}, "no response of this episode that was stored has this id"),
-    (ASKED | {"text": {"format": {"type": "json_object"}}}, "text.format="),
+    (ASKED | {"text": {"format": {"type": "regex"}}}, "text.format="),
+    (ASKED | {"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema: must be"),
+    (ASKED | {"text": "json"}, "text: must be an object"),
     (ASKED | {"text": {"verbosity": "low"}}, "text.verbosity="),
     (ASKED | {"reasoning": {"effort": "high"}}, "reasoning.effort="),
     (ASKED | {"tools": [{"type": "web_search"}]}, "tools.0.type="),
@@ -253,6 +258,8 @@ OF_RESPONSES = [
         for name, value in {"background": True, "truncation": "auto", "stop": "x"}.items()
     ),
 ]
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+FORM = {"type": "json_schema", "schema": SCHEMA}
 TOLD = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
 OF_MESSAGES = [
     (TOLD | {"messages": []}, "messages: must be a list of at least one"),
@@ -267,7 +274,11 @@ OF_MESSAGES = [
     (TOLD | {"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "type: must be 'object'"),
     (TOLD | {"tool_choice": {"type": "tool", "name": "add"}}, "tool_choice: names 'add'"),
     (TOLD | {"tool_choice": "auto"}, "tool_choice="),
-    (TOLD | {"output_config": {"effort": "low"}}, "output_config="),
+    (TOLD | {"output_config": {"effort": "low"}}, "output_config.effort="),
+    (TOLD | {"output_config": "json"}, "output_config: must be an object"),
+    (TOLD | {"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema: must be"),
+    (TOLD | {"output_format": {"type": "xml"}}, "output_format="),
+    (TOLD | {"output_config": {"format": FORM}, "output_format": FORM}, "leave one of the two out"),
     (TOLD | {"max_tokens": 0}, "max_tokens=0: must be"),
     (TOLD | {"logprobs": True}, "logprobs="),
 ]
@@ -281,6 +292,39 @@ def test_what_the_other_apis_refuse(path, refused):
         assert response.status_code == 400 and says in error["message"], body
         assert error["type"] == "invalid_request_error" and len(error["message"]) < 300
     assert not asked
+
+
+def test_the_form_of_an_answer_is_asked_for_in_each_api():
+    named = {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": SCHEMA}}
+    plain = {"type": "text"}
+    of_apis = {
+        "/chat/completions": [
+            (HELLO | {"response_format": named}, "response_format"),
+            (HELLO | {"response_format": {"type": "json_object"}}, "response_format"),
+            (HELLO | {"response_format": plain}, None),
+        ],
+        "/responses": [
+            (ASKED | {"text": {"format": FORM | {"name": "a", "strict": True}, "verbosity": "medium"}}, "text.format"),
+            (ASKED | {"text": {"format": {"type": "json_object"}}}, "text.format"),
+            (ASKED | {"text": {"format": plain}}, None),
+        ],
+        "/messages": [
+            (TOLD | {"output_config": {"format": FORM, "effort": None}}, "output_config.format"),
+            (TOLD | {"output_format": FORM}, "output_format"),
+            (TOLD, None),
+        ],
+    }
+    for path, bodies in of_apis.items():
+        responses, asked = ask(*(body for body, _ in bodies), path=path)
+        assert [response.status_code for response in responses] == [200, 200, 200]
+        first, second, free = (request.grammar for request in asked)
+        assert first.schema == json.dumps(SCHEMA)  # its names are in the order in which they were sent
+        assert second.schema == (json.dumps(SCHEMA) if path == "/messages" else '{"type": "object"}')
+        assert free is None
+        assert [form and form.field for form in (first, second, free)] == [name for _, name in bodies]
+        if path == "/responses":
+            assert responses[1].json()["text"] == {"format": {"type": "json_object"}}
+            assert responses[2].json()["text"] == {"format": plain}
 
 
 def test_an_unknown_key_in_anthropics_form():

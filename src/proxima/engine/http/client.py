@@ -221,7 +221,7 @@ class ServerClient:
                 self.url, path, f"the stream has something other than a JSON object: {self.excerpt(data)}"
             )
         if event.get("error") is not None:
-            raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}")
+            raise ServerError(self.url, path, f"ended with an error: {self.excerpt(data)}", _status_of(event["error"]))
         return event
 
     @contextmanager
@@ -321,3 +321,9 @@ async def answer_or_none(call: Awaitable[Any]) -> Any:
         if error.status in (None, OK):
             raise
         return None
+
+
+def _status_of(error: Any) -> int | None:
+    """The HTTP status in an error that comes as an event: vLLM refuses a streamed request so, after status 200."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if type(code) is int and 400 <= code < 600 else None

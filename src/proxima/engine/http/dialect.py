@@ -131,6 +131,7 @@ class TokenRequest:
         chunk_tokens: tokens per message; a larger number means fewer messages.
         sampling_mask: return, with each token, the tokens that could have been sampled.
         routes: return the experts of each token, in this shape; None: don't.
+        grammar: see `Request.grammar`; only a server whose kind has `Dialect.grammars` is sent one.
         images: those that the prompt shows, as addresses that hold them; `tokens` then have what a template writes for
             each, and the server reads `read` tokens.
     """
@@ -144,6 +145,7 @@ class TokenRequest:
     chunk_tokens: int = 1
     sampling_mask: bool = False
     routes: RouteShape | None = None
+    grammar: str | None = None
     images: tuple[str, ...] = ()
     read: int = 0
 
@@ -280,6 +282,7 @@ class Dialect(Protocol):
     spare_tokens: ClassVar[int] = 0  # tokens of this length that no prompt may reach into
     checks_transfers: ClassVar[bool] = False  # see `check_transfer`
     file_names: ClassVar[bool] = False  # it takes weights under the names of the model's files
+    grammars: ClassVar[bool] = False  # its requests may have a grammar
     gaps: ClassVar[bool] = True  # its workers take buckets with gaps between tensors
     offers: ClassVar[tuple[str, ...]] = ("folder",)  # the `transfers` of a server that proxima starts
     sleep_options: ClassVar[tuple[str, ...]] = ()  # the server's options to release its devices, see `sleep`

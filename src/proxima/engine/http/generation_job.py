@@ -197,6 +197,7 @@ class GenerationJob:
             chunk_tokens=chunk_tokens,
             sampling_mask=self.masked,
             routes=self.rules.routes,
+            grammar=request.grammar,
         )
 
     def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
@@ -284,7 +285,8 @@ class GenerationJob:
     # ---- its end -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> int:
-        """End the attempt before the completion is complete and keep its tokens. Returns the number of tokens kept."""
+        """End the attempt and keep its tokens. Returns the number of tokens kept: none of a part of a completion under
+        a grammar, because a server that is given the part begins the grammar anew after it."""
         segment, self.current = self.current, None
         if segment is not None and segment.spans is None and len(segment.marks) > 1:
             segment.cut(segment.marks[1][0])  # the weights that sampled the later tokens are unknown
@@ -293,6 +295,9 @@ class GenerationJob:
             return 0
         self.kept.append(segment)
         self.reason = self.reason or self._reason_so_far()
+        if self.request.grammar is not None and self.reason is None:
+            self.kept.clear()
+            return 0
         return len(segment.tokens)
 
     def discard(self) -> int:

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 from zlib import crc32
 
 import numpy as np
@@ -19,7 +19,7 @@ from proxima.engine.http.replica import CancelReason, Failure, Replica, gave_up
 from proxima.engine.http.replica_state import STREAK
 from proxima.engine.http.router import Router
 from proxima.engine.http.server_settings import ServerSettings
-from proxima.engine.protocol import PauseMode, ScoreRequest, ServerError
+from proxima.engine.protocol import GrammarRefusedError, PauseMode, ScoreRequest, ServerError
 
 CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
 BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
@@ -189,6 +189,10 @@ class ReplicaPool:
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
         completion."""
+        if refuses_grammar(job, error):
+            job.discard()
+            job.fail(GrammarRefusedError(error.reason))
+            return
         kept = 0
         if isinstance(error, ServerError) and not self.repeatable:
             kept = job.keep()
@@ -415,6 +419,12 @@ class ReplicaPool:
                 self.eject(replica, error)
 
         await asyncio.gather(*(work_at(replica) for replica in replicas))
+
+
+def refuses_grammar(job: GenerationJob, error: Failure) -> TypeGuard[ServerError]:
+    """True if a server has refused a request for its grammar, before it sampled a token."""
+    asked = job.request.grammar is not None and not job.length
+    return asked and isinstance(error, ServerError) and error.status == 400
 
 
 def _is_failure(error: Exception) -> bool:

@@ -265,6 +265,7 @@ def capabilities_of(spec: ServerSettings, facts: ServerFacts, *, plain: bool = F
         log_probs="both" if both else facts.log_probs,
         sampling_mask=spec.sampling_mask and facts.sampling_mask,
         sleeps=facts.sleeps,
+        grammars=spec.grammars,
     )
 
 

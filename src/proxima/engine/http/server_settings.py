@@ -162,6 +162,11 @@ class ServerSettings(EngineSpec):
         return None
 
     @property
+    def grammars(self) -> bool:
+        """See `EngineSpec.grammars`."""
+        return self.dialect().grammars
+
+    @property
     def on_this_machine(self) -> bool:
         """True if all servers are on this machine, those that may join during the run included."""
         if self.url_file is not None:

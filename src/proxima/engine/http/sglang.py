@@ -82,6 +82,7 @@ class SglangDialect(Dialect):
     length_option: ClassVar[str] = "--context-length"
     spare_tokens: ClassVar[int] = SPARE
     file_names: ClassVar[bool] = True
+    grammars: ClassVar[bool] = True
     gaps: ClassVar[bool] = False
     offers: ClassVar[tuple[str, ...]] = TRANSFERS
     sleep_options: ClassVar[tuple[str, ...]] = ("--enable-memory-saver", "--enable-weights-cpu-backup")
@@ -218,6 +219,7 @@ def _sampling_of(request: TokenRequest) -> dict[str, Any]:
         "stop_token_ids": list(request.stop_tokens),
         "ignore_eos": not request.stop_tokens,  # with it, stop_token_ids would be ignored too
         "stream_interval": request.chunk_tokens,
+        "json_schema": request.grammar,
     }
     return fields if request.seed is None else fields | {"sampling_seed": request.seed}
 

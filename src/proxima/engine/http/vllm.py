@@ -73,6 +73,7 @@ class VllmDialect(Dialect):
     kind: ClassVar[str] = "vllm"
     length_option: ClassVar[str] = "--max-model-len"
     checks_transfers: ClassVar[bool] = True
+    grammars: ClassVar[bool] = True
     offers: ClassVar[tuple[str, ...]] = ("folder", "group", "ipc", "adapters")
     sleep_options: ClassVar[tuple[str, ...]] = ("--enable-sleep-mode",)
 
@@ -91,6 +92,8 @@ class VllmDialect(Dialect):
         body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         if request.images:
             body["content_parts"] = _image_parts(request.images)
+        if request.grammar is not None:
+            body["reasoning_ended"] = True  # else a server with a reasoning parser would let a thought be free
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
         if facts.adapter is not None:
@@ -273,6 +276,8 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
         fields["seed"] = request.seed
     if request.chunk_tokens > 1:
         fields["stream_interval"] = request.chunk_tokens
+    if request.grammar is not None:
+        fields["structured_outputs"] = {"json": request.grammar}
     return fields
 
 

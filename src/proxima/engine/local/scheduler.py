@@ -17,7 +17,7 @@ from proxima.engine.local.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.local.kv_cache import Beginning, PrefixCache
 from proxima.engine.local.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.local.token_table import Lines, TokenTable
-from proxima.engine.protocol import InFlight, Request, check_prompt
+from proxima.engine.protocol import GrammarRefusedError, InFlight, Request, check_prompt
 from proxima.model.chat.written_text import sampled_text, stop_string, written_text
 from proxima.model.pretrained import LoadedModel
 
@@ -141,6 +141,8 @@ class Scheduler:
         for request in requests:
             prompt = request.prompt
             check_prompt(prompt, self.max_length)
+            if request.grammar is not None:
+                raise GrammarRefusedError("the local engine has no grammars", remedy="use vllm or sglang")
             # an agent may ask twice after the same messages: each length counts once
             lengths = {prompt.shared_prefix, *request.shared} if self.decoder.takes_past else set()
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))

@@ -21,7 +21,7 @@ from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
-from proxima.engine.protocol import Engine, InFlight, Request
+from proxima.engine.protocol import Engine, GrammarRefusedError, InFlight, Request
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents, RewardWithParts
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
@@ -61,6 +61,7 @@ class Talk:
         player: who plays it; empty: there are no roles.
         answering: a turn is being sampled.
         asking: number of that turn, or of the last one.
+        grammar: that turn is sampled under a grammar.
         cut: the limit that ended its last turn, or for which its next one was refused.
     """
 
@@ -71,6 +72,7 @@ class Talk:
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
     asking: int = -1
+    grammar: bool = False
     cut: Cut = ""
 
     def continued_by(self, asked: ChatRequest, player: str) -> Sequence[ChatMessage]:
@@ -163,7 +165,9 @@ class AgentEpisodes(EpisodePlayer):
             for (uid, sample), episode in self.playing.items()
             for talk in episode.talks
             for path in talk.played.so_far(
-                by_key.get((uid, sample, talk.asking)) if talk.answering else None, [*talk.numbers, talk.asking]
+                by_key.get((uid, sample, talk.asking)) if talk.answering else None,
+                [*talk.numbers, talk.asking],
+                grammar=talk.grammar,
             )
         ]
 
@@ -335,6 +339,7 @@ class AgentEpisodes(EpisodePlayer):
             return await self._answered(episode, asked, player)
 
     async def _answered(self, episode: AgentEpisode, asked: ChatRequest, player: str) -> tuple[ChatAnswer, ...]:
+        self._check_grammar(asked)
         asked = await self._with_images(asked)
         async with episode.rendering:
             turns = await self._next_turns(episode, asked, player)
@@ -343,6 +348,9 @@ class AgentEpisodes(EpisodePlayer):
         try:
             waiting = [sampled_turn(self.engine, turn.request, self.times) for turn in turns]
             completions = await asyncio.gather(*waiting)
+        except GrammarRefusedError as error:
+            assert asked.grammar is not None
+            raise ChatRefused(f"{asked.grammar.field}: the engine can't follow it: {error.reason}") from None
         except Exception as error:  # not the agent's fault: it must not become a failed episode
             episode.fail(error)
             raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
@@ -387,6 +395,23 @@ class AgentEpisodes(EpisodePlayer):
             if number in talk.numbers:
                 talk.played.turns[talk.numbers.index(number)].reward = reward
                 episode.paid = True
+
+    def _check_grammar(self, asked: ChatRequest) -> None:
+        """Raise ChatRefused for a grammar that the engine has not, or that would hold for more than a text."""
+        if asked.grammar is None:
+            return
+        name = asked.grammar.field
+        if not self.engine.capabilities.grammars:
+            what = f"{name}: the engine of this run has no grammars, vllm and sglang have; leave it out"
+            raise ChatRefused(what, code="unsupported_value")
+        if asked.tools:
+            what = (
+                f"{name}: not with tools, which a grammar would keep the model from calling; leave one of the two out"
+            )
+            raise ChatRefused(what, code="unsupported_value")
+        if asked.continues:
+            what = f"{name}: not for an answer that is begun already, since a grammar begins with the answer"
+            raise ChatRefused(what, code="unsupported_value")
 
     async def _with_images(self, asked: ChatRequest) -> ChatRequest:
         """Return the request with the numbers of its images.
@@ -463,7 +488,9 @@ class AgentEpisodes(EpisodePlayer):
         most = min(room, asked.max_tokens or room)
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
+        request = replace(request, grammar=None if asked.grammar is None else asked.grammar.schema)
         talk.asking = episode.turns
+        talk.grammar = asked.grammar is not None
         episode.turns += 1
         episode.refused = ""
         return AskedTurn(talk, request, "" if most < room else "context" if room == context_left else "tokens")
@@ -474,7 +501,7 @@ class AgentEpisodes(EpisodePlayer):
         """Add a turn to its conversation, and return it as the agent sees it: by the contract of the API without the
         stop string, and without what the template opened. Calls are read from the whole text."""
         talk, begun = asked_turn.talk, asked_turn.request.prompt.begun
-        turn = talk.played.add(completion)
+        turn = talk.played.add(completion, grammar=talk.grammar)
         talk.numbers.append(completion.turn)
         content = completion.own_text(begun)
         hidden = ""  # what the agent wrote of the message

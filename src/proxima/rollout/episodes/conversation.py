@@ -187,13 +187,15 @@ class Path:
 
     Args:
         tokens: [T] int32, all after the prompt.
-        sampled: [T] bool, tokens that the model wrote and that no earlier path marks as sampled.
+        sampled: [T] bool, tokens that the model wrote under no grammar and that no earlier path marks as sampled.
+        written: [T] bool, the same with those under a grammar.
         spans: the messages, which cover all of the tokens, in order. Messages between two turns form one span.
         initial_prompt: the prompt tokens before them, if they differ from the conversation's `prompt`.
     """
 
     tokens: Ints
     sampled: Bools
+    written: Bools
     spans: tuple[Span, ...]
     initial_prompt: Ints | None = None
 
@@ -267,10 +269,10 @@ class Conversation:
         initial_prompt = self.prompt if self._own is None else self._own
         return np.concatenate([initial_prompt, *(node.tokens for node in self._nodes)])
 
-    def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
-        """Add the tokens that the model wrote after `context`. The chat template gets their decoded text instead of
-        `text`, which begins with what the template wrote itself."""
-        span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
+    def add_turn(self, tokens: Ints, text: str, finish_reason: str, *, grammar: bool = False) -> None:
+        """Add the tokens that the model wrote after `context`, perhaps under a grammar. The chat template gets their
+        decoded text instead of `text`, which begins with what the template wrote itself."""
+        span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, grammar=grammar, turn=self._turns)
         self._nodes = [*self._nodes, _MessageNode(span, np.asarray(tokens, np.int32), "")]
         self._turns += 1
         self.awaits_turn = False
@@ -290,10 +292,10 @@ class Conversation:
             other._turns = 0
         return other
 
-    def with_turn(self, tokens: Ints) -> "Conversation":
+    def with_turn(self, tokens: Ints, *, grammar: bool = False) -> "Conversation":
         """Return a copy with the tokens sampled so far of an unfinished turn."""
         other = copy(self)
-        other.add_turn(tokens, "", "")
+        other.add_turn(tokens, "", "", grammar=grammar)
         return other
 
     def observe(self, messages: Sequence[Message]) -> bool:
@@ -402,9 +404,12 @@ def _path(nodes: Sequence[_MessageNode], initial_prompt: Ints | None = None) -> 
     """Build a path from the nodes up to the last turn that was sampled on it."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
     nodes = nodes[: last + 1]
+    written = [np.full(len(node.tokens), node.span.sampled) for node in nodes]
+    sampled = [mask & (not node.span.grammar) for mask, node in zip(written, nodes, strict=True)]
     return Path(
         np.concatenate([np.empty(0, np.int32), *(node.tokens for node in nodes)]),
-        np.concatenate([np.empty(0, np.bool_), *(np.full(len(n.tokens), n.span.sampled) for n in nodes)]),
+        np.concatenate([np.empty(0, np.bool_), *sampled]),
+        np.concatenate([np.empty(0, np.bool_), *written]),
         tuple(node.span for node in nodes),
         initial_prompt,
     )

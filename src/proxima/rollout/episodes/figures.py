@@ -17,7 +17,8 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     Returns: by name, each after `episode/`: `turns/mean`, `turns/max`; and counts: tool `calls`, `unreadable` calls, of
         these the messages with calls in another format than is read, by its name (`unreadable/hermes`), tool `errors`,
         `observation_tokens`, episodes `cut` by a limit, in total and by limit (`cut/turns`), `failed` episodes,
-        restarts (`retried`), `forks`.
+        restarts (`retried`), `forks`; and where an answer was under a grammar, `grammar_fraction`, the share of the
+        model's tokens that it wrote so.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:
@@ -27,13 +28,14 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     turns = [sum(span.sampled for span in of) for of, fact in zip(spans, facts, strict=True) if not fact.failure]
     everything = [span for of in spans for span in of]
     other_formats = Counter(span.written_as for span in everything if span.sampled and span.written_as)
+    under_grammar = sum(span.tokens for span in everything if span.sampled and span.grammar)
+    free = sum(c.generated for c in episodes)
     counts = {
         "calls": sum(len(span.calls) for span in everything if span.sampled),
         "unreadable": sum(len(span.unreadable) for span in everything if span.sampled),
         **{f"unreadable/{name}": messages for name, messages in sorted(other_formats.items())},
         "errors": sum(span.error for span in everything),
-        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths)
-        - sum(c.generated for c in episodes),
+        "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths) - free - under_grammar,
         "cut": sum(bool(fact.cut) for fact in facts),
         **{f"cut/{limit}": sum(fact.cut == limit for fact in facts) for limit in LIMITS},
         "failed": sum(bool(fact.failure) for fact in facts),
@@ -41,7 +43,18 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "forks": sum(fact.forks for fact in facts),
     }
     means = {"turns/mean": sum(turns) / len(turns), "turns/max": max(turns)} if turns else {}
-    return {f"episode/{name}": float(value) for name, value in (means | counts).items()}
+    shares = {"grammar_fraction": under_grammar / (under_grammar + free)} if under_grammar else {}
+    return {f"episode/{name}": float(value) for name, value in (means | counts | shares).items()}
+
+
+def grammar_note(completions: Sequence[Completion]) -> str:
+    """A sentence about the answers that were sampled under a grammar; empty without any."""
+    spans = [span for completion in completions for span in _spans(completion) if span.sampled]
+    under = [span for span in spans if span.grammar]
+    if not under:
+        return ""
+    count = f"{len(under)} of {len(spans)} messages of the model were sampled under a grammar"
+    return f"{count}, as its agent asked; their tokens are not trained, since the engine does not report the mask"
 
 
 def other_format_notes(completions: Sequence[Completion]) -> list[str]:

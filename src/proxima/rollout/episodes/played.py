@@ -96,23 +96,29 @@ class Played:
         shared = (*(len(seen) for seen in self.contexts if _begins(tokens, seen)), len(tokens))
         return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
-    def add(self, completion: Completion) -> PlayedTurn:
-        """Add a turn of the model: newly sampled or, in a restarted episode, sampled earlier."""
+    def add(self, completion: Completion, *, grammar: bool = False) -> PlayedTurn:
+        """Add a turn of the model, perhaps under a grammar: newly sampled, or earlier in a restarted episode."""
         self.contexts.append(self.conversation.context)
-        self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
+        self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason, grammar=grammar)
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
 
-    def so_far(self, running: InFlight | None, numbers: Sequence[int] | None = None) -> PartialPaths:
+    def so_far(
+        self, running: InFlight | None, numbers: Sequence[int] | None = None, *, grammar: bool = False
+    ) -> PartialPaths:
         """Return its paths up to the engine's last sampled token; the paths of `completion` begin with these.
 
         Args:
             running: the turn that is being sampled.
             numbers: numbers of the turns in the episode, including that one.
+            grammar: that one is sampled under a grammar.
         """
         conversation, versions = self.conversation, [turn.completion.policy_version for turn in self.turns]
         if running is not None and len(running.tokens):
-            conversation, versions = conversation.with_turn(running.tokens), [*versions, running.policy_version]
+            conversation, versions = (
+                conversation.with_turn(running.tokens, grammar=grammar),
+                [*versions, running.policy_version],
+            )
         return [
             (
                 InFlight(
@@ -123,7 +129,7 @@ class Played:
                         _placed(
                             [versions[turn] for turn, _, _ in places], [p[1:] for p in places], len(path.tokens), 0
                         ),
-                        path.sampled,
+                        path.written,
                     ),
                     temperature=self.request.sampling.temperature,
                 ),
@@ -176,7 +182,7 @@ class Played:
                 )
         if first.untruncated_log_prob is first.sampled_log_prob:
             columns["untruncated_log_prob"] = columns["sampled_log_prob"]
-        columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
+        columns["policy_version"] = _versions(columns["policy_version"], path.written)
         routes = first.prompt_routed_experts
         if path.initial_prompt is not None and routes is not None:  # the engine saw another initial prompt
             routes = np.full((len(path.initial_prompt), *routes.shape[1:]), -1, routes.dtype)
@@ -222,10 +228,11 @@ def _placed(
     return column
 
 
-def _versions(versions: NDArray[Any], sampled: NDArray[Any]) -> NDArray[Any]:
-    """Give each token that was not sampled the version of the sampled one before it, or else of the first."""
-    before = np.maximum.accumulate(np.where(sampled, np.arange(len(sampled)), -1))
-    return versions[np.where(before < 0, int(sampled.argmax()), before)]
+def _versions(versions: NDArray[Any], written: NDArray[Any]) -> NDArray[Any]:
+    """Give each token that the model did not write the version of the one before it that it wrote, or else of the
+    first."""
+    before = np.maximum.accumulate(np.where(written, np.arange(len(written)), -1))
+    return versions[np.where(before < 0, int(written.argmax()), before)]
 
 
 def _placed_sets(values: Sequence[SamplingMask], places: Sequence[tuple[int, int]], length: int) -> SamplingMask:

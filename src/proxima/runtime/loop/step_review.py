@@ -12,7 +12,7 @@ from proxima.data.flow import Group, score_errors
 from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of, role_metrics
 from proxima.rollout.collector import BatchNotFilled, CollectedBatch
-from proxima.rollout.episodes.figures import episode_metrics, other_format_notes
+from proxima.rollout.episodes.figures import episode_metrics, grammar_note, other_format_notes
 from proxima.rollout.sources import groups_by_source
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded, RunServices
 from proxima.task.mix import TaskSource
@@ -41,6 +41,7 @@ class StepReview:
         self.selection, self._score_error = selection, ""
         self.exhausted = ""  # why the last step had no update, with a remedy; empty if it had one
         self._accuracy_missing = False  # and warned of
+        self._grammar_noted = False
 
     def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch) -> None:
         """Warn about the problems of the step, with what to do."""
@@ -61,7 +62,11 @@ class StepReview:
                 f"{lead} ({self._score_error}); means leave them out; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{end}"
             )
-        for note in other_format_notes([each for group in collected.generated for each in group.completions]):
+        everything = [each for group in collected.generated for each in group.completions]
+        if not self._grammar_noted and (note := grammar_note(everything)):
+            self._grammar_noted = True
+            self.observer.warning(f"step {step}: {note}")
+        for note in other_format_notes(everything):
             self.observer.lasting(f"step {step}: {note}")
         for verdict in health(record, self.guard, self.learner.known_mismatch):
             if verdict.level == "act":

@@ -27,6 +27,14 @@ class ChatMessage:
     images: tuple[bytes | int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Grammar:
+    """The form that an answer must have: a JSON schema, as JSON, and the field that asks for it."""
+
+    schema: str
+    field: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """An agent's request.
@@ -41,6 +49,7 @@ class ChatRequest:
         continues: the answer continues the last message, which is the assistant's.
         answers: number of answers, each of them a turn of a conversation of its own.
         log_probs: the answer has the log-probs of its tokens.
+        grammar: the form of the answer; None: any.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -52,6 +61,7 @@ class ChatRequest:
     continues: bool = False
     answers: int = 1
     log_probs: bool = False
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

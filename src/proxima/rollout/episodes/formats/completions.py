@@ -9,6 +9,7 @@ from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatR
 from proxima.rollout.episodes.formats.fields import (
     ContentParts,
     Fields,
+    asked_grammar,
     checked_chat,
     checked_tools,
     event,
@@ -36,6 +37,7 @@ FIELDS = Fields(
             "messages",
             "model",
             "n",
+            "response_format",
             "stop",
             "stream",
             "stream_options",
@@ -52,7 +54,6 @@ FIELDS = Fields(
         "include_stop_str_in_output": (False,),
         "min_tokens": (0,),
         "modalities": (["text"],),
-        "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "use_beam_search": (False,),
@@ -89,6 +90,7 @@ class ChatCompletions:
             continues=_continues(given, messages),
             answers=whole_number(given, "n") or 1,
             log_probs=flag(given, "logprobs"),
+            grammar=asked_grammar(given.get("response_format"), "response_format", within="json_schema"),
         )
 
     def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:

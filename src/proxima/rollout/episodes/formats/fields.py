@@ -11,7 +11,7 @@ from proxima.data.episode import ToolCall
 from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER
 from proxima.data.json_reader import load_json
 from proxima.environment.interface import tool_problem
-from proxima.rollout.episodes.formats.chat import ChatMessage, ChatRefused
+from proxima.rollout.episodes.formats.chat import ChatMessage, ChatRefused, Grammar
 
 MOST_STOPS = 64
 # Ignored: the trainer must know the distribution, so that the run's `sampling` counts.
@@ -159,6 +159,32 @@ def forced_tool(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -
     if name not in [tool["function"]["name"] for tool in tools]:
         raise ChatRefused(f"tool_choice: names {name!r:.60}, which is not among the tools")
     return str(name)
+
+
+def asked_grammar(form: Any, field_name: str, *, within: str = "") -> Grammar | None:
+    """The grammar that a form of the answer asks for; None: any text will do.
+
+    Args:
+        form: `{"type": "text"}`, `{"type": "json_object"}`, or `{"type": "json_schema", …}` with the schema.
+        field_name: of the form.
+        within: the key of the object that has the schema; empty: the form itself.
+
+    Raises:
+        ChatRefused: it is none of these.
+    """
+    kind = form.get("type") if isinstance(form, dict) else None
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar(json.dumps({"type": "object"}), field_name)
+    if kind != "json_schema":
+        raise not_done(field_name, form, "its type must be text, json_object or json_schema")
+    facts = form.get(within) if within else form
+    schema = facts.get("schema") if isinstance(facts, dict) else None
+    if not isinstance(schema, dict):
+        where = ".".join(filter(None, (field_name, within, "schema")))
+        raise ChatRefused(f"{where}: must be an object, a JSON schema")
+    return Grammar(json.dumps(schema, ensure_ascii=False), field_name)
 
 
 @dataclass(frozen=True)

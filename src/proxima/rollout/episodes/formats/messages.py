@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxima.data.episode import ToolCall
-from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest, Stored
+from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest, Grammar, Stored
 from proxima.rollout.episodes.formats.fields import (
     ContentParts,
     Fields,
+    asked_grammar,
     checked_chat,
     checked_tools,
     event,
@@ -24,7 +25,19 @@ from proxima.rollout.episodes.formats.fields import (
 
 FIELDS = Fields(
     read=frozenset(
-        {"max_tokens", "messages", "model", "stop_sequences", "stream", "system", "thinking", "tool_choice", "tools"}
+        {
+            "max_tokens",
+            "messages",
+            "model",
+            "output_config",
+            "output_format",
+            "stop_sequences",
+            "stream",
+            "system",
+            "thinking",
+            "tool_choice",
+            "tools",
+        }
     )
 )
 TEXT = ContentParts(("text",))
@@ -62,6 +75,7 @@ class Messages:
             model=model_name(given),
             forced=forced_tool(choice, tools) if kind == "tool" else "",
             continues=continues,
+            grammar=_grammar(given),
         )
 
     def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:
@@ -109,6 +123,21 @@ class Messages:
         """See `ApiFormat`."""
         kind = ERRORS.get(refusal.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def _grammar(given: Mapping[str, Any]) -> Grammar | None:
+    """The form of the answer: in `output_config`, or in `output_format` as SDKs wrote it before."""
+    config = given.get("output_config", {})
+    if not isinstance(config, dict):
+        raise ChatRefused("output_config: must be an object")
+    for part, value in config.items():
+        if part != "format" and value is not None:
+            raise not_done(f"output_config.{part}", value)
+    now = asked_grammar(config.get("format"), "output_config.format")
+    before = asked_grammar(given.get("output_format"), "output_format")
+    if now is not None and before is not None:
+        raise ChatRefused("output_format: output_config.format is given too; leave one of the two out")
+    return now or before
 
 
 def _tool(index: int, tool: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from proxima.rollout.episodes.formats.completions import ROLES, openai_error
 from proxima.rollout.episodes.formats.fields import (
     ContentParts,
     Fields,
+    asked_grammar,
     checked_chat,
     checked_tools,
     event,
@@ -89,6 +90,7 @@ class Responses:
             model=model_name(given),
             forced=forced,
             log_probs=LOG_PROBS in included,
+            grammar=asked_grammar(_text_of(given).get("format"), "text.format"),
         )
 
     def written(self, body: Mapping[str, Any], answers: Sequence[ChatAnswer], name: str, model: str) -> dict[str, Any]:
@@ -112,7 +114,7 @@ class Responses:
             "model": model,
             "output": output,
             "reasoning": {"effort": None, "summary": None},
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _text_of(body).get("format") or {"type": "text"}},
             "usage": _usage(answer),
             **{field: default if body.get(field) is None else body[field] for field, default in ECHOED.items()},
         }
@@ -183,17 +185,24 @@ def _tool(index: int, tool: Any) -> dict[str, Any]:
     return flat_tool(tool, f"tools.{index}", "parameters")
 
 
+def _text_of(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The field `text`, empty where it is left out."""
+    text = given.get("text")
+    return text if isinstance(text, dict) else {}
+
+
 def _check_text_and_reasoning(given: Mapping[str, Any]) -> None:
-    """Refuse a form of the text, its length, and an effort."""
+    """Refuse a length of the text, and an effort."""
     for name, neutral in (
-        ("text", {"format": {"type": "text"}, "verbosity": "medium"}),
+        ("text", {"verbosity": "medium"}),
         ("reasoning", {"summary": "auto", "generate_summary": "auto"}),
     ):
         parts = given.get(name, {})
         if not isinstance(parts, dict):
             raise ChatRefused(f"{name}: must be an object")
         for part, value in parts.items():
-            if value is not None and value != neutral.get(part):
+            read = (name, part) == ("text", "format")
+            if not read and value is not None and value != neutral.get(part):
                 raise not_done(f"{name}.{part}", value)
 
 
