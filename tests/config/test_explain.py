@@ -142,6 +142,21 @@ def test_the_recipes_comment_comes_first(recipe):
     assert header_of(resolve(tree).recipe) == ""
 
 
+@pytest.mark.parametrize(
+    ("engine", "environment", "says"),
+    [
+        ("local", "{kind: agent, run: 'm:f'}", "is refused by name: the engine has no grammars"),
+        ("vllm", "{kind: agent, run: 'm:f'}", "is kept by the engine's grammar; the tokens of such an answer are not"),
+        ("sglang", "{kind: agent, run: 'm:f'}", "is kept by the engine's grammar"),
+        ("vllm", "null", ""),
+    ],
+)
+def test_what_becomes_of_a_form_that_agents_ask_for_is_said_before_a_server_is_up(recipe, engine, environment, says):
+    words = [f"engine={engine}", f"task={{kind: arithmetic, environment: {environment}}}"]
+    text = " ".join(text_of(resolve(recipe(BASE), words)).split())
+    assert says in text and ("agents a form that they ask for" in text) == bool(says)
+
+
 def test_the_comment_is_wrapped_in_its_columns_and_commands_stay_whole():
     comment = (
         "A title that is longer than the terminal\nis wide.\n  Source  a paper on this, and its\n          code\n"

@@ -10,8 +10,8 @@ def said(*asked):
     return answered(*asked)["choices"][0]["message"]["content"]
 
 
-def answered(messages, base_url, api_key, model):
-    body = json.dumps({"model": model, "messages": messages}).encode()
+def answered(messages, base_url, api_key, model, **more):
+    body = json.dumps({"model": model, "messages": messages, **more}).encode()
     headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     with urlopen(Request(f"{base_url}/chat/completions", body, headers)) as answer:
         return json.load(answer)
@@ -47,6 +47,14 @@ def play_at(row, base_url, api_key, model):
     """As `play`, with a clock and a folder of its own in the system prompt."""
     place = {"role": "system", "content": f"It is {time.time_ns()}. Work in /tmp/{uuid.uuid4()}. Be brief."}
     return play(row | {"messages": [place, *row["messages"]]}, base_url, api_key, model)
+
+
+def play_forms(row, base_url, api_key, model):
+    """Two turns, the first of which must be an object; the share of even characters of both."""
+    messages, policy = list(row["messages"]), (base_url, api_key, model)
+    first = answered(messages, *policy, response_format={"type": "json_object"})["choices"][0]["message"]["content"]
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "go on"}]
+    return evenness(first) + evenness(said(messages, *policy))
 
 
 def play_roles(row, base_url, api_key, model):

@@ -19,6 +19,7 @@ from proxima.config.resolved import Resolved, ResolvedValue, dump
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
 from proxima.config.validate import check, to_do, warnings
+from proxima.environment.agent_kinds import agent_class
 from proxima.reward.base import as_reward
 from proxima.rollout.sources import sampling_of, settings_of
 from proxima.runtime.state.summary import algorithm_name
@@ -190,7 +191,8 @@ def trained_block(resolved: Resolved[Any], rows: Rows | None = None) -> str:
     if not isinstance(config, RunConfig):
         return f"{family_name(config):<9}{what}; {held_out}"
     reward = f", rewarded by {named('reward')}" if config.reward else ""
-    return "\n".join([f"train    {algorithm_name(config)}: {what}{reward}; {held_out}", *source_lines(config)])
+    first = f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
+    return "\n".join([first, *source_lines(config), *form_lines(config)])
 
 
 def source_lines(config: RunConfig) -> list[str]:
@@ -210,6 +212,18 @@ def source_lines(config: RunConfig) -> list[str]:
         length = f"{sampling.max_tokens} tokens each at temperature {sampling.temperature:g}"
         lines.append(f"source   {source.name}: {played}, {length}, rewarded by {rewards}")
     return lines
+
+
+def form_lines(config: RunConfig) -> list[str]:
+    """With agents, what becomes of a form that they ask an answer to have; else nothing."""
+    played = [source.play.environment for source in sources_of(config.task) if source.played]
+    kinds = [given["kind"] if isinstance(given, Mapping) else given for given in played]
+    if all(agent_class(kind) is None for kind in kinds):
+        return []
+    asked = "a form that they ask for (response_format and the like)"
+    if getattr(config.engine, "grammars", False):
+        return [f"agents   {asked} is kept by the engine's grammar; the tokens of such an answer are not trained"]
+    return [f"agents   {asked} is refused by name: the engine has no grammars"]
 
 
 def _nothing(task: Any, rows: Rows | None) -> str:
