@@ -139,7 +139,7 @@ SOURCE = "source/"  # before the name of a source and that of its figure
 def summary_by_source(sources: Sequence[TaskSource], groups: Sequence[Group]) -> dict[str, Any]:
     """`summarise` of the groups of each source of a mix, as `source/NAME/metric`; empty for one task."""
     parts = groups_by_source(sources, groups) if sources else {}
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, of_source in parts.items():
         figures |= {f"{SOURCE}{name}/{key}": value for key, value in summarise(of_source).items()}
     return figures

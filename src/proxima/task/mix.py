@@ -293,16 +293,15 @@ def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence
     for i, rows in enumerate(parts):
         own = source == i
         inner = rows.sources if isinstance(rows, MappedRows) else None
-        below = np.zeros(len(rows), np.int64) if inner is None else np.asarray(inner)
+        below = np.zeros(len(rows), np.int64) if inner is None else inner
         numbers[own] = first + below[index[own]]
         first += int(below.max(initial=0)) + 1
     return numbers
 
 
-def first_of_each(sources: Sequence[int], most: int) -> list[int]:
+def first_of_each(sources: NDArray[np.int64], most: int) -> list[int]:
     """The numbers of the first rows of each source of a mix, at most `most` of each; `sources` as in `MappedRows`."""
-    column = np.asarray(sources)
-    rows = [np.flatnonzero(column == source)[:most] for source in np.unique(column)]
+    rows = [np.flatnonzero(sources == source)[:most] for source in np.unique(sources)]
     return sorted(map(int, np.concatenate(rows)))
 
 

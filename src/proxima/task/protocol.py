@@ -4,6 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from proxima.data import FieldError
 from proxima.data.flow import Message
 
@@ -68,7 +71,7 @@ class MappedRows:
     about: str = ""
     left_out: "tuple[Rows, ...]" = ()
     notes: tuple[str, ...] = ()
-    sources: Sequence[int] | None = None
+    sources: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.items)

@@ -181,9 +181,10 @@ def make_worlds(
                     notes += hosts.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = world = World(of_task, hosts, model)
+                hosted = World(of_task, hosts, model)
+                worlds[path] = hosted
                 notes += _unseen_tools(prompts[path], path)
-                notes += _tried(world, prompts[path], play.seed, path)
+                notes += _tried(hosted, prompts[path], play.seed, path)
     except BaseException:
         for hosts, _ in shared:
             hosts.close()

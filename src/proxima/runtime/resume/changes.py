@@ -199,8 +199,8 @@ def input_hashes(
     named |= {"task: its rows": rows_sha(source.rows)} if isinstance(source, PromptSource) else source.hashes
     named |= _reward_hashes("reward", config.reward)
     for sources in sources_in(config).values():
-        for source in sources:
-            named |= _reward_hashes(source.reward_path, source.reward)
+        for part in sources:
+            named |= _reward_hashes(part.reward_path, part.reward)
     for number, spec in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     for path, task in played_in(config).items():
