@@ -12,6 +12,7 @@ from proxima.evaluation.intervals import wilson
 from proxima.evaluation.question_pairs import changed_questions, compare_results, metrics_of
 from proxima.evaluation.results import read_result
 from proxima.runtime.state.rollouts import write_evals
+from proxima.task.mix import Mix, WeightedTask, sources_of
 from tests.evaluation.test_group_metrics import group
 
 WORDS = ("aa", "bbb", "c", "dd")
@@ -113,3 +114,34 @@ def test_changed_questions_begin_with_the_largest_change(tmp_path):
         if name in ("lost", "gained")
     }
     assert sides == {"lost": [((1.0,), (0.25,))], "gained": [((1.0,), (3.0,)), ((0.0,), (0.5,))]}
+
+
+def of_mix(path, scores):
+    """An evaluation of two questions of each of two sources, the first of which has episodes."""
+    sources = sources_of(Mix(tasks=[WeightedTask(name=name, task=None) for name in ("game", "sums")]))
+    groups = []
+    for uid, score in enumerate(scores):
+        plain = group(uid, (WORDS[uid], score))
+        named = {"source": "game" if uid < 2 else "sums"}
+        completion = plain.completions[0]
+        if uid < 2:
+            span = Span(role="assistant", tokens=len(completion.tokens), sampled=True)
+            completion = replace(completion, episode=Episode(spans=(span,), reward=1.0))
+        prompt = replace(plain.prompt, metadata=named)
+        groups.append(replace(plain, prompt=prompt, completions=(completion,)))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_evals(path, 4, groups, sources)
+
+
+@pytest.mark.parametrize(("first", "second"), [("a", "b"), ("a/evals/000004-after.parquet", "b.parquet")])
+def test_two_runs_on_a_mix_are_compared_source_by_source(tmp_path, first, second):
+    """As folders of runs, and as files of any names; a metric that a source lacks is compared on the others."""
+    right = [Score(value=1.0, correct=True)] * 4
+    wrong_sums = right[:2] + [Score(value=0.0, correct=False)] * 2
+    of_mix(tmp_path / "a" / "evals" / "000004-after.parquet", right)
+    for file in ("b/evals/000004-after.parquet", "b.parquet"):
+        of_mix(tmp_path / file, wrong_sums)
+    a, b = read_result(tmp_path / first), read_result(tmp_path / second)
+    compared = {each.name: (each.questions, each.lost) for each in compare_results(a, b)}
+    assert compared == {"held-out": (4, 2), "held-out/game": (2, 0), "held-out/sums": (2, 2)}
+    assert [each.name for each in compare_results(a, b, metric="turns")] == ["held-out", "held-out/game"]

@@ -1,13 +1,16 @@
 """Runs of a mix whose sources have their own environments, rewards, limits and sampling."""
 
 import json
+import shutil
+import signal
 
 import pytest
 
 from proxima.cli.main import main
 from proxima.evaluation.results import read_result
 from tests.runtime.episode_world import STOPS
-from tests.runtime.interruptions import interrupt_and_resume
+from tests.runtime.interruptions import interrupt_and_resume, start_and_hold
+from tests.runtime.placement.launched import ROOT
 from tests.runtime.tiny_run import go, recipe, traces
 
 pytestmark = pytest.mark.slow
@@ -105,3 +108,48 @@ def test_an_evaluation_has_figures_of_each_source_and_compares_them(tiny_model, 
     assert sum(figures["questions"] for figures in suite["sources"].values()) == suite["questions"]
     assert suite["sources"]["game"]["length"]["max"] <= 3
     assert [name.partition("/")[2] for name in read_result(tmp_path / "a").suites] == ["", "sums", "echo", "game"]
+    capsys.readouterr()
+    assert main(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["suites"]
+    assert [name.partition("/")[2] for name in compared] == ["", "sums", "echo", "game"]
+
+
+def test_a_killed_run_of_the_recipe_resumes_as_if_unbroken_and_runs_compare_by_source(tiny_model, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), model)
+    facts = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 1024}))  # tools need room
+    held = {"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}
+    short = {"steps": 2, "prompts_per_step": 8, "completions_per_prompt": 2, "tokens_per_micro_batch": 2000}
+    tree = {
+        "extends": str(ROOT / "recipes" / "cpu" / "mix.yaml"),
+        "model": {"path": str(model), "compute_dtype": "float32", "device": "cpu"},
+        "engine": {"kind": "local", "dtype": "float32", "slots": 8},
+        "reward": [held],
+        "sampling": {"max_tokens": 6},
+        "train": short,
+        "eval": {"limit": 9, "every": 2},
+        "checkpoint": {"every": 1, "keep_last": 0},
+        "runtime": {"threads": 1, "reward_timeout": 600.0},
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(tree))
+    words = ["train", str(tmp_path / "recipe.yaml")]
+    assert main([*words, f"folder={tmp_path / 'unbroken'}", "--quiet"]) == 0
+    unbroken = whole_or_single(tmp_path / "unbroken")
+    single = [row["prompt_uid"] for row in unbroken["rollouts"]["000002.parquet"] if not row.get("episode")]
+
+    process = start_and_hold(tmp_path / "killed", single[-1])
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (tmp_path / "killed" / "summary.json").exists()
+    (tmp_path / "hold").unlink()
+    assert main([*words, f"folder={tmp_path / 'killed'}", "--resume", "--quiet"]) == 0
+    assert whole_or_single(tmp_path / "killed") == unbroken
+
+    capsys.readouterr()
+    runs = [str(tmp_path / name) for name in ("unbroken", "killed")]
+    assert main(["eval", "--compare", *runs, "--json"]) == 0
+    suites = json.loads(capsys.readouterr().out)["suites"]
+    counts = {name: (each["questions"] + each["left_out"], each["tied"]) for name, each in suites.items()}
+    assert counts == {"held-out": (9, 6)} | {f"held-out/{name}": (3, 3) for name in ("sums", "tools", "game")}
+    assert suites["held-out/game"]["metric"] == "reward"  # a guess is neither right nor wrong

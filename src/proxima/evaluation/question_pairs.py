@@ -77,7 +77,10 @@ def compare_results(
         _check_same_questions(name, a, b)
         pairs = [(a[uid], b[uid]) for uid in a]
         together += pairs if OF_SUITE not in name else []
-        comparisons.append(_compared(name, pairs, metric or _default_metric(pairs), seed))
+        of_pairs = metric or _default_metric(pairs)
+        if OF_SUITE in name and not any(_known(x, of_pairs) and _known(y, of_pairs) for x, y in pairs):
+            continue  # of a source without this metric, as one without turns
+        comparisons.append(_compared(name, pairs, of_pairs, seed))
     of_all = {comparison.metric for comparison in comparisons if OF_SUITE not in comparison.name}
     suites = [comparison for comparison in comparisons if OF_SUITE not in comparison.name]
     if len(suites) == 1 or len(of_all) > 1:
@@ -133,9 +136,10 @@ def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Ques
     names = [name for name in first.suites if name in second.suites]
     if names:
         return [(name, first.suites[name], second.suites[name]) for name in names]
-    if len(first.suites) == len(second.suites) == 1:
-        ((name, a),), (b,) = first.suites.items(), second.suites.values()
-        return [(name, a, b)]
+    ours, theirs = ([name for name in side.suites if OF_SUITE not in name] for side in (first, second))
+    if len(ours) == len(theirs) == 1:
+        named = {ours[0] + name.removeprefix(theirs[0]): questions for name, questions in second.suites.items()}
+        return [(name, first.suites[name], named[name]) for name in first.suites if name in named]
     suites = " and ".join(f"{result.path} has {', '.join(result.suites) or 'none'}" for result in (first, second))
     raise UserError(f"no evaluation set in common: {suites}; evaluate both on the same")
 

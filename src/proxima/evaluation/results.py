@@ -143,7 +143,7 @@ class EvalResult:
 
     Args:
         suites: suite → question uid → its scores. A run's evaluation has the suite `held-out` for `eval.task`, and one
-            for each further set, by its name.
+            for each further set, by its name. The questions of each source of a mix are a further one, `suite/source`.
         facts: result.json; empty for a run's evaluation.
     """
 
@@ -169,7 +169,7 @@ def read_result(path: str | Path) -> EvalResult:
     place = Path(path).expanduser()
     if place.is_file():
         name = _set_of(place) if place.parent.name == "evals" else place.stem
-        return EvalResult(path=place, suites={name: read_completions(place)})
+        return EvalResult(path=place, suites=with_sources({name: read_completions(place)}))
     if (place / RESULT).is_file():
         with reading(place / RESULT, "evaluate again", "a result of proxima eval"):
             facts = load_json((place / RESULT).read_text(encoding="utf-8"))
@@ -178,7 +178,8 @@ def read_result(path: str | Path) -> EvalResult:
         return EvalResult(path=place, suites=with_sources(suites), facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: (_step_of(file), file.stem)):
         last = {_set_of(file): file for file in files if _step_of(file) == _step_of(files[-1])}
-        return EvalResult(path=place, suites={name: read_completions(file) for name, file in last.items()})
+        suites = {name: read_completions(file) for name, file in last.items()}
+        return EvalResult(path=place, suites=with_sources(suites))
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
     begun = any(place.glob("*.parquet")) or any(place.glob("*/asked.json"))

@@ -1,6 +1,6 @@
 """The protocol of tasks: numbered lists of rows, each with messages and an answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

@@ -165,7 +165,8 @@ class Controller(TrainingLoop):
         with engine_errors(), self.activity.stage("evaluate", step=step):
             for name, held_out in self.evaluations.items():
                 groups = await self.cancel_on_stop(held_out.groups())
-                await self.write_aside(self.store.write_evals, step, f"{label}-{name}" if name else label, groups)
+                of_set = f"{label}-{name}" if name else label
+                await self.write_aside(self.store.write_evals, step, of_set, groups, held_out.sources)
                 figures |= {f"{name}/{key}" if name else key: value for key, value in summarise(groups).items()}
                 by_source = summary_by_source(held_out.sources, groups)
                 figures |= {f"{name}/{key}" if name else key: value for key, value in by_source.items()}

@@ -109,6 +109,7 @@ EPISODES: Described = {name: described for name, described in RARE.items() if na
 ROLES: Described = {"players": (_TEXT, "JSON: the score of each player of the episode, by its name")}
 IMAGES: Described = {"images": (_INTS, "numbers of those that the question shows")}
 WEIGHTS: Described = {"question_weight": (_FLOAT, "of the advantages of its completions; null: 1")}
+SOURCES: Described = {"source": (_TEXT, "the source of the question, of a mix")}
 
 
 # a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
@@ -116,7 +117,9 @@ NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} -
 # every column as it is written, for those who read files that may be damaged
 FIELDS = {
     name: pa.field(name, kind, name not in NEVER_NULL)
-    for name, (kind, _) in (OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS).items()
+    for name, (kind, _) in (
+        OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS | SOURCES
+    ).items()
 }
 
 
@@ -179,15 +182,15 @@ def score_row(score: Score) -> dict[str, Any]:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, are of episodes, of roles, show images, or are of weighted questions, the file has
-    columns for them.
+    have experts of their tokens, are of episodes, of roles, show images, are of weighted questions, or name their
+    source, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
     further: Described = {}
     few = ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES))
-    for name, columns in (*few, ("question_weight", WEIGHTS)):
+    for name, columns in (*few, ("question_weight", WEIGHTS), ("source", SOURCES)):
         if columns is ROUTES and "policy_version" not in schema.names:
             continue
         further |= columns if any(row.get(name) is not None for row in rows) else {}

@@ -33,6 +33,7 @@ from proxima.runtime.state.completion_columns import (
 from proxima.system.atomic_files import atomic_writer
 from proxima.system.damage import check_columns, reading
 from proxima.system.jsonl import dumps, utf8
+from proxima.task.mix import TaskSource, source_of
 from proxima.training.batch_builder import CompletionRecord
 
 OF_SCORE = ("correct", "reward", "valid", "error", "parts")
@@ -77,10 +78,19 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
     _write(path, ROLLOUT_SCHEMA, fields)
 
 
-def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
-    """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`."""
-    rows = [_common(step, group.prompt, completion, score) for group, completion, score in _completions(groups)]
+def write_evals(path: Path, step: int, groups: Sequence[Group], sources: Sequence[TaskSource] = ()) -> None:
+    """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`. The rows of a mix, whose
+    sources these are, name theirs."""
+    rows = [
+        _common(step, group.prompt, completion, score) | {"source": _source_name(sources, group.prompt)}
+        for group, completion, score in _completions(groups)
+    ]
     _write(path, EVAL_SCHEMA, rows)
+
+
+def _source_name(sources: Sequence[TaskSource], prompt: Prompt) -> str | None:
+    """The name of the source of a prompt; None if the task is no mix."""
+    return source_of(sources, prompt.metadata).name or None if sources else None
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:

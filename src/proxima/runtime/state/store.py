@@ -16,6 +16,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.observer import Observer
 from proxima.system.damage import Checksum
+from proxima.task.mix import TaskSource
 from proxima.task.prompts import PromptSource
 from proxima.training.batch_builder import CompletionRecord
 from proxima.training.checkpoint import CheckpointContents, write_checkpoint
@@ -45,10 +46,11 @@ class RunStore:
         write_rollouts(file, step, groups, records)
         self._wrote(file, step)
 
-    def write_evals(self, step: int, label: str, groups: Sequence[Group]) -> None:
-        """Write the completions of an evaluation; see `RunFolder.eval_file` for the label."""
+    def write_evals(self, step: int, label: str, groups: Sequence[Group], sources: Sequence[TaskSource] = ()) -> None:
+        """Write the completions of an evaluation, of a task with these sources; see `RunFolder.eval_file` for the
+        label."""
         file = self.folder.eval_file(step, label)
-        write_evals(file, step, groups)
+        write_evals(file, step, groups, sources)
         self._wrote(file, step)
 
     def _wrote(self, file: Path, step: int) -> None:
