@@ -11,7 +11,7 @@ from proxima.evaluation.results import read_result
 from tests.runtime.episode_world import STOPS
 from tests.runtime.interruptions import interrupt_and_resume, start_and_hold
 from tests.runtime.placement.launched import ROOT
-from tests.runtime.tiny_run import go, recipe, traces
+from tests.runtime.tiny_run import go, recipe, rollouts_of, steps_of, traces
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +153,30 @@ def test_a_killed_run_of_the_recipe_resumes_as_if_unbroken_and_runs_compare_by_s
     counts = {name: (each["questions"] + each["left_out"], each["tied"]) for name, each in suites.items()}
     assert counts == {"held-out": (9, 6)} | {f"held-out/{name}": (3, 3) for name in ("sums", "tools", "game")}
     assert suites["held-out/game"]["metric"] == "reward"  # a guess is neither right nor wrong
+
+
+def test_a_source_that_learns_from_the_teacher_beside_one_that_learns_from_rewards(tiny_model, tmp_path):
+    """The first source lacks rewards, which costs it nothing."""
+    sums = {"kind": "arithmetic", "low": 1, "high": 9, "size": 8}
+    failing = {"kind": "tests.runtime.tiny_run:Even", "fail_on": 1}
+    sources = [
+        {"name": "taught", "task": sums, "learns_from": "teacher", "reward": [failing]},
+        {"name": "rewarded", "task": sums | {"operators": ["-"]}},
+    ]
+    changes = {
+        "task": {"kind": "mix", "tasks": sources},
+        "algorithm": {"preset": "grpo", "distillation": {"path": str(tiny_model("qwen2", 5))}},
+        "eval__task": None,
+        "eval__every": 0,
+        "runtime__reward_trial": "off",
+    }
+    tree = recipe(tiny_model("llama"), **changes)
+    assert go(tmp_path / "run", tree).status == "done"
+    steps = steps_of(tmp_path / "run")
+    for step in steps:
+        rows = rollouts_of(tmp_path / "run", step["step"])
+        taught = [row for row in rows if row["reward"] is None]
+        assert {row["outcome"] for row in rows} == {"trained"} and 0 < len(taught) < len(rows)
+        assert step["distillation/divergence"] > 0 and "dropped/invalid" not in step
+    interrupt_and_resume(go, tmp_path / "resumed", tree, "while training step 2")
+    assert traces(tmp_path / "resumed") == traces(tmp_path / "run")

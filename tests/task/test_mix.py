@@ -192,3 +192,30 @@ def test_settings_of_a_source_are_checked_where_they_are_written():
             assert line in str(error), override
             continue
         assert any(line in str(problem) for problem in check(resolved)), override
+
+
+TAUGHT = "task.tasks.1.learns_from=teacher"
+TEACHER = "algorithm.distillation.path=m"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([TAUGHT], f"{TAUGHT} (command line): is 'teacher', and the run has none; set algorithm.distillation.path"),
+        ([f"{TAUGHT}s"], f"{TAUGHT}s (command line): must be one of rewards, teacher"),
+        ([TEACHER, "task.tasks.1.learns_from=rewards"], "only beside a source that learns from the teacher; remove it"),
+        ([TEACHER, TAUGHT, "algorithm.surrogate=null"], "is null, which is rewards beside a teacher, and nothing t"),
+        ([TEACHER, TAUGHT, "task.tasks.0.learns_from=teacher"], "is 'teacher' in every source, and algorithm.surrog"),
+        ([TEACHER, TAUGHT, "algorithm.reward_kl.coefficient=0.1"], "rewards of their own, which a source that learns"),
+        ([TEACHER, TAUGHT, "algorithm.advantage=reinforce_pp"], "rewards of their own, which a source that learns"),
+        ([TEACHER, TAUGHT], None),
+        ([TEACHER, TAUGHT, "task.tasks.0.learns_from=rewards"], None),
+    ],
+)
+def test_a_source_learns_from_what_the_run_has(overrides, line):
+    try:
+        problems = [str(problem) for problem in check(resolve(RECIPE, overrides))]
+    except ConfigError as error:
+        problems = [str(error)]
+    about = [problem for problem in problems if "learns_from" in problem]
+    assert any(line in problem for problem in about) if line else not about, problems

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.core import ADVANTAGES, SELECTIONS
-from proxima.core.advantage.group import Gdpo
+from proxima.core.advantage.group import Gdpo, Grpo
 from proxima.core.advantage.token import Gae
 from proxima.core.selection.dropping import Prune
 from proxima.runtime.loop.step_review import rollout_metrics
@@ -173,3 +173,24 @@ def test_a_critic_learns_from_what_a_selection_drops_too():
     assert len(batch.trajectories) == 3 and len(batch.valued) == 7
     assert batch.critic_only and not spec.step_batch([group(0, [1.0, 0.0])], 3).critic_only
     assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}
+
+
+def test_groups_that_learn_from_the_teacher_are_trained_whole_and_are_in_no_statistics():
+    """Whatever their rewards are: uniform, missing, or large enough to change the mean of the batch."""
+    groups = [group(0, [1, 0]), group(1, [90, 90]), group(2, [3, 1]), group(3, [None, 70])]
+    spec = BatchBuilder(advantage=Grpo(scale="batch"), selection=[SELECTIONS["drop_uniform_groups"]()])
+    alone = spec.step_batch([groups[0], groups[2]], 1)
+    mixed_spec = replace(spec, taught=lambda prompt: prompt.uid % 2 == 1)
+    mixed = mixed_spec.step_batch(groups, 1)
+    by_rewards = {item.key: item.advantage.tolist() for item in mixed.trajectories if not item.taught.any()}
+    assert by_rewards == {item.key: item.advantage.tolist() for item in alone.trajectories}
+    assert [item.key for item in mixed.trajectories if item.taught.all()] == [
+        (1, 0, 0),
+        (1, 1, 0),
+        (3, 0, 0),
+        (3, 1, 0),
+    ]
+    assert mixed.reasons == {} and mixed.kept == [0, 1, 2, 3] and len(mixed.updates[0]) == 8
+    assert spec.reject(groups[:2]) == {1: "uniform_group"} and mixed_spec.reject(groups[:2]) == {}
+    only_taught = mixed_spec.step_batch([groups[1]], 1)
+    assert len(only_taught.trajectories) == 2 and only_taught.reasons == {}

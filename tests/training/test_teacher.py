@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
+from proxima.core import CORRECTIONS, DISTILLATIONS, SequenceMeanTokenMean, TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import UserError
 from proxima.engine.local.local_engine import Local
@@ -133,6 +133,31 @@ def test_losses_of_rewards_and_teacher_add_up():
     rewards = gradients(trainer(), filled)
     both = gradients(trainer(distillation=term, aggregate=TokenMean()), filled)
     assert_close(both, {name: alone[name] + rewards[name] for name in alone}, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [24, 4096])
+@pytest.mark.parametrize(
+    "corrections", [(), (CORRECTIONS["icepop"](rejected="drop"), CORRECTIONS["importance"](normalise=True))]
+)
+def test_sources_that_learn_from_one_of_the_two_add_up(corrections, budget):
+    """The gradient is that of the rewards over some completions, plus the teacher's over the others, each divided as
+    if its completions were alone; also where a correction reads the whole batch and leaves the denominator."""
+    items = trajectories()
+    filled = trainer().fill([stage()], items)
+    term = DistillationTerm(divergence=DISTILLATIONS["reverse_kl"](top_k=8), aggregate=SequenceMeanTokenMean())
+    taught = [item.group % 2 == 1 for item in filled]
+    settings = {"corrections": corrections, "tokens_per_micro_batch": budget}
+    of_rewards = [item for item, is_taught in zip(filled, taught, strict=True) if not is_taught]
+    of_teacher = [item for item, is_taught in zip(filled, taught, strict=True) if is_taught]
+    rewards = gradients(trainer(**settings), of_rewards)
+    alone = trainer(surrogate=NoPolicyGradient(), distillation=term, tokens_per_micro_batch=budget)
+    teacher = gradients(alone, of_teacher)
+    marked = [replace(item, taught=np.int32(is_taught)) for item, is_taught in zip(filled, taught, strict=True)]
+    mixed = trainer(distillation=term, **settings)
+    assert_close(gradients(mixed, marked), {name: rewards[name] + teacher[name] for name in rewards}, 1e-5)
+    both = gradients(mixed, filled)
+    assert any((both[name] - rewards[name] - teacher[name]).abs().max() > 1e-4 for name in both)
 
 
 def test_a_policy_gives_both_the_engines_and_the_teachers_tokens():

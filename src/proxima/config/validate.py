@@ -135,6 +135,7 @@ CHECKS: Sequence[Check] = (
     data_section.environment_rewards_have_one,
     data_section.sources_are_within_bounds,
     data_section.sources_sample_alike,
+    data_section.sources_learn_from_what_there_is,
     data_section.an_episode_has_room_for_a_turn,
     values_are_filled_in,
     model_section.model_can_compute,

@@ -110,6 +110,8 @@ TOKEN_COLUMNS: dict[str, TokenColumn] = {column.name: column for column in (
                 meaning="of the tokens `top_k`, as the engine reported them"),
     TokenColumn(name="loss_mask", dtype="bool", by="batch", meaning="the token enters the loss"),
     TokenColumn(name="echo", dtype="float32", by="batch", meaning="weight of the cross-entropy of an observation"),
+    TokenColumn(name="taught", dtype="int32", by="batch",
+                meaning="1: the token learns from the teacher alone, 0: from rewards alone; null: from both"),
     TokenColumn(name="log_prob", dtype="float32", by="forward", unit="nats", stored="always", shown=True,
                 meaning="the trainer's first forward; null where it made none"),
     TokenColumn(name="keep", dtype="bool", by="forward", stored="always", shown=True,

@@ -47,7 +47,7 @@ class PackedBatch:
             t given all tokens before it).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
-        reward, returns, value, score_variance, echo: [N] float32, see `Trajectory`.
+        reward, returns, value, score_variance, echo: [N] float32, and taught: [N] int64, see `Trajectory`.
         sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
             `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the whole
             vocabulary.
@@ -91,6 +91,7 @@ class PackedBatch:
     newest_version: int = -1
     echo_tokens: int = 0
     echo: Annotated[Tensor | None, "float N"] = None
+    taught: Annotated[Tensor | None, "int N"] = None
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None

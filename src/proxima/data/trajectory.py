@@ -31,6 +31,7 @@ class Trajectory(Columns):
         score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², if a forward pass computed it.
         loss_mask, sampled: [T] bool; None is all True.
         echo: [T] float32, the weight of the token's cross-entropy, for observations that the policy learns to predict.
+        taught: [T] int32, 1 where the token learns from the teacher alone, 0 where from rewards alone; None: from both.
         proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes computed them.
         top_k, behavior_top_k_log_prob: [T, K] int32 and float32 (nats), if requested from the engine.
         teacher_log_prob: [T] float32, nats, if requested from a teacher.
@@ -64,6 +65,7 @@ class Trajectory(Columns):
     loss_mask: Bools | None = None
     sampled: Bools | None = None
     echo: Floats | None = None
+    taught: Ints | None = None
     proximal_log_prob: Floats | None = None
     next_log_prob: Floats | None = None
     reference_log_prob: Floats | None = None

@@ -69,9 +69,16 @@ class WeightedTask:
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "what scores its answers; none: the run's"] = ()
     episode: Annotated[SourceEpisode | None, "limits of its episodes; null: the run's"] = None
     sampling: Annotated[SourceSampling | None, "how its completions are sampled; null: as the run's"] = None
+    learns_from: Annotated[
+        Literal["rewards", "teacher"] | None,
+        "the loss of its completions: that of rewards, or the divergence from the teacher; null: rewards where another "
+        "source names the teacher, else the whole loss of the run",
+    ] = None
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip()), "name", self.name, "must not be empty")
+        known = self.learns_from in (None, "rewards", "teacher")
+        require(known, "learns_from", self.learns_from, "must be 'rewards', 'teacher' or null")
         require(0 < self.weight < math.inf, "weight", self.weight, "must be > 0 and finite")
 
 
@@ -92,6 +99,7 @@ class TaskSource:
         play_path: the dotted path of the task that says so.
         reward: its own rewards; empty: the run's. reward_path: their dotted path.
         episode, sampling: fields that replace those of the run, by name.
+        learns_from: `rewards` or `teacher`; None: not said.
     """
 
     path: str
@@ -104,6 +112,7 @@ class TaskSource:
     reward_path: str = ""
     episode: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    learns_from: str | None = None
 
     @property
     def place(self) -> str:
@@ -145,6 +154,7 @@ def sources_of(task: Any, path: str = "task", outer: TaskSource | None = None) -
             reward_path=f"{place}.reward" if source.reward else outer.reward_path,
             episode={**outer.episode, **(source.episode.changed() if source.episode else {})},
             sampling={**outer.sampling, **(source.sampling.changed() if source.sampling else {})},
+            learns_from=source.learns_from or outer.learns_from,
         )
         found += sources_of(source.task, inner.path, inner)
     return found
@@ -196,7 +206,8 @@ class Mix(PlayedTask):
         require(self.weights in ("share", "row"), "weights", self.weights, "must be 'share' or 'row'")
         for i, source in enumerate(self.tasks):
             bound = "must be letters, digits and _ . + -, because its figures are named after it"
-            own = source.reward or source.episode or source.sampling or is_played(source.task)
+            settings = source.reward, source.episode, source.sampling, source.learns_from
+            own = any(settings) or is_played(source.task)
             require(not own or bool(NAME.fullmatch(source.name)), f"tasks.{i}.name", source.name, bound)
         require(self.part in ("train", "held_out"), "part", self.part, "must be 'train' or 'held_out'")
         if self.part == "held_out":

@@ -170,6 +170,8 @@ class BatchBuilder:
     value_warmup: int = 0  # the first steps, in which only the critic is trained
     unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
     echo: Mapping[str, float] = field(default_factory=dict)  # role → weight of its observations in `Echo`; empty: off
+    # whose completions learn from the teacher alone, the others from rewards alone; None: all from both
+    taught: Callable[[Prompt], bool] | None = None
     # of the environment's reward in the score of a prompt; each turn pays its reward at its last token
     turn_weight: Callable[[Prompt], float] = lambda prompt: 0.0
 
@@ -188,8 +190,9 @@ class BatchBuilder:
         """uid → reason, for the groups that would be dropped as a whole by the selections that see one group at a time.
 
         A per-token advantage, or one of rewards with a KL, is unknown before the batch is full: selections from the
-        first one that reads it on are not applied.
+        first one that reads it on are not applied. Groups that learn from the teacher alone are none of theirs.
         """
+        groups = self._judged(groups)
         unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes, judged = Outcomes.from_groups(groups, self.rewards), contributions_of(groups)
@@ -202,7 +205,8 @@ class BatchBuilder:
     def step_batch(
         self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()
     ) -> TrainingBatch:
-        """Compute advantages over the full groups, then select, then assign to updates.
+        """Compute advantages over the full groups, then select, then assign to updates. Groups that learn from the
+        teacher alone are all trained, with or without a score, and are in no statistics of the others' rewards.
 
         Args:
             groups: the usable groups of the step.
@@ -214,12 +218,22 @@ class BatchBuilder:
             NotFiniteError: the advantage of a completion with a valid score is NaN or infinite.
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
-        outcomes = Outcomes.from_groups(ordered, self.rewards)
-        paid, items, metrics = self._with_token_rewards(ordered, outcomes, self._trajectories(ordered))
-        advantage, items = self._with_advantages(ordered, paid, items)
-        keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-        verdicts = zip(contributions_of(ordered), keep.tolist(), reasons, strict=True)
-        of_path = {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
+        judged = self._judged(ordered)
+        by_rewards = {group.prompt.uid for group in judged}
+        every = self._trajectories(ordered)
+        items = [item for item in every if item.uid in by_rewards]
+        outcomes = Outcomes.from_groups(judged, self.rewards)
+        metrics: dict[str, float] = {}
+        of_path: dict[Key, tuple[bool, str | None]] = {item.key: (True, None) for item in every}
+        if judged:
+            paid, items, metrics = self._with_token_rewards(judged, outcomes, items)
+            advantage, items = self._with_advantages(judged, paid, items)
+            keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
+            verdicts = zip(contributions_of(judged), keep.tolist(), reasons, strict=True)
+            of_path |= {path.key: (is_kept, reason) for each, is_kept, reason in verdicts for path in each.paths}
+        if len(judged) < len(ordered):
+            own = {item.key: item for item in items}
+            items = [own.get(item.key, item) for item in every]
         dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
         dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
         uids = [group.prompt.uid for group in ordered]
@@ -236,6 +250,10 @@ class BatchBuilder:
             metrics=metrics,
         )
 
+    def _judged(self, groups: Sequence[Group]) -> Sequence[Group]:
+        """The groups that learn from their rewards."""
+        return groups if self.taught is None else [group for group in groups if not self.taught(group.prompt)]
+
     def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
         """The trajectory of each path of each contribution, with an advantage of 0."""
         build = partial(Trajectory.of, advantage=0.0, behavior=self.behavior, routes=self.replays_routes)
@@ -244,6 +262,9 @@ class BatchBuilder:
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
             for path, number in zip(_paths(group), numbers, strict=True)
         ]
+        if self.taught is not None:
+            taught = {group.prompt.uid: np.int32(self.taught(group.prompt)) for group in groups}
+            items = [replace(item, taught=taught[item.uid]) for item in items]
         if self.echo:
             items = self._with_echo(groups, items)
         return self._with_behavior(items)

@@ -368,8 +368,9 @@ def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
     generates = r.get("episode") is not None
     for task, sources in sources_in(r.config).items():
         for source in sources:
-            if not generates and (source.reward or source.episode or source.sampling):
-                part = next(name for name in ("reward", "episode", "sampling") if getattr(source, name))
+            settings = [name for name in ("reward", "episode", "sampling", "learns_from") if getattr(source, name)]
+            if not generates and settings:
+                part = settings[0]
                 yield f"{source.place}.{part}", "has no effect in a run on a fixed data set; remove it"
                 continue
             if source.episode and not source.played:
@@ -387,6 +388,40 @@ def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
             if task == "task" and source.sampling.get("temperature") == 0:
                 message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
                 yield f"{source.place}.sampling.temperature", message
+
+
+def sources_learn_from_what_there_is(r: Resolved[Any], algorithm: Any) -> Findings:
+    """A source learns from a teacher that the run has, or from rewards that it trains on; and both have a source."""
+    for path, sources in sources_in(r.config).items():
+        for source in sources:
+            if path != "task" and source.learns_from:
+                yield f"{source.place}.learns_from", "has no effect in an evaluation; remove it"
+    trained = sources_of(r.config.task)
+    taught = [source for source in trained if source.learns_from == "teacher"]
+    others = [source for source in trained if source.learns_from != "teacher"]
+    of_rewards = [source for source in others if source.learns_from or taught]
+    if taught and algorithm.distillation is None:
+        message = "is 'teacher', and the run has none; set algorithm.distillation.path, or remove it"
+        yield f"{taught[0].place}.learns_from", message
+        return
+    if of_rewards and not algorithm.trains_on_rewards:
+        source, remedy = of_rewards[0], "set it to teacher, or name an algorithm.surrogate"
+        value = "is 'rewards'" if source.learns_from else "is null, which is rewards beside a teacher"
+        yield f"{source.place}.learns_from", f"{value}, and nothing trains on them; {remedy}"
+    if of_rewards and not taught:
+        message = "is 'rewards', which says something only beside a source that learns from the teacher; remove it"
+        yield f"{of_rewards[0].place}.learns_from", message
+    if taught and not others and algorithm.trains_on_rewards:
+        message = "is 'teacher' in every source, and algorithm.surrogate would train on nothing"
+        yield f"{taught[0].place}.learns_from", f"{message}; set algorithm.surrogate=null"
+    if taught and others:
+        acts = "gives tokens rewards of their own, which a source that learns from the teacher has not"
+        off = {"critic": r.get("critic"), "algorithm.reward_kl": algorithm.reward_kl}
+        for slot in [slot for slot, value in off.items() if value is not None]:
+            yield slot, f"{acts}; set it to null, or remove {taught[0].place}.learns_from"
+        if algorithm.advantage.per_token and r.get("critic") is None:
+            remedy = f"use another, such as grpo, or remove {taught[0].place}.learns_from"
+            yield "algorithm.advantage.kind", f"{acts}; {remedy}"
 
 
 def sources_sample_alike(task: Any, sampling: Sampling, algorithm: Any) -> Findings:
@@ -429,10 +464,29 @@ def _rewards(r: Resolved[Any], reward: Sequence[Any]) -> Iterator[tuple[str, Any
             yield f"{path}.{i}", spec
 
 
-def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> Findings:
-    """Warn if no completion can become long enough for the penalty."""
-    longest = sampling.max_tokens
-    for i, spec in enumerate(reward):
-        if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
-            message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
-            yield f"reward.{i}.max_tokens", message
+def longest_completion(task: Any, sampling: Sampling) -> int:
+    """Tokens of the longest completion, or turn, of a task: those of `sampling`, or of the longest source of a mix."""
+    return longest_of(sources_of(task), sampling)[0]
+
+
+def longest_of(sources: Sequence[TaskSource], sampling: Sampling) -> tuple[int, str]:
+    """The most tokens that a completion of these sources may have, and the dotted path of the field that says so."""
+    limits: list[tuple[int, str]] = []
+    for source in sources:
+        own = source.sampling.get("max_tokens")
+        of_run = sampling.max_tokens, "sampling.max_tokens"
+        limits.append(of_run if own is None else (own, f"{source.place}.sampling.max_tokens"))
+    return max(limits)
+
+
+def overlong_penalty_is_reachable(task: Any, sampling: Sampling, reward: Sequence[Any]) -> Findings:
+    """Warn if no completion that a list of rewards scores can become long enough for its penalty."""
+    scored: dict[str, list[TaskSource]] = {}
+    for source in sources_of(task):
+        scored.setdefault(source.reward_path or "reward", []).append(source)
+    for place, sources in scored.items():
+        longest, field = longest_of(sources, sampling)
+        for i, spec in enumerate(sources[0].reward or reward):
+            if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:
+                message = f"the penalty starts after {free} tokens, never reached with {field}={longest}"
+                yield f"{place}.{i}.max_tokens", message

@@ -1,7 +1,7 @@
 """Builds the learner from a config: the optimizer, the loss, the batches, the critic, and the forward passes before the
 update, of recomputed, frozen and other policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -171,8 +171,17 @@ def make_batch_builder(config: RunConfig, learner: Learner, kl_coefficient: floa
         value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         echo={} if algorithm.echo is None else algorithm.echo.roles,
+        taught=taught_prompts(sources_of(config.task)),
         turn_weight=partial(turn_weight, sources_of(config.task), config.reward),
     )
+
+
+def taught_prompts(sources: Sequence[TaskSource]) -> Callable[[Prompt], bool] | None:
+    """True for a prompt whose completions learn from the teacher alone; None where no source says so, and all
+    completions have the whole loss of the run."""
+    if all(source.learns_from != "teacher" for source in sources):
+        return None
+    return lambda prompt: source_of(sources, prompt.metadata).learns_from == "teacher"
 
 
 def training_rewards(config: RunConfig) -> list[Any]:

@@ -66,7 +66,8 @@ class PolicyObjective(Objective[Trajectory]):
             `zero_advantage_inert`, there are no penalties, `distillation` or `terms`, and nothing depends on the whole
             batch.
         distillation: a loss that pulls the policy towards a teacher, added to that of the rewards, over the same tokens
-            with its own denominator; the trajectories must have the teacher's columns. None: off.
+            with its own denominator; the trajectories must have the teacher's columns. None: off. Of trajectories with
+            `taught`, each token is in one of the two alone, and in the denominator and the metrics of that one.
         terms: further losses of the same forward pass, each with its own denominator: that of a value head on the
             policy's trunk, `RouterBalance` of an MoE model.
         replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
@@ -119,9 +120,14 @@ class PolicyObjective(Objective[Trajectory]):
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
     def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
-        masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
-        aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
-        policy = [aggregate.denominator(*masks) for aggregate in aggregates]
+        of_items, taught = loss_masks(items), taught_tokens(items)
+        of_teacher = of_items if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
+        of_rewards = of_teacher
+        if taught is not None:
+            of_teacher = of_items[0] & taught, of_items[1]
+            of_rewards = of_rewards if statistics is not None else (of_items[0] & ~taught, of_items[1])
+        policy = [self.aggregate.denominator(*of_rewards)]
+        policy += [self.distillation.aggregate.denominator(*of_teacher)] if self.distillation else []
         return policy + [denominator for term in self.terms for denominator in term.denominators(items)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
@@ -147,8 +153,11 @@ class PolicyObjective(Objective[Trajectory]):
         ]
         if (term := self.distillation) is not None:
             divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
+            of_teacher = policy_batch
+            if batch.taught is not None:
+                of_teacher = policy_batch.with_loss_mask(batch.loss_mask & (batch.taught > 0))
             losses.append(
-                distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
+                distillation_loss(of_teacher, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
             )
         for further in self.terms:
             losses += further.losses(batch, outputs)
@@ -169,14 +178,15 @@ class PolicyObjective(Objective[Trajectory]):
     def token_statistics(self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]) -> dict[str, Tensor]:
         policy = losses[0]
         assert isinstance(policy, PolicyLoss)
-        columns = {"log_prob": outputs.need("log_prob"), "keep": policy.keep, "entropy": outputs.entropy}
+        keep = policy.keep if batch.taught is None else policy.keep | (batch.loss_mask & (batch.taught > 0))
+        columns = {"log_prob": outputs.need("log_prob"), "keep": keep, "entropy": outputs.entropy}
         columns |= {"proximal_log_prob": batch.proximal_log_prob, "selected": policy.selected}
         if "top_k_log_prob" in self.surrogate.needs and (kind := getattr(self.surrogate, "divergence", None)):
             columns["top_k_divergence"] = divergence(self._policy_batch(batch, outputs), kind)
         return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
-        """The input of the loss from a forward pass, with the proximal policy filled in."""
+        """The input of the loss of rewards from a forward pass, with the proximal policy filled in."""
         log_prob = outputs.need("log_prob")
         if self.proximal == "first_forward":
             batch = replace(batch, proximal_log_prob=log_prob.detach())
@@ -184,7 +194,16 @@ class PolicyObjective(Objective[Trajectory]):
             batch = replace(batch, proximal_log_prob=loglinear_proximal(batch, log_prob, self.current_version))
         if self.next_missing is not None:
             batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
-        return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
+        made = batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
+        return made if batch.taught is None else made.with_loss_mask(made.loss_mask & (batch.taught == 0))
+
+
+def taught_tokens(trajectories: Sequence[Trajectory]) -> Tensor | None:
+    """[N] bool, the joined response tokens that learn from the teacher alone; None: all learn from both."""
+    columns = [item.taught for item in trajectories]
+    if all(column is None for column in columns):
+        return None
+    return torch.from_numpy(np.concatenate(columns) > 0)
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
