@@ -61,6 +61,7 @@ class TimedPrompts:
 
     rows = ()
     replays = False
+    pool = None
 
     def __init__(self, length: float) -> None:
         self.tokens, self.uid = np.broadcast_to(np.int32(0), round(length)), 0
@@ -71,6 +72,8 @@ class TimedPrompts:
 
     def state(self) -> dict[str, Any]:
         return {"uid": self.uid}
+
+    def judged(self, useful: Mapping[int, bool]) -> None: ...
 
 
 class TimedRewards:
