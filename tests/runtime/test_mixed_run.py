@@ -161,14 +161,14 @@ def test_a_source_that_learns_from_the_teacher_beside_one_that_learns_from_rewar
     failing = {"kind": "tests.runtime.tiny_run:Even", "fail_on": 1}
     sources = [
         {"name": "taught", "task": sums, "learns_from": "teacher", "reward": [failing]},
-        {"name": "rewarded", "task": sums | {"operators": ["-"]}},
+        {"name": "rewarded", "task": sums | {"operators": ["-"]}, "reward": "tests.runtime.tiny_run:Even"},
     ]
     changes = {
         "task": {"kind": "mix", "tasks": sources},
         "algorithm": {"preset": "grpo", "distillation": {"path": str(tiny_model("qwen2", 5))}},
         "eval__task": None,
         "eval__every": 0,
-        "runtime__reward_trial": "off",
+        "reward": None,  # each source has its own
     }
     tree = recipe(tiny_model("llama"), **changes)
     assert go(tmp_path / "run", tree).status == "done"

@@ -6,11 +6,14 @@ from collections import Counter
 import pytest
 
 from proxima.cli.explanation import facts_of, text_of
+from proxima.config.batch_arithmetic import batch_of
+from proxima.config.describe import kind_of
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
 from proxima.config.resolved import dump
+from proxima.config.sections.data_section import longest_completion
 from proxima.config.sections.eval_section import parts_of
-from proxima.config.validate import check
+from proxima.config.validate import check, warnings
 from proxima.data import FieldError, FieldErrors
 from proxima.task.generated import Arithmetic
 from proxima.task.local_files import Jsonl
@@ -210,6 +213,11 @@ TEACHER = "algorithm.distillation.path=m"
         ([TEACHER, TAUGHT, "algorithm.advantage=reinforce_pp"], "rewards of their own, which a source that learns"),
         ([TEACHER, TAUGHT], None),
         ([TEACHER, TAUGHT, "task.tasks.0.learns_from=rewards"], None),
+        ([TEACHER, TAUGHT, "task.tasks.1.task.held_out=0.2"], None),
+        (
+            ["eval.task={kind: mix, tasks: [{name: a, task: arithmetic, learns_from: teacher}]}"],
+            "eval.task.tasks.0.learns_from=teacher (command line): has no effect in an evaluation; remove it",
+        ),
     ],
 )
 def test_a_source_learns_from_what_the_run_has(overrides, line):
@@ -219,3 +227,53 @@ def test_a_source_learns_from_what_the_run_has(overrides, line):
         problems = [str(error)]
     about = [problem for problem in problems if "learns_from" in problem]
     assert any(line in problem for problem in about) if line else not about, problems
+
+
+OWN_REWARDS = [
+    {"name": "easy", "task": {"kind": "arithmetic", "size": 30}, "reward": "number"},
+    {"name": "hard", "task": {"kind": "arithmetic", "size": 30}, "reward": ["exact", {"kind": "number", "weight": 2}]},
+]
+WITHOUT = {key: value for key, value in RECIPE.items() if key != "reward"}
+
+
+def test_the_reward_of_the_run_is_not_needed_where_every_source_has_its_own(tmp_path):
+    """A bare word is a list of one, as in the run's `reward`."""
+    of_mix = {"kind": "mix", "tasks": OWN_REWARDS}
+    outer = {"kind": "mix", "tasks": [{"name": "inner", "task": of_mix}]}
+    for task in (of_mix, outer):
+        resolved = resolve(WITHOUT | {"task": task, "eval": {"task": task}})
+        assert resolved.config.reward == ()
+        (tmp_path / "again.yaml").write_text(dump(resolved))
+        assert resolve(tmp_path / "again.yaml").config == resolved.config
+    easy, hard = resolve(WITHOUT | {"task": of_mix}).config.task.tasks
+    assert [[kind_of(reward) for reward in source.reward] for source in (easy, hard)] == [
+        ["number"],
+        ["exact", "number"],
+    ]
+    for needing in (
+        {"task": of_mix | {"tasks": [OWN_REWARDS[0], RECIPE["task"]["tasks"][1]]}},
+        {"task": of_mix, "eval": {"task": RECIPE["task"]["tasks"][0]["task"]}},
+        {"task": of_mix, "eval": {"sets": [{"name": "a", "task": RECIPE["task"]}]}},
+    ):
+        with pytest.raises(ConfigError, match="reward: is missing: named scores"):
+            resolve(WITHOUT | needing)
+
+
+def test_what_reads_the_longest_completion_reads_that_of_the_longest_source():
+    words = ["sampling.max_tokens=12", "task.tasks.0.sampling.max_tokens=8", "task.tasks.1.sampling.max_tokens=300"]
+    config = resolve(RECIPE, words).config
+    assert longest_completion(config.task, config.sampling) == 300 and batch_of(config, 20).longest == 320
+    assert batch_of(resolve(RECIPE, words[:2]).config, 20).longest == 32
+    of_all = ["reward=[number, {kind: overlong, max_tokens: 280, buffer_tokens: 20}]"]
+    assert not [each for each in warnings(resolve(RECIPE, [*words, *of_all])) if "penalty" in each.message]
+    (unreached,) = (each for each in warnings(resolve(RECIPE, [*words[:2], *of_all])) if "penalty" in each.message)
+    assert (unreached.path, unreached.message.partition("never")[2]) == (
+        "reward.1.max_tokens",
+        " reached with sampling.max_tokens=12",
+    )
+    own = "task.tasks.0.reward=[{kind: overlong, max_tokens: 280, buffer_tokens: 20}]"
+    (unreached,) = (each for each in warnings(resolve(RECIPE, [*words, own])) if "penalty" in each.message)
+    assert unreached.path == "task.tasks.0.reward.0.max_tokens"
+    assert unreached.message.endswith("never reached with task.tasks.0.sampling.max_tokens=8")
+    (over,) = (each for each in warnings(resolve(RECIPE, [*words, "train.tokens_per_micro_batch=200"])))
+    assert "may have 300 tokens (task.tasks.1.sampling.max_tokens)" in over.message

@@ -69,3 +69,11 @@ def test_the_load_of_examples():
     load = load_of_examples(config, step)
     assert (load.sequences, load.mean, load.longest, load.micro_tokens, load.generates) == (32, 300, 9000, 9000, False)
     assert load_of_examples(config, SimpleNamespace(**vars(step) | {"budget": 10_000})).micro_tokens == 10_000
+
+
+def test_completions_of_a_mix_are_as_long_as_those_of_its_longest_source():
+    sources = ["{name: a, task: arithmetic, sampling: {max_tokens: 90}}", "{name: b, task: arithmetic}"]
+    words = [f"task={{kind: mix, tasks: [{', '.join(sources)}]}}", "sampling.max_tokens=30"]
+    config = resolve("dapo_32b", words, root=None).config
+    load = load_of(config, batch_of(config, 2048), known_models()["qwen2.5-32b"], None, 0.7)
+    assert (load.longest, load.prompt, load.mean) == (90, 2048, 30)

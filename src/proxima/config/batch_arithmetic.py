@@ -14,7 +14,7 @@ import numpy as np
 from proxima.config.data_here import DataHere
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.sections.data_section import few_questions_note, text_notes
+from proxima.config.sections.data_section import few_questions_note, longest_completion, text_notes
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.core import SELECTIONS
 from proxima.core.advantage.protocol import needs_baseline
@@ -230,8 +230,8 @@ def example_lengths(config: OfflineConfig, notes: list[str], rows: Rows) -> tupl
 
 
 def batch_of(config: RunConfig, prompt: int) -> GroupStep:
-    """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
-    train, length = config.train, config.sampling.max_tokens
+    """The batch arithmetic for prompts of at most `prompt` tokens and completions of the longest source of the task."""
+    train, length = config.train, longest_completion(config.task, config.sampling)
     prompts, kept = prompts_and_kept(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     size, shared = kept or train.completions_per_prompt, config.model.share_prompt
     groups = prompts // train.updates_per_step

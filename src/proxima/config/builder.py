@@ -137,9 +137,11 @@ class Builder:
         node = _indexed(node)
         if node.value is None:
             node = Node([], node.source)
+        if isinstance(node.value, str) or node.mapping:  # one spec below another one, where layers don't see the slot
+            node = Node([node], node.source)
         if node.items is None:
             return self.fail(path, "must be a list of {kind: …}", node)
-        if not node.items and info.default is MISSING:
+        if not node.items and info.default is MISSING and node.source != DEFAULT:
             return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
         if not node.items:
             return self.leaf(path, (), node, info, info.default)

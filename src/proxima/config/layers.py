@@ -249,3 +249,29 @@ def _with_run_model(node: Node, path: tuple[str, ...]) -> Node:
         return node  # `models_exist` refuses it
     source = Source(f"{node.source.text}, newest checkpoint of {node.value}", node.source.origin)
     return replace(node, value=str(saved[-1].model), source=source, text=None)
+
+
+def with_sources_own_rewards(fields: Mapping[str, Node]) -> dict[str, Node]:
+    """The fields of a recipe with an empty `reward`, if it names none and every source of its tasks has its own."""
+    written = fields.get("reward")
+    if written is not None and written.value not in (None, []):
+        return dict(fields)
+    evaluated = fields.get("eval")
+    sets = (evaluated.mapping or {}).get("sets") if evaluated is not None else None
+    tasks = [fields.get("task"), (evaluated.mapping or {}).get("task") if evaluated is not None else None]
+    needing = [task for task in tasks if task is not None and task.value is not None]
+    for each in (sets.items or ()) if sets is not None else ():
+        if not each.at("reward") and (task := (each.mapping or {}).get("task")) is not None:
+            needing.append(task)
+    if not needing or not all(_sources_have_rewards(task) for task in needing):
+        return dict(fields)
+    return {**fields, "reward": Node([], DEFAULT)}
+
+
+def _sources_have_rewards(task: Node) -> bool:
+    """True for a mix whose sources all have rewards of their own, also as mixes."""
+    sources = (task.mapping or {}).get("tasks")
+    if task.at("kind") != "mix" or sources is None or not sources.items:
+        return False
+    inner = [(source, (source.mapping or {}).get("task")) for source in sources.items]
+    return all(source.at("reward") or (task is not None and _sources_have_rewards(task)) for source, task in inner)

@@ -19,6 +19,7 @@ from proxima.config.layers import (
     with_held_out_part,
     with_learning_rate,
     with_run_models,
+    with_sources_own_rewards,
 )
 from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe
@@ -77,6 +78,7 @@ def resolve(
     fields = _fields_read(written, family.root, cls)
     fields = with_held_out_part(fields, written.get("task"), family.root, cls, import_code=import_code)
     fields = with_evaluation_defaults(fields, written.get("sampling"), cls)
+    fields = with_sources_own_rewards(fields) if issubclass(cls, RunConfig) else fields
     if missing := list(_to_fill_in(replace(tree, value=fields))):
         raise ConfigError(missing)
     builder = Builder(import_code)

@@ -263,7 +263,7 @@ class BatchBuilder:
             for path, number in zip(_paths(group), numbers, strict=True)
         ]
         if self.taught is not None:
-            taught = {group.prompt.uid: np.int32(self.taught(group.prompt)) for group in groups}
+            taught = {group.prompt.uid: np.asarray(self.taught(group.prompt), np.int32) for group in groups}
             items = [replace(item, taught=taught[item.uid]) for item in items]
         if self.echo:
             items = self._with_echo(groups, items)

@@ -13,9 +13,11 @@ from proxima.config.outcomes import decided_on_gpus, dtype_outcomes, outcome_lin
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.data_section import longest_of
 from proxima.config.sections.model_section import ModelConfig
 from proxima.data import FieldError, UserError, require
 from proxima.model.pretrained import resolve_device
+from proxima.task.mix import sources_of
 from proxima_plan.devices import CPU, GIB, MEASURED, MOST, DeviceKind, Devices, device_kinds, nearest_kind, this_machine
 from proxima_plan.host_memory import host_memory
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
@@ -53,9 +55,9 @@ class PlannedRecipe:
         estimate = BatchArithmetic(resolved, reads_model=own is not None)
         if isinstance(estimate.batch, GroupStep):
             assert isinstance(config, RunConfig)
-            most = config.sampling.max_tokens
+            most, field = longest_of(sources_of(config.task), config.sampling)
             if mean is not None and not 1 <= mean <= most:
-                raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
+                raise UserError(f"--mean-length {mean:g} must be in [1, {field}={most}]")
             context = 0 if own is None else getattr(own.get_text_config(), "max_position_embeddings", None) or 0
             load = load_of(config, estimate.batch, model, mean, spread, context)
             estimate.notes += load.engine.notes(cpu=devices.kind.name == CPU)

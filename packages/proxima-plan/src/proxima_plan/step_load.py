@@ -8,6 +8,7 @@ from typing import Any
 
 from proxima.config.batch_arithmetic import ExampleStep, GroupStep
 from proxima.config.schema import RunConfig
+from proxima.config.sections.data_section import longest_completion
 from proxima.reward import REWARDS
 from proxima_plan.engine_settings import EngineSettings, engine_settings
 from proxima_plan.model_size import ModelFacts, critic_facts, model_facts
@@ -143,7 +144,8 @@ def load_of(
     """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum.
     `context`: the model's longest sequence, if known."""
     algorithm, train = config.algorithm, config.train
-    longest, generated = config.sampling.max_tokens, batch.generated
+    longest = longest_completion(config.task, config.sampling)
+    generated = batch.generated
     load = Load(
         sequences=generated,
         group=batch.completions,

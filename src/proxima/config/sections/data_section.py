@@ -392,10 +392,11 @@ def sources_are_within_bounds(r: Resolved[Any]) -> Findings:
 
 def sources_learn_from_what_there_is(r: Resolved[Any], algorithm: Any) -> Findings:
     """A source learns from a teacher that the run has, or from rewards that it trains on; and both have a source."""
-    for path, sources in sources_in(r.config).items():
-        for source in sources:
-            if path != "task" and source.learns_from:
-                yield f"{source.place}.learns_from", "has no effect in an evaluation; remove it"
+    for entry in r.entries:
+        evaluates = entry.path.startswith("eval.") and entry.path.endswith(".learns_from")
+        derived = entry.source.startswith("as task")  # of a part that is held out
+        if evaluates and entry.value is not None and not derived:
+            yield entry.path, "has no effect in an evaluation; remove it"
     trained = sources_of(r.config.task)
     taught = [source for source in trained if source.learns_from == "teacher"]
     others = [source for source in trained if source.learns_from != "teacher"]

@@ -6,6 +6,7 @@ from typing import Any
 from proxima.config.describe import setting
 from proxima.config.resolved import Findings
 from proxima.config.sections.algorithm_section import AlgorithmConfig, supplied_by
+from proxima.config.sections.data_section import longest_of
 from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.train_section import TrainConfig
 from proxima.core.correction.score_centering import ScoreCentering
@@ -13,6 +14,7 @@ from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.files import is_at_hand
 from proxima.model.pretrained import load_config
+from proxima.task.mix import sources_of
 
 SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 BEHAVIOR = "algorithm.behavior"
@@ -96,8 +98,9 @@ def _vocabulary(path: str, revision: str | None) -> int | None:
     return getattr(config, "vocab_size", None)
 
 
-def completions_fit_micro_batch(sampling: Sampling, train: TrainConfig) -> Findings:
+def completions_fit_micro_batch(task: Any, sampling: Sampling, train: TrainConfig) -> Findings:
     """Warn if a completion may exceed the token budget of one forward."""
-    if (tokens := sampling.max_tokens) > train.tokens_per_micro_batch:
-        message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
+    tokens, field = longest_of(sources_of(task), sampling)
+    if tokens > train.tokens_per_micro_batch:
+        message = f"a completion may have {tokens} tokens ({field}): it is forwarded alone, over budget"
         yield "train.tokens_per_micro_batch", message

@@ -192,11 +192,13 @@ def _few_questions(config: RunConfig, rows: Rows) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredRows:
-    """Rows and the rewards that will score their completions; the prompts are those of a trial."""
+    """Rows and the rewards that will score their completions; the prompts are those of a trial. Where nothing learns
+    from the rewards, they are only `measured`."""
 
     rewards: Sequence[Any]
     answers: ReferenceAnswers
     prompts: Sequence[Prompt]
+    measured: bool = False
 
 
 def scored_rows(
@@ -211,7 +213,8 @@ def scored_rows(
         if (own := by_source.get(source.name)) is not None:
             of_source = [prompt for prompt in prompts if source.holds(prompt.metadata)]
             scorers = source.reward or rewards
-            parts.append(ScoredRows(rewards=scorers, answers=own, prompts=of_source[:PROMPTS]))
+            measured = source.learns_from == "teacher"
+            parts.append(ScoredRows(rewards=scorers, answers=own, prompts=of_source[:PROMPTS], measured=measured))
     return parts
 
 
@@ -225,8 +228,10 @@ def _check_rewards(config: RunConfig, scored: Sequence[ScoredRows], tokenizer: A
             notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
     if (trial := config.runtime.reward_trial) == "off":
         return notes
-    refuses = trial == "refuse" and config.algorithm.trains_on_rewards
-    for first, *_ in several.values():
+    may_refuse = trial == "refuse" and config.algorithm.trains_on_rewards
+    for same in several.values():
+        first = same[0]
+        refuses = may_refuse and not all(rows.measured for rows in same)
         notes += try_rewards(first.rewards, first.prompts, tokenizer, config.runtime.rewards, refuses=refuses)
     return notes
 

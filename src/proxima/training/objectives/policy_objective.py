@@ -200,10 +200,8 @@ class PolicyObjective(Objective[Trajectory]):
 
 def taught_tokens(trajectories: Sequence[Trajectory]) -> Tensor | None:
     """[N] bool, the joined response tokens that learn from the teacher alone; None: all learn from both."""
-    columns = [item.taught for item in trajectories]
-    if all(column is None for column in columns):
-        return None
-    return torch.from_numpy(np.concatenate(columns) > 0)
+    columns = [item.taught for item in trajectories if item.taught is not None]
+    return torch.from_numpy(np.concatenate(columns) > 0) if columns else None
 
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:

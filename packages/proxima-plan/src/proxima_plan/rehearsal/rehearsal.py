@@ -16,6 +16,7 @@ from proxima.config.batch_arithmetic import BatchArithmetic, ExampleStep, GroupS
 from proxima.config.families import family_name
 from proxima.config.outcomes import decided_on_gpus
 from proxima.config.resolution import resolve
+from proxima.config.sections.data_section import longest_completion
 from proxima.data import UserError
 from proxima.data.trajectory import Trajectory
 from proxima.model.parallel.sharding import Sharding
@@ -79,7 +80,8 @@ def _sharding(config: Any, ranks: int) -> Sharding | None:
 def shape_of(config: Any, batch: GroupStep | ExampleStep, shares: int = 1) -> StepShape:
     """Return the shape of one of `shares` parts of a step: full micro-batches, and no more of them than necessary."""
     if isinstance(batch, GroupStep):
-        length, updates = config.sampling.max_tokens, min(2, batch.updates)
+        length = longest_completion(config.task, config.sampling)
+        updates = min(2, batch.updates)
         prompt, wanted = max(1, batch.longest - length), batch.kept or batch.completions
         most = batch.prompts // config.train.updates_per_step
     else:

@@ -106,7 +106,7 @@ class TimedEngine:
 
     def lengths(self, uid: int) -> list[int]:
         """The tokens of each completion of a prompt."""
-        seed, most = self.spec.seed, self.spec.sampling.max_tokens
+        seed, most = self.spec.seed, self.times.load.longest
         drawn = (round(self.times.length(seed, uid, sample)) for sample in range(self.spec.size))
         return [max(1, min(length, most)) for length in drawn]
 
