@@ -92,3 +92,10 @@ def test_accepts_what_the_resolver_accepts(validator, change):
 )
 def test_refuses_what_the_resolver_refuses(validator, recipe):
     assert problems(validator, recipe) and (misshapen(recipe) or "task" not in recipe)
+
+
+def test_a_recipe_needs_a_reward_unless_its_task_is_a_mix(validator):
+    without = {key: value for key, value in SMALL.items() if key != "reward"}
+    assert problems(validator, without) and problems(validator, without | {"task": {"kind": "arithmetic"}})
+    sources = [{"name": "a", "task": "arithmetic", "reward": "number", "learns_from": "teacher"}]
+    assert problems(validator, without | {"task": {"kind": "mix", "tasks": sources}}) == []

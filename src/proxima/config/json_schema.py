@@ -37,7 +37,9 @@ def json_schema() -> Json:
         body["properties"] = {"extends": extends, **body["properties"]}
         definitions[f"recipes.{name}"] = {**body, "description": summary_of(family.root)}
     references = {name: {"$ref": f"#/definitions/recipes.{name}"} for name in FAMILIES}
-    chosen: Json = {"allOf": [references["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
+    mix = {"type": "object", "properties": {"kind": {"const": "mix"}}, "required": ["kind"]}
+    scored = {"anyOf": [{"required": ["reward"]}, {"properties": {"task": mix}}]}  # sources of a mix may have their own
+    chosen: Json = {"allOf": [references["train"], {"required": ["model", "task", "algorithm"]}, scored]}
     for family in OFFLINE:
         root_schema = {"allOf": [references[family.name], {"required": ["model", "task"]}]}
         chosen = {"if": {"required": [family.own]}, "then": root_schema, "else": chosen}
