@@ -165,6 +165,8 @@ OF_PROXIMA = {"bubblewrap", "reasoning_gym"}  # kinds of other slots here: a san
 WRITES_RECIPES = {
     "prime_rl_environments",
     "prime_rl_evaluation",
+    "prime_rl_mix",
+    "prime_rl_sources",
 }  # of that peer, whose environments are all of one kind
 
 

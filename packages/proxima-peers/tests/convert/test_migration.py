@@ -36,7 +36,8 @@ CONTEXTS = {
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
     "prime_rl": [{"trainer.loss.type": kind} for kind in ("ipo", "default", "icepop")]
-    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}, PLAYED],
+    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}, PLAYED]
+    + [{"orchestrator.algo.type": "echo", "orchestrator.env": [{"id": "a"}, {"id": "b"}]}],
 }
 
 

@@ -24,7 +24,7 @@ from proxima.model.moe import require_moe
 from proxima.model.pretrained import load_config
 from proxima.reward.base import as_reward
 from proxima.rollout.prompt_limits import DynamicSampling
-from proxima.task.protocol import is_played
+from proxima.task.mix import sources_of
 from proxima.task.question_pool import QuestionPool
 
 OBSERVED = ("tool", "user", "system")  # roles of messages that are not the model's
@@ -426,7 +426,7 @@ def echo_has_observations(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findi
     if algorithm.echo is None:
         return
     task = r.get("task")
-    if task is not None and not is_played(task):
+    if task is not None and not any(source.played for source in sources_of(task)):
         message = "trains on what environments and tools answer, and task has neither"
         yield "algorithm.echo.roles", f"{message}; set task.environment or task.tools, or algorithm.echo=null"
     if algorithm.behavior == "sampled":

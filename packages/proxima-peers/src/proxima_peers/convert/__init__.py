@@ -8,6 +8,7 @@
     trl_rloo.py, trl_names.py    TRL's RLOO; which of TRL's trainings a file runs
     verl_reward.py, verl_dapo.py, trl_rewards.py     the scorers of completions
     prime_rl_environments.py, prime_rl_evaluation.py    prime-rl's task, rewards and turns; its held-out questions
+    prime_rl_sources.py, prime_rl_mix.py, prime_rl_curriculum.py    how it writes an environment; several; their choice
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or changing results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     multi_turn.py    `task.environment`, `task.tools` and `episode`

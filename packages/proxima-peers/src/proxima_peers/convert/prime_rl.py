@@ -6,23 +6,21 @@ The defaults of the losses are those of pull requests #3418 (2026-08-27: `ipo` i
 `eps`), #3526 (IcePop) and #3586 (2026-09-18: `eps` 0.3, `kl_tau` 0); all others are those of commit 559b4477.
 """
 
+import re
 from collections.abc import Mapping
+from typing import Any
 
+from proxima.config.resolved import nested
 from proxima.config.tree import FILL_IN
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft
+from proxima_peers.convert.known import shown
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.prime_rl_environments import (
-    BATCH,
-    GROUPS,
-    SOURCES,
-    beside,
-    listed,
-    own_sampling,
-    task_and_rewards,
-)
+from proxima_peers.convert.prime_rl_curriculum import curricula
+from proxima_peers.convert.prime_rl_environments import beside, own_sampling, shared_algorithm, task_and_rewards
 from proxima_peers.convert.prime_rl_evaluation import held_out_environments
+from proxima_peers.convert.prime_rl_sources import BATCH, GROUPS, SOURCES, listed, option_of_sources
 
 LOSS, OPTIMIZER, SCHEDULER = "trainer.loss.", "trainer.optim.", "trainer.scheduler."
 SAMPLING = f"{BATCH}train.sampling."
@@ -56,6 +54,7 @@ def convert(o: Options) -> Draft:
     task_and_rewards(d, o)
     _surrogate(d, o)
     _advantage(d, o)
+    curricula(d, o)
     beside(d, o)
     d.spec("algorithm.aggregate", "token_mean", "prime-rl divides by all tokens of the step")
     sections, longest = (SAMPLING, f"{BATCH}sampling."), ("max_completion_tokens", "max_tokens")
@@ -63,6 +62,7 @@ def convert(o: Options) -> Draft:
     names["max_tokens"] = tuple(section + name for name in longest for section in sections)
     common.sampling(d, o, names, {"temperature": 1.0})
     own_sampling(d, o)
+    _longest_of_sources(d)
     if "sampling.max_tokens" not in d.entries:
         d.ask("sampling.max_tokens", 512, f"{SAMPLING}max_completion_tokens: without it, what is left of the context")
     _batch(d, o)
@@ -70,6 +70,16 @@ def convert(o: Options) -> Draft:
     held_out_environments(d, o)
     trackers.prime_rl(d, o)
     return d
+
+
+def _longest_of_sources(d: Draft) -> None:
+    """The length of an answer, if the sources of a mix have their own and the run has none."""
+    tasks = [path for path in d.entries if re.fullmatch(r"task\.tasks\.\d+\.name", path)]
+    own = [d.entries.get(path.replace(".name", ".sampling.max_tokens")) for path in tasks]
+    found = [entry for entry in own if entry is not None]
+    if found and len(found) == len(own) and "sampling.max_tokens" not in d.entries:
+        longest = max(found, key=lambda entry: entry.value)
+        d.put("sampling.max_tokens", longest.value, f"{longest.origin}, the longest")
 
 
 def is_of_july(o: Options) -> bool:
@@ -121,9 +131,17 @@ def _penalty(d: Draft, o: Options, default: float) -> None:
 
 def _advantage(d: Draft, o: Options) -> None:
     name, path = f"{BATCH}algo.type", "algorithm.advantage"
-    kind = str(o.get(name, default="grpo"))
-    d.spec(path, "grpo", o.origin(name), scale=("none", "prime-rl's GRPO subtracts the mean of the group alone"))
-    if kind != "grpo":
+    origin = o.origin(name)
+    shared = shared_algorithm(o)
+    settings = _algorithm_of_the_run(o) if shared is None else shared
+    if shared is not None:
+        name = option_of_sources(o)
+        origin = f"from {name}"
+    kind = str(settings.get("type", "grpo"))
+    d.spec(path, "grpo", origin, scale=("none", "prime-rl's GRPO subtracts the mean of the group alone"))
+    if kind == "echo":
+        _echo(d, settings, name, o)
+    elif kind != "grpo":
         d.wait(path, name, f"{kind}: another algorithm; choose advantage, critic or distillation")
     filtered = f"{BATCH}train.filter_zero_advantages"
     if is_of_july(o):
@@ -131,6 +149,36 @@ def _advantage(d: Draft, o: Options) -> None:
     elif o.flag(filtered, default=True):
         note = "prime-rl drops each completion of advantage 0; here whole groups of equal rewards are dropped"
         d.append("algorithm.selection", "drop_uniform_groups", o.origin(filtered), note)
+
+
+ALGORITHM = f"{BATCH}algo."
+
+
+def _algorithm_of_the_run(o: Options) -> dict[str, Any]:
+    """The settings of `orchestrator.algo`, nested."""
+    o.get(f"{ALGORITHM}type")
+    given = {option.removeprefix(ALGORITHM): value for option, value in o.flat.items() if option.startswith(ALGORITHM)}
+    return nested(given.items())
+
+
+def _echo(d: Draft, settings: Mapping[str, Any], name: str, o: Options) -> None:
+    """`algorithm.echo`: the cross-entropy of the tokens with which tools and environments answer."""
+    o.asked.update(option for option in o.flat if option.startswith((f"{ALGORITHM}roles.", f"{ALGORITHM}filter.")))
+    roles = settings.get("roles")
+    path = "algorithm.echo.roles"
+    found = {role: value for role, value in roles.items() if value is not None} if isinstance(roles, Mapping) else {}
+    if not found:
+        d.put(f"{path}.tool", 0.1, f"prime-rl's default of {ALGORITHM}roles")
+    for role, given in found.items():
+        alpha = given.get("alpha", 0.1) if isinstance(given, Mapping) else given
+        option = f"{ALGORITHM}roles.{role}.alpha" if f"{ALGORITHM}roles.{role}.alpha" in o.flat else name
+        if role in ("tool", "user", "system"):
+            d.put(f"{path}.{role}", alpha, f"from {option}")
+        else:
+            d.lacks(option, f"{role} {shown(alpha)}: what an environment writes as that role is not trained on here")
+    if "filter" in settings:
+        option = f"{ALGORITHM}filter.import_path" if f"{ALGORITHM}filter.import_path" in o.flat else name
+        d.lacks(option, f"{shown(settings['filter'])}: code that leaves tokens out of echo")
 
 
 def _filters_of_july(d: Draft, o: Options) -> None:

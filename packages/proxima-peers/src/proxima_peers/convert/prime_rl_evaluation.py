@@ -1,23 +1,23 @@
 """prime-rl's `orchestrator.eval`: held-out questions of one or several environments."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.config.sections.eval_section import RECORD_WORDS
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import shown
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.prime_rl_environments import (
+from proxima_peers.convert.prime_rl_sources import (
     BATCH,
     OF_SAMPLING,
     Source,
     has_taskset,
     keys_beside,
+    label,
     listed,
     most_messages,
     name_of,
     option_of_sources,
+    put_task,
     verifiers_environment,
 )
 
@@ -47,7 +47,7 @@ def held_out_environments(d: Draft, o: Options) -> None:
     for index, source in enumerate(playable):
         path = "eval" if index == 0 else f"eval.sets.{index - 1}"
         if index:
-            d.put(f"{path}.name", _label(source, index), f"from {option}")
+            d.put(f"{path}.name", label(source, index), f"from {option}")
         _set(d, o, path, source, f"from {option}")
         for key in keys_beside(source):
             value = source.get(key, source.get("env", source).get(key))
@@ -72,9 +72,7 @@ def _set(d: Draft, o: Options, path: str, source: Source, origin: str) -> None:
     """The rows, the number of answers and the sampling of one environment."""
     environment = verifiers_environment(source) or {}
     split = ("train", "a taskset has one list of tasks") if has_taskset(source) else ("eval", "its evaluation data")
-    d.spec(f"{path}.task", "environment", origin, "", split=split)
-    for field, value in {"kind": "verifiers", **environment}.items():
-        d.put(f"{path}.task.environment.{field}", value, origin)
+    put_task(d, f"{path}.task", environment, origin, split)
     count, where = source.get("num_examples"), f"{origin}: its num_examples"
     if count is None:
         count, where = o.whole(EXAMPLES, default=-1), o.origin(EXAMPLES)
@@ -120,12 +118,6 @@ def _sampling(d: Draft, o: Options, path: str, source: Source, origin: str) -> N
         d.put(f"{path}.sampling.max_tokens", longest, "as in training")
         if path == "eval":
             d.defaults.append(f"{SAMPLED}max_completion_tokens=null (what is left of the context; here as in training)")
-
-
-def _label(source: Source, index: int) -> str:
-    """A name that begins those of the set's metrics."""
-    name = re.sub(r"[^A-Za-z0-9_.+-]", "_", name_of(source))
-    return name if name and name not in RECORD_WORDS else f"set_{index}"
 
 
 def _longest_episode(d: Draft, sources: list[Source], option: str) -> None:
