@@ -127,6 +127,8 @@ def _advantage(d: Draft, o: Options) -> str:
         d.lacks(prefix + "std_level", f"batch, with mean_level group: {why}")
     if mean == "group":
         _by_group(d, o, prefix, note, "none" if std is None else std, leave, whitened)
+        if not whitened:
+            _by_turn(d, o, prefix, std)
     else:
         _by_batch(d, o, whitened)
         if std == "group":
@@ -168,6 +170,27 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
     for name in ("actor.discount", "actor.gae_lambda"):
         if o.number(name, default=1.0) != 1:
             d.lacks(name, "a discount within a completion, under an advantage of whole completions")
+
+
+TURN_DISCOUNTS = ("rollout.agent.turn_discount", "rollout.openai.turn_discount", "turn_discount")
+
+
+def _by_turn(d: Draft, o: Options, prefix: str, std: str | None) -> None:
+    """`turn_discount`: the rewards of turns, which `set_reward` gives, and what later turns return."""
+    name = next((option for option in TURN_DISCOUNTS if o.given(option)), None)
+    if name is None:
+        return
+    gamma = o.number(name, default=1.0, least=0, most=1)
+    if gamma == 1 and name not in o.doubts:
+        d.drops(name, "off, or neutral")
+        return
+    path = "algorithm.advantage"
+    for place in [place for place in d.entries if place.startswith(f"{path}.")]:
+        del d.entries[place]
+    note = "AReaL compares the returns of all turns of a group; here each turn with that turn of the other episodes."
+    d.spec(path, "turn_returns", o.origin(name), note, gamma=(gamma, o.origin(name)))
+    if std is not None:
+        d.lacks(f"{prefix}std_level", f"{std}: returns of turns are not divided by a standard deviation here")
 
 
 def _by_batch(d: Draft, o: Options, whitened: bool) -> None:

@@ -201,7 +201,7 @@ class Draft:
         """Put a placeholder where a recipe needs a value that the file does not give: `FILL_IN` with the reason for a
         task, a reward or a model, which no other can stand for; for other values our default, with that comment."""
         place = f"{path}.kind" if kind else path
-        stands_in = value is not None and (path.startswith(("task", "reward")) or path.endswith(".path"))
+        stands_in = value is not None and (path.startswith(("task", "reward", "eval.task")) or path.endswith(".path"))
         self.entries[place] = Entry(value, on_one_line(f"{FILL_IN}: {what}"), stands_in=stands_in)
         self.missing.append(Leftover(path, on_one_line(what)))
 

@@ -22,7 +22,8 @@ def scorer(d: Draft, o: Options) -> None:
     """`custom_reward_function`, which is called here as in verl; else the reward of the data."""
     key = o.get(KEY, default="data_source")
     if not scored_by_function(o):
-        common.reward(d)
+        if "task.tasks.0.name" not in d.entries:  # a mix, whose sources have their own
+            common.reward(d)
         d.drops_given(o, "there is no custom_reward_function.path", *NAMES)
         if key != "data_source":
             d.wait("reward", KEY, f"{key}: verl's scorer is chosen by that column of each row; choose `reward`")
