@@ -19,7 +19,8 @@ from proxima.environment.agent_kinds import AgentSpec, as_in_recipe, make_agent
 from proxima.environment.agents import AgentJob, CommandAgents, start_program
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.sandbox import bubblewrap_problem
-from proxima.rollout.episodes.worlds import make_worlds
+from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.worlds import Play, make_worlds
 from proxima_worlds import containers
 from proxima_worlds.boxed_agents import ended
 from proxima_worlds.containers import RELAY, Container, ensure_image
@@ -219,7 +220,7 @@ def test_agents_are_closed_where_another_task_is_wrong():
     folders = partial(Path(tempfile.gettempdir()).glob, f"proxima-*-{os.getpid()}-*")
     before = {*folders()}  # of fixtures
     with pytest.raises(FieldError, match="eval.task.environment.size"):
-        play = SimpleNamespace(settings=SimpleNamespace(tool_format="xml"), arguments={})
+        play = Play(settings=EpisodeSettings(tool_format="xml"), system="", arguments={}, seed=0)
         make_worlds({"task": good, "eval.task": bad}, {}, None, play, [])
     assert {*folders()} <= before
 
@@ -236,7 +237,8 @@ def test_an_agent_in_a_container_of_docker(busybox_image, docker_log):
     assert completion.episode.reward == 0.5 and left() == []
     asked = {line.partition(" ")[0] for line in docker_log.read_text().splitlines()}
     assert {"image", "run", "ps"} <= asked and "pull" not in asked
-    assert "--env=OPENAI_API_KEY " in docker_log.read_text()  # and not its value, which other users could read
+    said = docker_log.read_text()  # of no variable is the value in a list of processes, which other users could read
+    assert "--env-file=" in said and "--env=" not in said and "OPENAI_API_KEY=" not in said
 
 
 def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
@@ -244,6 +246,7 @@ def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
     if (docker := shutil.which("docker")) is None:
         pytest.skip("docker is not installed")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none")
+    (tmp_path / "variables").write_text("A=1\n")
     mounts = (str(tmp_path),)
     limits = Container(image="x", workdir="/work", mounts=mounts).limits()
     common = [
@@ -251,7 +254,8 @@ def test_docker_knows_every_option_of_the_command_line(tmp_path, monkeypatch):
         "--label=proxima.run=x",
         "--log-driver=none",
         "--stop-signal=KILL",
-        "--env=A",
+        f"--env-file={tmp_path / 'variables'}",
+        "--volume=x-0:/app",
         "--interactive",
     ]
     for options in (limits, Container(image="x", writable=True, network=True).limits()):
