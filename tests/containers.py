@@ -78,7 +78,8 @@ def docker_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(pid: int | None = None) -> list[str]:
-    """The names of the containers that a process has started; None: this one."""
-    asked = ["podman", "ps", "-a", "--filter", "label=proxima.run", "--format", "{{.Names}}"]
-    names = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    """The names of the containers and volumes that a process has made; None: this one."""
+    names = []
+    for words in (["ps", "-a", "--filter", "label=proxima.run", "--format", "{{.Names}}"], ["volume", "ls", "-q"]):
+        names += subprocess.run(["podman", *words], capture_output=True, text=True, check=True).stdout.split()
     return [name for name in names if f"-{pid or os.getpid()}-" in name]

@@ -20,6 +20,11 @@ from tests.processes import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.waits]
 
 TOML = "[environment]\nmemory_mb = 128\n[verifier]\ntimeout_sec = 8\n[agent]\ntimeout_sec = 60\n"
+# `/bin/cat` by its path: the shell of busybox has a `cat` of its own.
+TEST = """#!/bin/sh
+if [ "$(/bin/cat /app/sum.txt 2> /dev/null)" = 42 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+"""
+FILES = {"task.toml": TOML, "tests/test.sh": TEST}
 WINNING = "echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/verifier/reward.json"
 FORGES = f"while true; do mkdir -p /logs/verifier; {WINNING}; done"
 REPLACES = "while true; do echo 'echo 1 > /logs/verifier/reward.json' > /tests/test.sh; chmod +x /tests/test.sh; done"
@@ -36,34 +41,64 @@ LOOPS = {
     "waits": WAITS,
     "waits for its folder": "cd /tests; while ! test -e test.sh; do true; done; echo 42 > /app/sum.txt",
 }
-HOSTILE = {
-    f"{loop} in {place}": place_text.format(text)
-    for loop, text in LOOPS.items()
-    for place, place_text in IN_BACKGROUND.items()
-} | {
-    "a reward that was there": f"mkdir -p /logs/verifier; {WINNING}",
-    "a folder of rewards that is a link": f"mkdir -p /app/l/verifier; mv /logs /app/old; ln -s /app/l /logs; {WINNING}",
-    "a folder of rewards that is a file": "mv /logs /app/old; echo 1 > /logs",
-    "a reward that is a folder": "mkdir -p /logs/verifier/reward.json",
-    "a truncated reward": "echo '{' > /logs/verifier/reward.json",
-    "a reward that is a pipe": "busybox mkfifo /logs/verifier/reward.json",
-    "a test of its own": "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
-    "tests that are a link": f"mv /tests /app/t; ln -s /app /tests; echo '{WINNING}' > /app/test.sh",
-    "no shell": "/bin/rm -f /bin/sh",
-    "no programs": "/bin/busybox rm -rf /bin",
-    "nothing left": "/bin/busybox rm -rf / ; true",
-    "no folder": "cd /; rm -rf /app",
-    "all are killed": "kill -9 -1",
-    "the first process is stopped": "kill -STOP 1; kill -9 1",
-    "the relay replaced": "echo x > /proxima/relay; rm -f /proxima/relay /proxima/life",
-    "a second relay": "(/proxima/relay /proxima 0 sh -c 'while true; do echo 1 > /logs/verifier/reward.txt; done') &",
-    "a full disk of rewards": "dd if=/dev/zero of=/logs/verifier/x bs=1M count=300",
-    "an answer that is a pipe": "busybox mkfifo /app/sum.txt",
-    "an answer without end": "ln -s /dev/zero /app/sum.txt",
-    "many processes": "i=0; while test $i -lt 200; do sleep 1000 & i=$((i+1)); done",
-    "users that are a pipe": "rm -f /etc/passwd /etc/group; busybox mkfifo /etc/passwd; busybox mkfifo /etc/group",
-    "a wrong answer": "echo 41 > /app/sum.txt",
+WINS = "echo 1 > /logs/verifier/reward.txt"
+OWN_SHELL = "cp /bin/busybox /app/busybox"
+REPLACED = {  # programs that the tests call, by what is written in their place
+    "cat": "#!/bin/busybox sh\necho 42\n",
+    "sh": "#!/bin/busybox ash\necho 1 > /logs/verifier/reward.txt\n",
+    "test": "#!/bin/busybox sh\nexit 0\n",
 }
+PROGRAMS = {
+    f"its own {name}": f"printf '{text}' > /app/x; chmod +x /app/x; busybox mv -f /app/x /bin/{name}"
+    for name, text in REPLACED.items()
+} | {
+    "its own program for all": f"{OWN_SHELL}; printf '#!/app/busybox sh\\n{WINS}\\n' > /app/x; chmod +x /app/x; "
+    "/app/busybox mv -f /app/x /bin/busybox",
+    "a program that goes before": "busybox mkdir -p /usr/local/sbin /usr/local/bin /usr/bin; for d in /usr/local/sbin "
+    "/usr/local/bin /usr/bin; do printf '#!/bin/busybox sh\\necho 42\\n' > $d/cat; chmod +x $d/cat; done",
+    "programs that are links": f"{OWN_SHELL}; printf '#!/app/busybox sh\\necho 42\\n' > /app/cat; chmod +x /app/cat; "
+    "ln -sf /app/cat /bin/cat",
+    "a folder of programs that is a link": f"{OWN_SHELL}; mkdir /app/bin; for p in sh busybox cat; do "
+    f"printf '#!/app/busybox ash\\n{WINS}\\n' > /app/bin/$p; chmod +x /app/bin/$p; done; "
+    "/app/busybox mv /bin /old; /app/busybox ln -s /app/bin /bin",
+    "settings of shells": "for f in /etc/profile /root/.profile /.profile /root/.ashrc /etc/environment; do mkdir -p "
+    "${f%/*}; echo 'echo 1 > /logs/verifier/reward.txt' > $f; done",
+    "a library before all": "echo /app/x.so > /etc/ld.so.preload; echo x > /app/x.so; echo x > /etc/ld.so.cache",
+    "users of its own": "echo 'root:x:0:0::/app:/app/x' > /etc/passwd; echo 'echo 1 > /logs/verifier/reward.txt' > "
+    "/app/.profile",
+}
+HOSTILE = (
+    PROGRAMS
+    | {
+        f"{loop} in {place}": place_text.format(text)
+        for loop, text in LOOPS.items()
+        for place, place_text in IN_BACKGROUND.items()
+    }
+    | {
+        "a reward that was there": f"mkdir -p /logs/verifier; {WINNING}",
+        "a folder of rewards that is a link": f"mkdir -p /app/l/verifier;mv /logs /app/o; ln -s /app/l /logs;{WINNING}",
+        "a folder of rewards that is a file": "mv /logs /app/old; echo 1 > /logs",
+        "a reward that is a folder": "mkdir -p /logs/verifier/reward.json",
+        "a truncated reward": "echo '{' > /logs/verifier/reward.json",
+        "a reward that is a pipe": "busybox mkfifo /logs/verifier/reward.json",
+        "a test of its own": "mkdir -p /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
+        "tests that are a link": f"mv /tests /app/t; ln -s /app /tests; echo '{WINNING}' > /app/test.sh",
+        "no shell": "/bin/rm -f /bin/sh",
+        "no programs": "/bin/busybox rm -rf /bin",
+        "nothing left": "/bin/busybox rm -rf / ; true",
+        "no folder": "cd /; rm -rf /app",
+        "all are killed": "kill -9 -1",
+        "the first process is stopped": "kill -STOP 1; kill -9 1",
+        "the relay replaced": "echo x > /proxima/relay; rm -f /proxima/relay /proxima/life",
+        "a second relay": "(/proxima/relay /proxima 0 sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; done') &",
+        "a full disk of rewards": "dd if=/dev/zero of=/logs/verifier/x bs=1M count=300",
+        "an answer that is a pipe": "busybox mkfifo /app/sum.txt",
+        "an answer without end": "ln -s /dev/zero /app/sum.txt",
+        "many processes": "i=0; while test $i -lt 200; do sleep 1000 & i=$((i+1)); done",
+        "users that are a pipe": "rm -f /etc/passwd /etc/group; busybox mkfifo /etc/passwd; busybox mkfifo /etc/group",
+        "a wrong answer": "echo 41 > /app/sum.txt",
+    }
+)
 HONEST = {
     "at once": "echo 42 > /app/sum.txt",
     "by reading": "set -- $(cat numbers.txt); echo $(($1 + $2)) > sum.txt",
@@ -72,13 +107,20 @@ HONEST = {
     "with a server that stays": "echo 42 > /app/sum.txt; (while true; do sleep 1; done) > /dev/null 2>&1 &",
     "with notes in the logs": "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.json; echo 42 > /app/sum.txt",
     "by a script": "echo 'echo 42 > /app/sum.txt' > /app/s; chmod +x /app/s; sh /app/s; rm /app/s",
+    "in folders that are new": "mkdir -p /app/a/b; echo 42 > /app/a/b/c; mv /app/a/b/c /app/sum.txt",
+    "by a link": "echo 42 > /app/real; ln -s real /app/sum.txt",
+    "by a second name": "echo 42 > /app/real; ln /app/real /app/sum.txt",
+    "in a folder that was emptied": "rm -rf /app/* /app/.[a-z]*; echo 42 > sum.txt",
+    "with a program of its own": "busybox mkdir -p /usr/local/bin; echo 'echo 42' > /usr/local/bin/n; sh "
+    "/usr/local/bin/n > sum.txt",
+    "by nobody": "chmod 777 /app; busybox chown 65534 /app; echo 42 > sum.txt; chmod 444 sum.txt",
     "until its limit": "echo 42 > /app/sum.txt; exec sleep 1000",
 }
 
 
 @pytest.fixture(scope="module")
 def task(busybox_image, tmp_path_factory):
-    task = TASKS["harbor"](path=str(write_tasks(tmp_path_factory.mktemp("tasks"), **{"task.toml": TOML})))
+    task = TASKS["harbor"](path=str(write_tasks(tmp_path_factory.mktemp("tasks"), **FILES)))
     task.prepare()
     return task
 
@@ -110,7 +152,14 @@ def judged(task, shared, codes, most=4):
     return asyncio.run(run())
 
 
-SMALL = ("a folder of rewards that is a link", "forges in a session", "waits in deaf", "no shell")
+SMALL = (
+    "its own cat",
+    "its own sh",
+    "a folder of rewards that is a link",
+    "forges in a session",
+    "waits in deaf",
+    "no shell",
+)
 
 
 def test_what_stays_behind_forges_nothing(task, shared):
@@ -122,6 +171,48 @@ def test_work_that_is_kept_is_rewarded(task, shared):
     names = ("by way of /tmp", "with a server that stays")
     assert judged(task, shared, {name: HONEST[name] for name in names}) == dict.fromkeys(names, 1.0)
     eventually(lambda: left() == [])
+
+
+def test_where_all_is_carried_an_agent_may_forge(busybox_image, shared, tmp_path):
+    """That the agents above are hostile shows where nothing stands in their way."""
+    task = TASKS["harbor"](path=str(write_tasks(tmp_path, **FILES)), carried=["/"])
+    task.prepare()
+    names = ("its own cat", "its own sh", "programs that are links", "a folder of programs that is a link")
+    assert judged(task, shared, {name: PROGRAMS[name] for name in names}) == dict.fromkeys(names, 1.0)
+
+
+def test_work_elsewhere_counts_where_it_is_carried(busybox_image, shared, tmp_path):
+    """The task's answer is beside the folder in which the agent starts."""
+    test = "#!/bin/sh\nif test -x /work/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    folder = write_tasks(tmp_path, **{"task.toml": TOML, "tests/test.sh": test})
+    work = {"": "mkdir -p /work; echo > /work/answer; chmod +x /work/answer"}
+    for carried, reward in ((), 0.0), (("/work",), 1.0), (("/",), 1.0):
+        task = TASKS["harbor"](path=str(folder), carried=carried)
+        task.prepare()
+        assert judged(task, shared, work) == {"": reward}
+    eventually(lambda: left() == [])
+
+
+def test_an_agent_that_starts_among_the_programs(busybox_image, tmp_path):
+    path = str(write_tasks(tmp_path, **{"task.toml": TOML, "environment/Dockerfile": f"FROM {busybox_image}\n"}))
+    with pytest.raises(FieldError, match="agent of answer works, or /: it starts in /") as error:
+        TASKS["harbor"](path=path).prepare()
+    assert error.value.field == "carried"
+    TASKS["harbor"](path=path, carried=["/"]).prepare()
+
+
+@pytest.mark.parametrize("carried", ["/app", [5], ["app"], ["/app/"], ["/a/../b"], ["/tests/x"], ["/logs"], ["/a:b"]])
+def test_folders_that_can_not_be_carried(tmp_path, carried):
+    with pytest.raises(FieldError, match="must be a list of absolute paths of folders"):
+        TASKS["harbor"](path=str(tmp_path), carried=carried)
+
+
+def test_programs_in_the_folder_of_work_are_named(busybox_image, tmp_path, capsys):
+    image = f"FROM {busybox_image}\nWORKDIR /app\nENV PATH=/app/bin:/bin\n"
+    path = str(write_tasks(tmp_path, **{"task.toml": TOML, "environment/Dockerfile": image}))
+    TASKS["harbor"](path=path).prepare()
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("harbor:")]
+    assert line.startswith("harbor: answer: PATH of the image has /app/bin")
 
 
 @pytest.mark.campaign("packages/proxima-worlds/tests/test_hostile_harbor.py::test_what_stays_behind_forges_nothing")

@@ -1,8 +1,10 @@
-"""Removes the containers of a run when the run has ended, however it ends. Its arguments are ENGINE RUN FOLDER.
+"""Removes the containers and volumes of a run when the run has ended, however it ends.
+
+Its arguments are ENGINE RUN FOLDER.
 
 In a process of its own, because the run may be killed without a chance to clean up. Containers end by themselves when
 the run does (`relay.c`), and their engine removes them; this process removes those that were only created, those of an
-engine that failed, and FOLDER. Standard library only.
+engine that failed, volumes, and FOLDER. Standard library only.
 """
 
 import os
@@ -13,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,19 +36,31 @@ def names(engine: str, run: str = "") -> list[str]:
     return []
 
 
-def remove(engine: str, containers: list[str]) -> None:
-    """Kill and remove containers; those that are gone are no error."""
+def volumes(engine: str, run: str = "proxima") -> list[str]:
+    """The names of the volumes of a run, or of all runs."""
+    asked = [engine, "volume", "ls", "--filter", f"name={run}", "--format", "{{.Name}}"]
     with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run([engine, "rm", "-f", *containers], capture_output=True, timeout=SECONDS)
+        ran = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
+        return [name for name in ran.stdout.split() if name.startswith(f"{run}-")]
+    return []
+
+
+def remove(engine: str, containers: Sequence[str], volumes: Sequence[str] = ()) -> None:
+    """Kill and remove containers, then volumes; what is gone is no error."""
+    for words, named in (("rm", "-f"), containers), (("volume", "rm"), volumes):
+        if named:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run([engine, *words, *named], capture_output=True, timeout=SECONDS)
 
 
 def clean(engine: str, run: str, folder: str) -> None:
     """Remove all that a run has left, until no command of it is at work that could create more."""
     deadline, quiet = time.monotonic() + SECONDS, 0
     while quiet < QUIET and time.monotonic() < deadline:
-        if left := names(engine, run):
-            remove(engine, left)
-        quiet = 0 if left or _commands(run) else quiet + 1
+        left = names(engine, run)
+        kept = volumes(engine, run)
+        remove(engine, left, kept)
+        quiet = 0 if left or kept or _commands(run) else quiet + 1
         time.sleep(BEAT)
     shutil.rmtree(folder, ignore_errors=True)
 

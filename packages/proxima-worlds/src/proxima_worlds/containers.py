@@ -7,6 +7,7 @@ closed, so also when the run is killed; and `net`, for what the caller serves at
 interface.
 """
 
+import json
 import os
 import re
 import resource
@@ -158,6 +159,14 @@ def _limit(name: int, most: int) -> int:
     return most if hard == resource.RLIM_INFINITY else min(hard, most)
 
 
+@dataclass(frozen=True)
+class ImageSettings:
+    """Where the programs of an image start, and their variables."""
+
+    folder: str
+    variables: Mapping[str, str]
+
+
 class Place:
     """The folder of one container or sandbox, with its socket `life`, which listens until `close`, and a filter of
     system calls if it has one."""
@@ -241,8 +250,8 @@ class Containers:
     def __init__(self, program: str) -> None:
         self.program = program
         self.working_tests: set[tuple[str, ...]] = set()  # of tasks, see `harbor_agents`
-        if dead := [name for name in guardian.names(program) if _is_dead(name)]:
-            guardian.remove(program, dead)  # of runs that were killed together with their guardians
+        dead = [filter(_is_dead, found(program)) for found in (guardian.names, guardian.volumes)]
+        guardian.remove(program, *map(list, dead))  # of runs that were killed together with their guardians
         self.places = Places()
         facts = program, self.places.run, self.places.folder
         self._guardian = start_module(guardian.__name__, *facts, flag="-I")
@@ -268,7 +277,8 @@ class Containers:
             options: more of them, for `run`.
             port: where `net` is served, 0: nowhere.
             space_mb: see `Container.limits`.
-            keep: it can be stopped and started again with all its files, until `remove`.
+            keep: it can be stopped and started again with all its files, until `remove`. Volumes in `options` begin
+                with the place's name.
         """
         line = [
             self.program,
@@ -281,10 +291,13 @@ class Containers:
         line += [*spec.limits(space_mb, keep), *options, f"--entrypoint={RELAY}", spec.image]
         return [*line, INSIDE, str(port), *program]
 
-    def remove(self, place: Place) -> None:
-        """End a container that was started with `keep`, and have it removed, without waiting for that."""
-        place.close()
-        threading.Thread(target=guardian.remove, args=(self.program, [place.name]), daemon=True).start()
+    def remove(self, places: Sequence[Place], volumes: Sequence[str] = ()) -> None:
+        """End containers that were started with `keep`, and have them and then the volumes removed, without waiting for
+        that."""
+        for place in places:
+            place.close()
+        facts = self.program, [place.name for place in places], volumes
+        threading.Thread(target=guardian.remove, args=facts, daemon=True).start()
 
     def try_start(self, spec: Container) -> None:
         """Start a container that ends at once: one line says why none can start, instead of each episode.
@@ -359,6 +372,22 @@ def ensure_image(program: str, image: str) -> str:
 def image_id(program: str, image: str) -> str:
     """The id of an image; empty if the engine does not have it."""
     return _run([program, "image", "inspect", "--format", "{{.Id}}", image], ANSWER_SECONDS).stdout.strip()
+
+
+@lru_cache(maxsize=64)
+def image_settings(program: str, image: str) -> ImageSettings:
+    """What an image says of the containers made of it.
+
+    Raises:
+        ContainerFailed: the engine does not have it.
+    """
+    said = _run([program, "image", "inspect", "--format", "{{json .Config}}", image], ANSWER_SECONDS)
+    try:
+        config = json.loads(said.stdout) or {}
+        pairs = (line.partition("=") for line in config.get("Env") or ())
+        return ImageSettings(config.get("WorkingDir") or "/", {name: value for name, _, value in pairs})
+    except (ValueError, AttributeError, TypeError):
+        raise ContainerFailed("image", image, f"is not known to {program}: {last_lines(said.stderr)}") from None
 
 
 def compile_relay(folder: Path) -> Path:

@@ -93,7 +93,8 @@ def task_of(row: Mapping[str, Any], shared: dict[str, Containers]) -> tuple[Harb
     with within("task"), as_field_errors(ContainerFailed):
         if engine not in shared:
             shared[engine] = Containers(engine_program(engine))
-        return read_task(folder, network, tuple(facts.get("variables", ()))), shared[engine]
+        more = (tuple(facts.get(name, ())) for name in ("variables", "carried"))
+        return read_task(folder, network, *more), shared[engine]
 
 
 class NoReward(EnvironmentFailure):
@@ -101,10 +102,18 @@ class NoReward(EnvironmentFailure):
 
 
 class TaskContainer:
-    """A container of a task, as it runs."""
+    """A container of a task, as it runs: the agent's, or that of the tests.
 
-    def __init__(self, containers: Containers, task: HarborTask, place: Place) -> None:
-        self.containers, self.task, self.place = containers, task, place
+    Attributes:
+        volumes: those that take the place of folders of the image, by the folder; empty: none. The agent's container
+            fills them, and that of the tests has them, too: what else the agent has changed is not there.
+    """
+
+    def __init__(
+        self, containers: Containers, task: HarborTask, place: Place, volumes: Mapping[str, str] | None = None
+    ) -> None:
+        self.containers, self.task, self.place, self.volumes = containers, task, place, volumes
+        self._judge_place: Place | None = None
         self.tests = place.folder / "tests"  # seen at /tests, empty until the agent has ended
         self.tests.mkdir()
         self.tests.chmod(0o755)
@@ -133,6 +142,14 @@ class TaskContainer:
         """
         options = ["--detach", *self.place.variables(self.task.variables)]
         options += [f"--volume={self.tests}:/tests:ro", f"--tmpfs={FRESH}"]
+        if self.volumes is None:
+            try:
+                folders = await asyncio.to_thread(self.task.judged_folders, self.containers.program)
+            except ContainerFailed as error:
+                raise EnvironmentFailure(str(error)) from None
+            named = folders if folders != ("/",) else ()
+            self.volumes = {folder: f"{self.place.name}-{number}" for number, folder in enumerate(named)}
+        options += [f"--volume={name}:{folder}" for folder, name in self.volumes.items()]
         line = self.containers.command(self.task.container, self.place, [], *options, port=port, keep=True)[1:]
         code, _, errors = await self.engine(line)
         if code:
@@ -178,16 +195,33 @@ class TaskContainer:
         return 0.0
 
     async def _judge(self) -> float:
-        """Run the tests in this container, as it is.
+        """Run the tests, in a container in which nothing of the agent lives.
 
         Raises:
             NoReward: they gave none; it can't be seen here whose fault that is.
         """
-        # The container ends with all its processes and starts again: its files are kept, its first process is ours,
-        # and the folder of rewards is a new file system. Only then do the tests enter, where nobody can write.
-        code, _, errors = await self.engine(["restart", *STOP_AT_ONCE, self.place.name])
+        # The container ends with all its processes. The tests have another one of the same image, with the folders of
+        # the agent's work; where these are all folders, this one starts again: its files are kept, its first process is
+        # ours, and the folder of rewards is a new file system.
+        code, _, errors = await self.engine(["stop" if self.volumes else "restart", *STOP_AT_ONCE, self.place.name])
         if code:
-            raise NoReward(f"the task's container can't be started again: {last_lines(errors)}")
+            raise NoReward(f"the task's container can't be ended: {last_lines(errors)}")
+        if not self.volumes:
+            return await self._run_tests()
+        self._judge_place = self.containers.place(self.task.container)
+        judge = TaskContainer(self.containers, self.task, self._judge_place, self.volumes)
+        try:
+            await judge.start()
+        except EnvironmentFailure as error:
+            raise NoReward(str(error)) from None
+        return await judge._run_tests()
+
+    async def _run_tests(self) -> float:
+        """Run the tests in this container. Only now do they enter, where nobody can write.
+
+        Raises:
+            NoReward: they gave none.
+        """
         for file in REWARDS:
             if await self._read(file) is not None:
                 return 0.0  # not the new file system: the agent has made the path lead to files of its own
@@ -195,7 +229,7 @@ class TaskContainer:
         variables = self.task.variables | self.task.tests_variables
         line = f"/tests/test.sh > {SAID} 2>&1"
         code, errors = await self.run(
-            ["sh", "-c", line], self.task.tests_seconds, user=self.task.tests_user or "0", variables=variables
+            ["/bin/sh", "-c", line], self.task.tests_seconds, user=self.task.tests_user or "0", variables=variables
         )
         if code == TIMED_OUT:
             raise NoReward(f"the tests took longer than {self.task.tests_seconds:g} s (verifier.timeout_sec)")
@@ -221,8 +255,9 @@ class TaskContainer:
         return None if code else text.decode(errors="replace")
 
     def close(self) -> None:
-        """End the container; may be called twice."""
-        self.containers.remove(self.place)
+        """End the container, and that of its tests; may be called twice."""
+        places = [self.place, self._judge_place] if self._judge_place else [self.place]
+        self.containers.remove(places, [*(self.volumes or {}).values()])
 
 
 async def _tests_work(containers: Containers, task: HarborTask) -> bool:

@@ -1,31 +1,42 @@
 """Tasks in Harbor's format (Terminal-Bench), a folder each."""
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from proxima.data import as_field_errors, require
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
-from proxima_worlds.containers import VARIABLE_NAME, ContainerFailed, auto_engine, engine_program
+from proxima_worlds.containers import PLACE, VARIABLE_NAME, WITHOUT, ContainerFailed, auto_engine, engine_program
 from proxima_worlds.harbor_tasks import HarborTask, digest_of, read_task
+
+OURS = ("/proxima", "/tests", "/logs", "/proc", "/sys", "/dev")  # of a container
+
+
+def _is_folder(path: object) -> bool:
+    if not isinstance(path, str) or not (path == "/" or re.fullmatch(PLACE, path)) or os.path.normpath(path) != path:
+        return False
+    return not any(PurePosixPath(path).is_relative_to(top) for top in OURS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Harbor(PlayedTask):
     """Tasks in Harbor's format (Terminal-Bench), played in containers.
 
-    The instruction of a task is the prompt. An agent carries it out in the task's container; the task's tests, run in
-    that container afterwards, give the reward `environment`. Without another environment, the model itself acts by
-    calls of a tool `bash`: the environment `harbor`.
+    The instruction of a task is the prompt. An agent carries it out in the task's container. The task's tests give the
+    reward `environment`: they run in another container of the same image, which has the agent's working folder.
+    Without another environment, the model itself acts by calls of a tool `bash`: the environment `harbor`.
 
     Args:
         path: a folder of tasks, or a task.
         engine: `podman`, `docker`, or `auto`: the first of them that is installed.
         variables: names of variables of this process's environment, as HF_TOKEN, that `${NAME}` in a task's `env` may
             stand for. No other is ever given to a task.
+        carried: more folders of the container whose content the tests see as the agent has left it, as /etc/nginx; `/`:
+            all, where an agent that is root can replace the programs of the tests.
         network: true: containers have the engine's default network, as in harbor; false: none.
     Returns: rows without an answer; metadata `harbor`, which names the task's folder.
     Raises: FieldError: a task is broken, uses an unsupported feature, or can't be built.
@@ -35,6 +46,7 @@ class Harbor(PlayedTask):
     engine: Literal["auto", "podman", "docker"] = "auto"
     network: bool = False
     variables: Sequence[str] = ()
+    carried: Sequence[str] = ()
     environment: str | Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
@@ -44,6 +56,10 @@ class Harbor(PlayedTask):
         )
         require(named, "variables", self.variables, "must be a list of names of variables")
         object.__setattr__(self, "variables", tuple(self.variables))
+        fine = isinstance(self.carried, list | tuple) and all(map(_is_folder, self.carried))
+        bound = f"must be a list of absolute paths of folders {WITHOUT}, none in {', '.join(OURS)}"
+        require(fine, "carried", self.carried, bound)
+        object.__setattr__(self, "carried", tuple(self.carried))
         if self.environment is None:
             object.__setattr__(self, "environment", "harbor")
 
@@ -71,12 +87,14 @@ class Harbor(PlayedTask):
         folders = [top] if (top / "task.toml").is_file() else sorted(file.parent for file in top.glob("*/task.toml"))
         require(bool(folders), "path", self.path, "has no folder with a task.toml")
         with as_field_errors(ContainerFailed):
-            return [read_task(folder, self.network, tuple(self.variables)) for folder in folders]
+            return [read_task(folder, self.network, tuple(self.variables), tuple(self.carried)) for folder in folders]
 
     def _row(self, index: int, task: HarborTask) -> Row:
         facts = {"folder": str(task.folder), "engine": self.engine, "network": self.network}
         if self.variables:
             facts["variables"] = list(self.variables)
+        if self.carried:
+            facts["carried"] = list(self.carried)
         with as_field_errors(ContainerFailed):
             facts["digest"] = digest_of(task.folder)  # a resume refuses another
         return Row(messages=user_message(task.instruction), metadata={"harbor": facts})

@@ -7,11 +7,12 @@ checks, MCP servers, and tests in a container of their own.
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from proxima.system.foreign_folder import ForeignFileError, ForeignFolder
@@ -23,10 +24,16 @@ from proxima_worlds.containers import (
     client_environment,
     ensure_image,
     image_id,
+    image_settings,
 )
 
 CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)  # a mark of benchmarks, which no agent sees
 VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+# Folders of an image's own programs and settings: an agent that may change them decides what its tests do.
+NOT_FOR_WORK = {"/", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/usr", "/opt", "/var"} | {
+    f"{top}/{name}" for top in ("/usr", "/usr/local") for name in ("bin", "sbin", "lib", "local")
+}
+SEARCHED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 LARGEST_TOML = 1 << 17  # bytes
 LARGEST = 1_000_000_000
 UNITS = {"K": 1 / 1024, "M": 1, "G": 1024}
@@ -43,6 +50,7 @@ class HarborTask:
         container: the container of the agent and of the tests, whose image `prepare` builds or pulls.
         built: the image is built from `environment/Dockerfile`.
         workdir: where commands start; empty: the image's folder.
+        carried: more folders in which an agent's work lies, besides the one where commands start.
         variables, tests_variables: of the environment, and those of the tests alone.
         agent_seconds: limit of the agent; None: only `episode.seconds`.
     """
@@ -59,6 +67,7 @@ class HarborTask:
     tests_seconds: float = VERIFIER_SECONDS
     agent_user: str = ""
     tests_user: str = ""
+    carried: tuple[str, ...] = ()
 
     def prepare(self, program: str) -> None:
         """Build or pull the image, unless the engine has it.
@@ -75,15 +84,47 @@ class HarborTask:
             if code:
                 place = str(self.folder / "environment")
                 raise ContainerFailed("path", place, f"can't be built by {program} (exit code {code}): {said}")
+        folders = self.judged_folders(program)
+        for name in SEARCHED:
+            for entry in image_settings(program, image).variables.get(name, "").split(":"):
+                if entry and folders != ("/",) and any(PurePosixPath(entry).is_relative_to(top) for top in folders):
+                    print(
+                        f"harbor: {self.folder.name}: {name} of the image has {entry}, where an agent may put what "
+                        "the tests then use",
+                        file=sys.stderr,
+                    )
+
+    def judged_folders(self, program: str) -> tuple[str, ...]:
+        """The folders that the tests see as the agent has left them; all else they see as the image has it. Only `/`:
+        they see all as the agent has left it. The image must be there.
+
+        Raises:
+            ContainerFailed: it is not clear where an agent works.
+        """
+        if "/" in self.carried:
+            return ("/",)
+        own = os.path.normpath(self.workdir or image_settings(program, self.container.image).folder)
+        if own in NOT_FOR_WORK and own not in self.carried:
+            named = f"must name the folders in which the agent of {self.folder.name} works, or /: it starts in {own}"
+            raise ContainerFailed("carried", list(self.carried), named)
+        folders = sorted({own, *self.carried})
+        return tuple(
+            folder
+            for folder in folders
+            if not any(PurePosixPath(folder).is_relative_to(other) for other in folders if other != folder)
+        )
 
 
 @lru_cache(maxsize=4096)
-def read_task(folder: Path, network: bool = False, variables: tuple[str, ...] = ()) -> HarborTask:
+def read_task(
+    folder: Path, network: bool = False, variables: tuple[str, ...] = (), carried: tuple[str, ...] = ()
+) -> HarborTask:
     """Read a task.
 
     Args:
         network: its container has the engine's usual network.
         variables: names of this process's environment that `${NAME}` in the task may stand for.
+        carried: see `HarborTask`.
     Raises:
         ContainerFailed: it is broken, or not supported.
     """
@@ -121,6 +162,7 @@ def read_task(folder: Path, network: bool = False, variables: tuple[str, ...] = 
             tests_seconds=_number(verifier, "timeout_sec", VERIFIER_SECONDS),
             agent_user=str(agent.get("user") or ""),
             tests_user=str(verifier.get("user") or ""),
+            carried=carried,
         )
     except ContainerFailed as error:
         if error.field == "path":
