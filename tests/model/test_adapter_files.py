@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from proxima.data import FieldError
-from proxima.model.adapters.adapter_files import save_adapter
+from proxima.model import files
+from proxima.model.adapters.adapter_files import read_settings, save_adapter
 from proxima.model.adapters.lora import Lora, adapter_names
 from proxima.model.files import is_adapter, model_files
 from proxima.model.load import load, save_trained
@@ -201,3 +202,10 @@ def test_the_base_is_named_by_an_absolute_path(base, tmp_path, monkeypatch):
     folder = save_adapter(adapted, tmp_path / "adapter")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     assert json.loads((folder / "base.json").read_text())["dtype"] == "float32"
+
+
+def test_settings_of_any_size_are_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_FILE", 100)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "note": "x" * 100}))
+    with pytest.raises(FieldError, match="has no readable adapter_config.json .*more than 100 bytes"):
+        read_settings(str(tmp_path), field_name="model.path")

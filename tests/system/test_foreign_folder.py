@@ -6,7 +6,7 @@ import os
 import pytest
 
 from proxima.system import foreign_folder
-from proxima.system.foreign_folder import ForeignFileError, ForeignFolder
+from proxima.system.foreign_folder import ForeignFileError, ForeignFolder, file_sha256, read_file, read_lines
 
 
 @pytest.fixture
@@ -81,3 +81,41 @@ def test_a_copy_follows_no_link(folder, tmp_path):
     ForeignFolder(folder).copy(target)
     assert (target / "link").is_symlink() and (target / "sub" / "b").read_text() == "more"
     assert (target / "a").stat().st_mode & 0o777 == 0o744
+
+
+def test_a_file_is_read_in_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_folder, "PART", 3)
+    file = tmp_path / "script.py"
+    file.write_bytes(b"0123456789\nmore\n")
+    assert file_sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert read_file(file) == file.read_bytes() == read_file(file, 16)
+    assert list(read_lines(file, 11)) == ["0123456789\n", "more\n"]
+    with pytest.raises(ForeignFileError, match="'script.py' has more than 15 bytes"):
+        read_file(file, 15)
+    with pytest.raises(ForeignFileError, match="'script.py' has a line of more than 10 bytes"):
+        list(read_lines(file, 10))
+
+
+def test_a_line_that_is_not_utf8(tmp_path):
+    (tmp_path / "rows").write_bytes(b"a\n\xff\n")
+    lines = read_lines(tmp_path / "rows")
+    assert next(lines) == "a\n"
+    with pytest.raises(ForeignFileError, match="'rows' is not UTF-8"):
+        next(lines)
+
+
+def test_a_link_of_the_users_is_followed(folder):
+    link = folder.parent / "link"
+    link.symlink_to("task/a")
+    assert read_file(link) == b"text" and file_sha256(link) == file_sha256(folder / "a")
+
+
+@pytest.mark.parametrize("read", [read_file, file_sha256, lambda path: list(read_lines(path))])
+def test_a_pipe_and_a_device_are_no_file(tmp_path, read):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("pipe", "zero"):
+        with pytest.raises(ForeignFileError, match=f"'{name}' is not a regular file"):
+            read(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "none")

@@ -1,6 +1,7 @@
 """What an environment of verifiers says before a run: its rows, and one line about what is wrong. A stand-in takes the
 place of the library."""
 
+import json
 import os
 import sys
 from itertools import count
@@ -11,6 +12,7 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.rollout.environment_rows import EnvironmentRows
+from proxima.system import foreign_folder
 from proxima_worlds import foreign_environment, foreign_runner
 from proxima_worlds.foreign_agents import Verifiers
 from proxima_worlds.foreign_environment import _answered
@@ -139,3 +141,29 @@ def test_an_environment_without_rows_of_its_own_is_refused():
         FieldError, match="environment='guess' has no rows of its own; name one of .*nemo_gym, verifiers"
     ):
         EnvironmentRows(environment="guess")
+
+
+def test_a_file_of_an_environment_that_is_no_file(tmp_path, monkeypatch):
+    """Nothing waits for what never comes."""
+    package = tmp_path / "piped"
+    package.mkdir()
+    (package / "__init__.py").write_text((STAND_IN / "six_words.py").read_text())
+    os.mkfifo(package / "pipe.py")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), str(tmp_path)]))
+    with pytest.raises(FieldError, match=r"name='piped' has a file that can't be read: .*'pipe.py' is not a regular"):
+        task(name="piped").rows(1)
+
+
+def test_rows_of_a_server_of_nemo_gym(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_runner, "bounded", foreign_folder)
+    server = foreign_runner.ResourcesServer.__new__(foreign_runner.ResourcesServer)
+    server.folder = str(tmp_path)
+    rows = [{"responses_create_params": {"input": text}, "expected_answer": text.upper()} for text in ("a", "é")]
+    data = tmp_path / "data" / "example.jsonl"
+    data.parent.mkdir()
+    data.write_text("".join(json.dumps(row, ensure_ascii=False) + "\r\n" for row in rows), encoding="utf-8")
+    read = [*server.rows("train")]
+    assert [row["environment_row"] for row in read] == rows and [row["answer"] for row in read] == ["A", "É"]
+    data.write_bytes(b"\xff\n")
+    with pytest.raises(ValueError, match="'example.jsonl' is not UTF-8"):
+        next(server.rows("train"))

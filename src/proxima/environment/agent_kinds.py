@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -17,6 +16,7 @@ from proxima.data.kinds import Kinds, Slot
 from proxima.data.players import NO_ROLES, ROLE
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agents import SCRIPT, Agents, CommandAgents, LocalRunner, ProcessAgents, Runner
+from proxima.system.foreign_folder import file_sha256, opened_file
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_class, user_module_file
 
@@ -222,7 +222,7 @@ class AgentSpec(AgentKind):
         files = [Path(word) for word in self.command if _is_script(word)]
         if self.run and (file := user_module_file(self.run.partition(":")[0])) is not None:
             files.append(file)
-        return {file.name: sha256(file.read_bytes()).hexdigest() for file in files} | dict(self.sandbox.inputs())
+        return {file.name: file_sha256(file) for file in files} | dict(self.sandbox.inputs())
 
     def auto_outcomes(self) -> Mapping[str, tuple[str, str]]:
         names = [field.name for field in fields(self.sandbox) if getattr(self.sandbox, field.name) == "auto"]
@@ -234,5 +234,5 @@ def _is_script(word: str) -> bool:
     """True if a word of a command names a text file; the binary of its interpreter is not one."""
     if not os.path.isfile(word):  # a long one is no name of a file
         return False
-    with open(word, "rb") as file:
-        return b"\0" not in file.read(1024)
+    with opened_file(Path(word)) as file:
+        return b"\0" not in os.read(file, 1024)

@@ -23,6 +23,7 @@ import torch
 from proxima.data import FieldError
 from proxima.data.errors import nearest
 from proxima.data.json_reader import load_json
+from proxima.system.foreign_folder import read_file
 from proxima.system.user_files import POINTER_BOUND, PULL, is_pointer
 
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
@@ -204,7 +205,7 @@ def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseM
 def read_json(path: str, file: Path, field_name: str = "model.path") -> dict[str, Any]:
     """The object in a file of the folder `path`, or FieldError."""
     try:
-        values = load_json(file.read_text(encoding="utf-8"))
+        values = load_json(read_file(file, LARGEST_FILE).decode())
     except (OSError, ValueError) as error:
         raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
     if not isinstance(values, dict):
@@ -231,7 +232,7 @@ def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
 def _base_files(config: Path) -> dict[str, str]:
     """The weight files of the base that an adapter's config names; empty if it names none or can't be read."""
     try:
-        settings = load_json(config.read_text(encoding="utf-8"))
+        settings = load_json(read_file(config, LARGEST_FILE).decode())
         return weight_files(settings["base_model_name_or_path"], settings.get("revision"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -458,10 +459,8 @@ def _refuse_second_set(path: str, first: str, second: str) -> None:
 
 
 def _unreadable(template: Path) -> str | None:
-    if template.stat().st_size > LARGEST_FILE:
-        return f"has a {template.name} of more than {LARGEST_FILE:,} bytes"
     try:
-        template.read_text(encoding="utf-8")
+        read_file(template, LARGEST_FILE).decode()
     except (OSError, ValueError) as error:
         return f"has a {template.name} that can't be read: {error}"
     return None
@@ -473,7 +472,7 @@ def _problem(file: Path, rules: Rules, facts: tuple[int, int, int]) -> str | Non
     if facts[0] > LARGEST_FILE:
         return f"has a {file.name} of more than {LARGEST_FILE:,} bytes"
     try:
-        values = load_json(file.read_text(encoding="utf-8"))
+        values = load_json(read_file(file, LARGEST_FILE).decode())
     except (OSError, ValueError) as error:
         return f"has a {file.name} that can't be read: {error}"
     if not isinstance(values, dict):

@@ -1,8 +1,8 @@
-"""Reads a folder that somebody else has made, as a task that was downloaded.
+"""Reads a folder or a file that somebody else has made, as a task that was downloaded.
 
 A link is followed only if it stays in the folder. Only regular files are read: a FIFO would block for ever, a
 device has no end. Size, number and depth have bounds. Whatever the folder has, the result is a value or a
-`ForeignFileError`.
+`ForeignFileError`. Standard library only: other interpreters load this file, too.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 MOST_TEXT = 1 << 20  # bytes of a text that is read whole
+MOST_LINE = 1 << 26  # bytes of a line
 MOST_FILES = 20_000  # of a folder
 MOST_DEPTH = 32  # folders inside one another
 MOST_BYTES = 1 << 36  # of all files that are hashed or copied
@@ -52,13 +53,8 @@ class ForeignFolder:
         Raises:
             ForeignFileError: it is refused, or has more than `most` bytes.
         """
-        read = bytearray()
         with self._opened(name) as file:
-            while part := os.read(file, min(PART, most + 1 - len(read))):
-                read += part
-                if len(read) > most:
-                    raise ForeignFileError(f"{name!r:.200} has more than {most:,} bytes")
-        return bytes(read)
+            return _whole(file, name, most)
 
     def names(self) -> list[Path]:
         """The files and links, relative to the folder, sorted. Linked folders are not entered.
@@ -159,13 +155,86 @@ class ForeignFolder:
         except OSError as error:
             raise ForeignFileError(f"{name!r:.200} can't be read: {error.strerror}") from None
         try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise ForeignFileError(f"{name!r:.200} is not a regular file")
+            _require_regular(file, name)
             yield file
         except OSError as error:
             raise ForeignFileError(f"{name!r:.200} can't be read: {error.strerror}") from None
         finally:
             os.close(file)
+
+
+def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
+    """The bytes of a file that the user names; links in its path are the user's.
+
+    Raises:
+        OSError: it can't be opened or read.
+        ForeignFileError: it is not a regular file, or has more than `most` bytes.
+    """
+    with opened_file(path) as file:
+        return _whole(file, path.name, most)
+
+
+def read_lines(path: Path, most: int = MOST_LINE) -> Iterator[str]:
+    """The lines of a file in UTF-8, one after the other; see `read_file`.
+
+    Raises:
+        OSError: it can't be opened or read.
+        ForeignFileError: it is not a regular file, or a line has more than `most` bytes or is not UTF-8.
+    """
+    with opened_file(path) as file, os.fdopen(os.dup(file), "rb") as stream:
+        while line := stream.readline(most + 1):
+            if len(line) > most:
+                raise ForeignFileError(f"{path.name!r:.200} has a line of more than {most:,} bytes")
+            try:
+                text = line.decode("utf-8")
+            except UnicodeDecodeError:
+                raise ForeignFileError(f"{path.name!r:.200} is not UTF-8") from None
+            yield text
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits; see `read_file`. It is read in parts.
+
+    Raises:
+        OSError: it can't be opened or read.
+        ForeignFileError: it is not a regular file.
+    """
+    digest = hashlib.sha256()
+    with opened_file(path) as file:
+        for part in _parts(file, os.fstat(file).st_size):
+            digest.update(part)
+    return digest.hexdigest()
+
+
+@contextmanager
+def opened_file(path: Path) -> Iterator[int]:
+    """A descriptor of a regular file, see `read_file`; opening it never waits.
+
+    Raises:
+        OSError: it can't be opened.
+        ForeignFileError: it is not a regular file.
+    """
+    file = os.open(path, OPEN & ~os.O_NOFOLLOW)
+    try:
+        _require_regular(file, path.name)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _require_regular(file: int, name: str) -> None:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        raise ForeignFileError(f"{name!r:.200} is not a regular file")
+
+
+def _whole(file: int, name: str, most: int) -> bytes:
+    """All bytes of a file, at most `most`."""
+    read = bytearray()
+    while part := os.read(file, min(PART, most + 1 - len(read))):
+        read += part
+        if len(read) > most:
+            raise ForeignFileError(f"{name!r:.200} has more than {most:,} bytes")
+    return bytes(read)
 
 
 def _parts(file: int, size: int) -> Iterator[bytes]:

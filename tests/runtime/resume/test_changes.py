@@ -1,6 +1,7 @@
 """What a resume compares: the files that a task names, and what changes the last bits."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 from proxima.data import UserError
 from proxima.runtime.resume import changes
 from proxima.runtime.resume.changes import environment_hashes
-from proxima.system import machine
+from proxima.system import foreign_folder, machine
 from proxima_worlds.foreign_environment import _answered
 from tests.containers import busybox_image as busybox_image
 
@@ -115,3 +116,16 @@ def test_the_image_of_a_container_is_an_input(busybox_image):
     agent = {"kind": "agent", "container": busybox_image, "command": ["sh", "-c", "x" * 5000]}
     (named,) = environment_hashes("task", SimpleNamespace(environment=agent, tools=[])).items()
     assert named[0] == f"task.environment: image {busybox_image}" and len(named[1]) >= 64
+
+
+@pytest.mark.parametrize("given", ENVIRONMENTS)
+def test_no_file_is_read_whole(given, tmp_path, monkeypatch):
+    """A file that a command names may be larger than memory; its hash is that of all of it."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "worlds_of_mine.py"
+    file.write_bytes(b"one = 1\n" * 1000)
+    digest = sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(foreign_folder, "PART", 100)
+    monkeypatch.setattr(Path, "read_bytes", None)
+    task = SimpleNamespace(environment=ENVIRONMENTS[given], tools=["worlds_of_mine:add"] if given == "a tool" else [])
+    assert environment_hashes("task", task) == {"task.environment: worlds_of_mine.py": digest}

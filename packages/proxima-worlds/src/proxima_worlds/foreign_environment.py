@@ -12,7 +12,9 @@ from typing import Any
 
 from proxima.data import FieldError
 from proxima.process.program import Program, ProgramFailed
+from proxima.system import foreign_folder
 
+FILES = str(foreign_folder.__file__)  # `foreign_runner` loads it, too
 LOAD_SECONDS = 1800.0  # to load an environment and its data, which may have to be downloaded
 
 
@@ -42,7 +44,7 @@ class ForeignEnvironment:
     def command(self, command: str, **more: Any) -> tuple[str, ...]:
         """The program that runs a command for it."""
         script = Path(__file__).with_name("foreign_runner.py")
-        given = {"kind": self.kind, "name": self.name, "args": json.loads(self.args), **more}
+        given = {"kind": self.kind, "name": self.name, "args": json.loads(self.args), "files": FILES, **more}
         return self.python or sys.executable, str(script), json.dumps(given), command
 
     def facts(self) -> Mapping[str, Any]:

@@ -2,19 +2,19 @@
 
     python foreign_runner.py '{"kind", "name", "args"}' describe|rows|play
 
-It runs in the interpreter that has the library and the environment. `describe` writes facts about the environment, and
+The JSON also names `files`, the file of `proxima.system.foreign_folder`, by which files of the environment are read. It
+runs in the interpreter that has the library and the environment. `describe` writes facts about the environment, and
 `rows` its data after them: a line of JSON for each row, then `{"end": true}`. `play` speaks the protocol of
 `proxima.environment.agent_process`, whose file the JSON names as `episodes`, with the values of its reward functions
 as `parts`. Both APIs of verifiers are supported: environments with `load_environment`, and those of verifiers 0.4, a
 taskset with a harness. A resources server of NeMo Gym runs in this process, without a port. The library's own output
-goes to stderr. Imports only the standard library, that file and the library: proxima is not installed there.
+goes to stderr. Imports only the standard library, those files and the library: proxima is not installed there.
 """
 
 import asyncio
 import contextlib
 import contextvars
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -26,9 +26,11 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+bounded: Any = None  # `proxima.system.foreign_folder`, once `main` has loaded it
 NO_ROLES = ("mean", "std", "invalid", "max", "part")  # see `proxima.data.players`
 OWN = "environment_row"  # the column with the row as the environment has it
 
@@ -302,10 +304,9 @@ class ResourcesServer:
         file = next(filter(os.path.isfile, files), None)
         if file is None:
             raise BadField("split", split, f"has no rows: there is no {files[0]}")
-        with open(file, encoding="utf-8") as lines:
-            for line in lines:
-                row = json.loads(line)
-                yield {"messages": _texts(_asked(row)), "answer": row.get("expected_answer"), OWN: row}
+        for line in bounded.read_lines(Path(file)):
+            row = json.loads(line)
+            yield {"messages": _texts(_asked(row)), "answer": row.get("expected_answer"), OWN: row}
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -452,11 +453,13 @@ def sources(module: Any) -> dict[str, str]:
     if hasattr(module, "__path__") or "." in module.__name__:
         walked = os.walk(folder)
         names = [os.path.join(where, name) for where, _, files in walked for name in files if name.endswith(".py")]
-    hashes = {}
-    for name in sorted(names):
-        with open(os.path.join(folder, name), "rb") as source:
-            hashes[os.path.relpath(os.path.join(folder, name), folder)] = hashlib.sha256(source.read()).hexdigest()
-    return hashes
+    if len(names) > bounded.MOST_FILES:
+        raise BadField("name", module.__name__, f"has more than {bounded.MOST_FILES:,} Python files")
+    try:
+        places = [os.path.join(folder, name) for name in sorted(names)]
+        return {os.path.relpath(place, folder): bounded.file_sha256(Path(place)) for place in places}
+    except (OSError, ValueError) as error:
+        raise BadField("name", module.__name__, f"has a file that can't be read: {short(error)}") from None
 
 
 def loaded_environment(kind: str, name: str, args: Mapping[str, Any]) -> tuple[Any, Row]:
@@ -528,12 +531,18 @@ def give_rows(given: Row, write: Callable[[Row], None]) -> None:
         write({"problem": list(problem.args)})
 
 
+def _of_proxima(name: str, file: str) -> Any:
+    """A module of proxima that imports only the standard library, by its file."""
+    found: Any = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 def play(given: Row, write: Callable[[Row], None]) -> None:
     """Play the jobs that stdin gives until it ends, then exit at once, even if episodes are still running."""
     environment, _ = loaded_environment(given["kind"], given["name"], given["args"])
-    file: Any = importlib.util.spec_from_file_location("proxima_episodes", given["episodes"])
-    episodes: Any = importlib.util.module_from_spec(file)
-    file.loader.exec_module(episodes)
+    episodes = _of_proxima("proxima_episodes", given["episodes"])
 
     async def played(job: Row) -> Row:
         answer: Row = await environment.play(job)
@@ -560,7 +569,9 @@ def main() -> None:
     def write(message: Row) -> None:
         answers.write(json.dumps(message) + "\n")
 
+    global bounded
     given, command = json.loads(sys.argv[1]), sys.argv[2]
+    bounded = _of_proxima("proxima_files", given["files"])
     if command == "play":
         try:
             play(given, write)

@@ -34,6 +34,7 @@ from proxima.runtime.resume.refuse import refusals
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.replay import StoredRollouts
+from proxima.system.foreign_folder import file_sha256
 from proxima.system.machine import compiler, package_version
 from proxima.system.user_modules import user_module_file
 from proxima.task.held_out_part import image_sha
@@ -239,7 +240,7 @@ def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
         if REWARDS.holds(reward, "model"):
             named |= _hashes(f"{path}.{n}.path", reward.path, reward.revision)
         if (file := _reward_file(reward)) is not None:
-            named[f"{path}.{n}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+            named[f"{path}.{n}: {file.name}"] = file_sha256(file)
     return named
 
 
@@ -263,7 +264,7 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
     for reference in references:
         module, colon, _ = reference.partition(":")
         if colon and not module.startswith("proxima") and (file := user_module_file(module)) is not None:
-            named[file.name] = sha256(file.read_bytes()).hexdigest()
+            named[file.name] = file_sha256(file)
     if (cls := agent_class(kind)) is not None:
         named |= make_agent(cls, arguments, str(kind)).inputs()
     return {f"{path}.environment: {name}": value for name, value in named.items()}
