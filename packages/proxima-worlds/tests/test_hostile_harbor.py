@@ -181,7 +181,7 @@ def test_where_all_is_carried_an_agent_may_forge(busybox_image, shared, tmp_path
     assert judged(task, shared, {name: PROGRAMS[name] for name in names}) == dict.fromkeys(names, 1.0)
 
 
-def test_work_elsewhere_counts_where_it_is_carried(busybox_image, shared, tmp_path):
+def test_work_elsewhere_counts_where_it_is_carried(busybox_image, shared, tmp_path, capsys):
     """The task's answer is beside the folder in which the agent starts."""
     test = "#!/bin/sh\nif test -x /work/answer; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     folder = write_tasks(tmp_path, **{"task.toml": TOML, "tests/test.sh": test})
@@ -190,6 +190,8 @@ def test_work_elsewhere_counts_where_it_is_carried(busybox_image, shared, tmp_pa
         task = TASKS["harbor"](path=str(folder), carried=carried)
         task.prepare()
         assert judged(task, shared, work) == {"": reward}
+        said = "the agent of answer has also changed '/work/answer' (1 in all)" in capsys.readouterr().err
+        assert said == (not reward)
     eventually(lambda: left() == [])
 
 

@@ -250,6 +250,7 @@ class Containers:
     def __init__(self, program: str) -> None:
         self.program = program
         self.working_tests: set[tuple[str, ...]] = set()  # of tasks, see `harbor_agents`
+        self.unseen_said: set[str] = set()  # of tasks, too
         dead = [filter(_is_dead, found(program)) for found in (guardian.names, guardian.volumes)]
         guardian.remove(program, *map(list, dead))  # of runs that were killed together with their guardians
         self.places = Places()

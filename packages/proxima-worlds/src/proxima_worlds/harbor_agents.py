@@ -3,10 +3,11 @@
 import asyncio
 import json
 import math
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from proxima.data import FieldError, as_field_errors, within
@@ -31,6 +32,10 @@ REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")  # the fir
 TIMED_OUT = 124  # exit code of the relay
 FRESH = "/logs/verifier:rw,exec,mode=1777,size=256m"  # a file system for what the tests write
 SAID = "/logs/verifier/test-stdout.txt"
+# what an agent may change without a word: of no task the work
+PASSING = ("/tmp", "/var/tmp", "/var/cache", "/var/log", "/run", "/root", "/home", "/dev", "/proc", "/sys", "/proxima")
+PASSING += ("/tests", "/logs", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab")
+MOST_SAID = 3  # tasks
 STOP_AT_ONCE = ("--time", "0")
 SHORT_SECONDS = 60  # in which an engine starts a container again, or reads a file of it
 NO_VARIABLES: Mapping[str, str] = {}
@@ -214,7 +219,35 @@ class TaskContainer:
             await judge.start()
         except EnvironmentFailure as error:
             raise NoReward(str(error)) from None
-        return await judge._run_tests()
+        reward = await judge._run_tests()
+        if not reward:
+            await self._say_what_is_unseen()
+        return reward
+
+    async def _say_what_is_unseen(self) -> None:
+        """Say what the agent has changed that the tests did not see, once for each of the first tasks: if that was its
+        work, `carried` is to name the folders."""
+        known, task = self.containers.unseen_said, str(self.task.folder)
+        if task in known or len(known) == MOST_SAID:
+            return
+        code, said, _ = await self.engine(["diff", self.place.name])
+        changes = [line[2:] for line in said.decode(errors="replace").splitlines() if line[:2] in ("A ", "C ")]
+        seen = [*(self.volumes or {}), *PASSING]
+        unseen = [path for path in changes if not any(PurePosixPath(path).is_relative_to(top) for top in seen)]
+        leaves = [
+            path
+            for path in unseen
+            if path != "/etc" and not any(other.startswith(f"{path}/") for other in changes)  # the engine writes there
+        ]
+        if not code and leaves:
+            known.add(task)
+            named = ", ".join(repr(path)[:100] for path in leaves[:3])
+            print(
+                f"harbor: the agent of {self.task.folder.name} has also changed {named} ({len(leaves)} in all), which "
+                "its tests do not see: if its work lies there, name the folder in task.carried",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def _run_tests(self) -> float:
         """Run the tests in this container. Only now do they enter, where nobody can write.
