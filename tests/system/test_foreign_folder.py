@@ -6,7 +6,7 @@ import os
 import pytest
 
 from proxima.system import foreign_folder
-from proxima.system.foreign_folder import ForeignFileError, ForeignFolder, file_sha256, read_file, read_lines
+from proxima.system.foreign_folder import ForeignFileError, ForeignFolder, bounded_lines, file_sha256, read_file
 
 
 @pytest.fixture
@@ -89,16 +89,16 @@ def test_a_file_is_read_in_parts(tmp_path, monkeypatch):
     file.write_bytes(b"0123456789\nmore\n")
     assert file_sha256(file) == hashlib.sha256(file.read_bytes()).hexdigest()
     assert read_file(file) == file.read_bytes() == read_file(file, 16)
-    assert list(read_lines(file, 11)) == ["0123456789\n", "more\n"]
+    assert list(bounded_lines(file, 11)) == ["0123456789\n", "more\n"]
     with pytest.raises(ForeignFileError, match="'script.py' has more than 15 bytes"):
         read_file(file, 15)
     with pytest.raises(ForeignFileError, match="'script.py' has a line of more than 10 bytes"):
-        list(read_lines(file, 10))
+        list(bounded_lines(file, 10))
 
 
 def test_a_line_that_is_not_utf8(tmp_path):
     (tmp_path / "rows").write_bytes(b"a\n\xff\n")
-    lines = read_lines(tmp_path / "rows")
+    lines = bounded_lines(tmp_path / "rows")
     assert next(lines) == "a\n"
     with pytest.raises(ForeignFileError, match="'rows' is not UTF-8"):
         next(lines)
@@ -110,7 +110,7 @@ def test_a_link_of_the_users_is_followed(folder):
     assert read_file(link) == b"text" and file_sha256(link) == file_sha256(folder / "a")
 
 
-@pytest.mark.parametrize("read", [read_file, file_sha256, lambda path: list(read_lines(path))])
+@pytest.mark.parametrize("read", [read_file, file_sha256, lambda path: list(bounded_lines(path))])
 def test_a_pipe_and_a_device_are_no_file(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")

@@ -174,7 +174,7 @@ def read_file(path: Path, most: int = MOST_TEXT) -> bytes:
         return _whole(file, path.name, most)
 
 
-def read_lines(path: Path, most: int = MOST_LINE) -> Iterator[str]:
+def bounded_lines(path: Path, most: int = MOST_LINE) -> Iterator[str]:
     """The lines of a file in UTF-8, one after the other; see `read_file`.
 
     Raises:

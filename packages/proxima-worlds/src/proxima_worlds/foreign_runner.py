@@ -304,7 +304,7 @@ class ResourcesServer:
         file = next(filter(os.path.isfile, files), None)
         if file is None:
             raise BadField("split", split, f"has no rows: there is no {files[0]}")
-        for line in bounded.read_lines(Path(file)):
+        for line in bounded.bounded_lines(Path(file)):
             row = json.loads(line)
             yield {"messages": _texts(_asked(row)), "answer": row.get("expected_answer"), OWN: row}
 

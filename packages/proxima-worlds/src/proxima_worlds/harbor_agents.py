@@ -33,9 +33,12 @@ TIMED_OUT = 124  # exit code of the relay
 FRESH = "/logs/verifier:rw,exec,mode=1777,size=256m"  # a file system for what the tests write
 SAID = "/logs/verifier/test-stdout.txt"
 # what an agent may change without a word: of no task the work
-PASSING = (
-    *("/tmp", "/var/tmp", "/var/cache", "/var/log", "/run", "/root", "/home", "/dev", "/proc", "/sys", "/proxima"),
-    *("/tests", "/logs", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab"),
+PASSING = tuple(
+    f"/{name}"
+    for name in (
+        *("tmp", "var/tmp", "var/cache", "var/log", "run", "root", "home", "dev", "proc", "sys", "proxima"),
+        *("tests", "logs", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab"),
+    )
 )
 MOST_SAID = 3  # tasks
 STOP_AT_ONCE = ("--time", "0")

@@ -13,7 +13,7 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_messag
 from proxima_worlds.containers import PLACE, VARIABLE_NAME, WITHOUT, ContainerFailed, auto_engine, engine_program
 from proxima_worlds.harbor_tasks import HarborTask, digest_of, read_task
 
-OURS = ("/proxima", "/tests", "/logs", "/proc", "/sys", "/dev")  # of a container
+OURS = tuple(f"/{name}" for name in ("proxima", "tests", "logs", "proc", "sys", "dev"))  # of a container
 
 
 def _is_folder(path: object) -> bool:
