@@ -249,6 +249,7 @@ NEED_AN_EXTRA = {
     "proxima.reward.server.scorer_app": "starlette",
     "proxima.rollout.episodes.agent_player": "starlette",
     "proxima.rollout.episodes.endpoint": "starlette",
+    "proxima.rollout.episodes.session_routes": "starlette",
     "proxima.view.microscope.app": "starlette",
     "proxima.view.microscope.server": "uvicorn",
 }

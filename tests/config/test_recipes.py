@@ -30,6 +30,7 @@ SETTINGS = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(e
 PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
 METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {
     "async": "decoupled",
+    "judge": "cppo",
     "lora": "cppo",
     "ppo_notebook": "ppo",
     "score_centering": "gpg",
@@ -185,6 +186,7 @@ DIFFERENT = {  # what a small recipe says otherwise than the quickstart, beside 
     "sdp": ASYNC,
     "cppo_prune": {"train.completions_per_prompt": 16, "train.prompts_per_step": 4},
     "distill": {"train.steps": 10, "checkpoint.every": 5},
+    "judge": {"train.steps": 20},
     "lora": {"model.lora.rank": 8, "model.lora.alpha": 16.0, "train.optimizer.lr": 2e-4},
     "ppo_notebook": {"train.epochs_per_step": 2, "train.target_kl": 0.05},
     "score_centering": CENTERED | {"engine.top_k_log_probs": 20},

@@ -189,7 +189,7 @@ class ReplicaPool:
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
         """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
         completion."""
-        if refuses_grammar(job, error):
+        if refuses_grammar(error, job):
             job.discard()
             job.fail(GrammarRefusedError(error.reason))
             return
@@ -421,7 +421,7 @@ class ReplicaPool:
         await asyncio.gather(*(work_at(replica) for replica in replicas))
 
 
-def refuses_grammar(job: GenerationJob, error: Failure) -> TypeGuard[ServerError]:
+def refuses_grammar(error: Failure, job: GenerationJob) -> TypeGuard[ServerError]:
     """True if a server has refused a request for its grammar, before it sampled a token."""
     asked = job.request.grammar is not None and not job.length
     return asked and isinstance(error, ServerError) and error.status == 400

@@ -71,8 +71,8 @@ class Talk:
     numbers: list[int] = field(default_factory=list)  # of its turns in the episode
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
-    asking: int = -1
-    grammar: bool = False
+    asking: int = field(init=False, default=-1)
+    grammar: bool = field(init=False, default=False)
     cut: Cut = ""
 
     def continued_by(self, asked: ChatRequest, player: str) -> Sequence[ChatMessage]:
