@@ -6,9 +6,10 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima_peers.convert import PEERS
+from proxima_peers.convert.not_read import NOT_READ
 
 FILE = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
-NAMES = (*PEERS, "openrlhf")  # the last is refused with the page that helps
+NAMES = (*PEERS, *NOT_READ)  # the latter are refused with the page that helps
 
 
 def convert_file(

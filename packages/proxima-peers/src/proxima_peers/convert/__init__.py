@@ -13,7 +13,7 @@
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     multi_turn.py    `task.environment`, `task.tools` and `episode`
     rollout_servers.py    `engine` where the peer generates with a server
-    openrlhf.py    the refusal of a peer that is not supported
+    not_read.py    the refusal of frameworks that are not converted
     draft.py     the recipe under construction, and its text
 Where a number has another meaning in a peer, it is converted and a note says so; no code of the peer is imported or
 executed.

@@ -12,7 +12,7 @@ from proxima.config.validate import check
 from proxima_peers.convert import PEERS
 from proxima_peers.convert.draft import Draft, Entry
 from proxima_peers.convert.known import not_a_training, option_rules, sort_out
-from proxima_peers.convert.openrlhf import openrlhf_is_not_read, refuse_openrlhf
+from proxima_peers.convert.not_read import NOT_READ, is_not_read, refuse_what_is_not_read
 from proxima_peers.convert.options import Options, on_one_line
 from proxima_peers.convert.pruning_fork import only_evaluates
 from proxima_peers.convert.read import read
@@ -23,7 +23,7 @@ def likely_peers(path: str | Path) -> list[str]:
     """The peers, keys of `PEERS`, for which the file sets known options and the fewest unknown ones: usually one; empty
     if it fits no peer. ConfigError if the file can't be read."""
     options = read(Path(path))
-    refuse_openrlhf(path, options)
+    refuse_what_is_not_read(path, options)
     named = {name: Options(peer.title, options, str(path)) for name, peer in PEERS.items()}
     fits = [name for name, o in named.items() if offline_training(o, name) is not None or not why_not(o, name)]
     unknown = {name: len(convert(path, name).unknown) for name in fits}
@@ -31,16 +31,16 @@ def likely_peers(path: str | Path) -> list[str]:
 
 
 def convert(path: str | Path, peer: str) -> Draft:
-    """The recipe of a file of `peer`, a key of `PEERS`; `openrlhf` is refused with a pointer to the documentation.
+    """The recipe of a file of `peer`, a key of `PEERS`; one of `NOT_READ` is refused and told the page.
 
     Raises:
         ConfigError: the file can't be read, or is not a training of that peer that can be converted.
     """
-    if peer == "openrlhf":
-        raise openrlhf_is_not_read(path)
+    if peer in NOT_READ:
+        raise is_not_read(path, peer)
     title = PEERS[peer].title
     o = Options(title, read(Path(path)), str(path))
-    refuse_openrlhf(path, o.flat)
+    refuse_what_is_not_read(path, o.flat)
     command = offline_training(o, peer)
     why = why_not(o, peer) if command is None else None
     if why is not None:
