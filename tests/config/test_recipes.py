@@ -17,6 +17,7 @@ from proxima.core import CORRECTION_PRESETS, Cppo, Dppo, Drpo, PpoClip
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm
 from proxima.experiments.sweep_file import read_sweep
 from proxima.experiments.sweep_plan import plan_runs
+from proxima.task.mix import sources_of
 from proxima_plan.devices import read_devices
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.memory import STEADY
@@ -205,8 +206,9 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
         config, name = resolved.config, path.stem
         if not isinstance(config, RunConfig):
             continue
-        if name in ("tools", "guess"):  # another task, of several turns
-            assert config.task.environment is not None and config.model == base.config.model
+        if name in ("tools", "guess", "mix"):  # another task, of several turns
+            assert sources_of(config.task)[-1].played
+            assert config.model == base.config.model
             continue
         if name == "vision":  # another task and another model
             assert config.task.images and config.algorithm.preset == "cppo"

@@ -16,7 +16,7 @@ from proxima.model.load import save
 from proxima.model.scalar_model import load_scalar_model
 from proxima.reward.http import Http
 from proxima.reward.model_reward import ModelReward
-from proxima.reward.server.bounded_server import open_socket
+from proxima.system.listening import open_socket
 from tests.reward.make import LONG, ask, completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served
 from tests.warm import WarmPopen

@@ -12,6 +12,7 @@
     machine          processor, compiler, cache folder; versions and machine of a run, for `environment.json`
     secret_values    what may not be written down          web_requests     who may ask an HTTP server of proxima
     http_clients     all clients of HTTP servers           proxies          never asked for this machine
+    listening        a socket that listens
 
 Imports: the standard library and `data`'s errors; `http_clients` httpx. Imported by every room but `data`, `core` and
 `process`.

@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, UserError
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, ListeningAgents, RewardWithParts
-from proxima.reward.server.bounded_server import open_socket
 from proxima.rollout.episodes.formats.chat import ChatRefused
 from proxima.system.jsonl import dumps, read_lines
+from proxima.system.listening import open_socket
 
 FILE = "sessions.jsonl"
 MOST_KNOWN = 1 << 16  # sessions and groups that are over, of which the state is remembered

@@ -7,7 +7,7 @@ from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.known import shown
 from proxima_peers.convert.multi_turn import ENDLESS, FORKS
 from proxima_peers.convert.options import Options
-from proxima_peers.convert.prime_rl_mix import mix
+from proxima_peers.convert.prime_rl_mix import mix_environments
 from proxima_peers.convert.prime_rl_sources import (
     OF_SAMPLING,
     SOURCES,
@@ -33,7 +33,7 @@ def task_and_rewards(d: Draft, o: Options) -> None:
         d.ask("reward.0", "math", f"{where} {give} the rewards; see `proxima list reward`", kind=True)
         return
     if len(environments) > 1:
-        mix(d, o)
+        mix_environments(d, o)
         return
     origin = f"from {option_of_sources(o)}"
     note = "add `python` to task.environment: an interpreter that has verifiers and this environment"

@@ -28,7 +28,7 @@ RATIOS = f"{BATCH}buffer.env_ratios"
 PYTHON = "Add `python` to each environment: an interpreter that has verifiers and that environment."
 
 
-def mix(d: Draft, o: Options) -> None:
+def mix_environments(d: Draft, o: Options) -> None:
     """`task: {kind: mix}` with a source for each environment; one without an id is to fill in."""
     sources = listed(o)
     option = option_of_sources(o)

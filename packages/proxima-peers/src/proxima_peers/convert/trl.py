@@ -27,7 +27,7 @@ def convert(o: Options) -> Draft:
     why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
     d.put("algorithm.proximal", "recompute", why)
     kind = _surrogate(d, o)
-    _aggregate(d, o, kind, longest_completion(o))
+    _aggregate(d, o, kind, completion_limit(o))
     _advantage(d, o)
     _corrections(d, o, kind)
     _penalties(d, o)
@@ -37,7 +37,7 @@ def convert(o: Options) -> Draft:
     return d
 
 
-def longest_completion(o: Options) -> int:
+def completion_limit(o: Options) -> int:
     return int(o.whole("max_completion_length", default=512))
 
 
@@ -47,7 +47,7 @@ def questions_and_rewards(d: Draft, o: Options) -> dict[str, str]:
     adapted_model(d, o)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
-        longest = prompt + longest_completion(o)
+        longest = prompt + completion_limit(o)
         d.put("model.max_length", longest, "from max_prompt_length + max_completion_length")
     split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
     columns = _prompts(o)
@@ -78,7 +78,7 @@ def without_truncated(d: Draft, o: Options, note: str) -> None:
 def sampling_and_training(d: Draft, o: Options, columns: dict[str, str], *, group: int) -> int:
     """Sampling, batches, optimizer, evaluation and episodes; `group` is the trainer's default of `num_generations`.
     Returns the number of updates on a batch."""
-    longest = longest_completion(o)
+    longest = completion_limit(o)
     names = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin("max_completion_length"))

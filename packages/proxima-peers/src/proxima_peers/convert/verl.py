@@ -11,7 +11,7 @@ from proxima_peers.convert.rollout_servers import verl_engine
 from proxima_peers.convert.verl_correction import correction
 from proxima_peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 from proxima_peers.convert.verl_reward import reward_manager, scored_by_function, scorer
-from proxima_peers.convert.verl_sources import sources
+from proxima_peers.convert.verl_sources import sources_of_files
 from proxima_peers.convert.verl_training import (
     AGGREGATES,
     batch,
@@ -42,7 +42,7 @@ def convert(o: Options) -> Draft:
     d.flag("model.gradient_checkpointing", o, "actor_rollout_ref.model.enable_gradient_checkpointing")
     columns = {"messages": str(o.get("data.prompt_key", default="prompt")), "answer": "reward_model.ground_truth"}
     common.task(d, o, "data.train_files", **columns)
-    sources(d, o, "data.train_files", "task", "train", columns)
+    sources_of_files(d, o, "data.train_files", "task", "train", columns)
     d.flag("data.shuffle", o, "data.shuffle")
     common.template_arguments(d, o, "data.apply_chat_template_kwargs")
     _long_prompts(d, o)
@@ -124,7 +124,7 @@ def _evaluation(d: Draft, o: Options, columns: dict[str, str]) -> None:
     o.given(*(kwargs + name for name in ("temperature", "top_k", "top_p", "n")))
     if not common.evaluation(d, o, "data.val_files", every, **columns):
         return
-    sources(d, o, "data.val_files", "eval.task", "test", columns)
+    sources_of_files(d, o, "data.val_files", "eval.task", "test", columns)
     d.put("eval.before", before, o.origin("trainer.val_before_train"))
     d.put("eval.limit", limit, o.origin("data.val_max_samples"))
     names = {"samples": (kwargs + "n",)} | {name: (kwargs + name,) for name in ("temperature", "top_k", "top_p")}

@@ -13,7 +13,7 @@ SCORERS = {"gsm8k": "gsm8k", "math": "math"}  # folder of verl's preparation: ou
 MODELS = ("reward_model.enable", "reward.reward_model.enable")
 
 
-def sources(d: Draft, o: Options, option: str, path: str, split: str, columns: dict[str, str]) -> None:
+def sources_of_files(d: Draft, o: Options, option: str, path: str, split: str, columns: dict[str, str]) -> None:
     """Replace the task at `path` by a mix, if the option lists files of several data sets, some with a known scorer.
 
     The run's `reward` is that of the sources of `task` without their own.
