@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import proxima_worlds
 from proxima.process import code_runner
 from proxima.process.code_runner import run_program
 from proxima.process.sandbox import USERS, Sandbox
@@ -21,7 +20,7 @@ from tests.campaigns import campaign
 from tests.containers import left
 from tests.containers import podman as podman
 from tests.process.attacks import ATTACKS, Scene, left_processes
-from tests.processes import eventually
+from tests.processes import eventually, family
 from tests.reward.make import ask, runner
 from tests.sandboxes import needs_bubblewrap
 
@@ -80,13 +79,16 @@ def containers(podman):
     code_runner.run_by_servers("container", "")
 
 
-def forks_of_servers():
-    """The processes of code in containers."""
+def forks_of_servers(pid=None):
+    """The processes of code in the containers that a process has started; None: this one. Other tests run beside it."""
     forks = []
-    for pid in left_processes([f"proxima_worlds.code_server={Path(proxima_worlds.__file__).parent}"], 0):
-        with suppress(OSError):
-            user = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
-            forks += [pid] * (int(user) in USERS)
+    for name in left(pid):
+        asked = ["podman", "inspect", "--format", "{{.State.Pid}}", name]
+        first = subprocess.run(asked, capture_output=True, text=True).stdout.strip()  # none of one that has just ended
+        for each in family(int(first)) if first.isdecimal() and int(first) else []:
+            with suppress(OSError):
+                user = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{each}/status").read_text(), re.MULTILINE)[1]
+                forks += [each] * (int(user) in USERS)
     return forks
 
 
@@ -122,7 +124,7 @@ def test_a_program_that_may_start_others_does_not_get_out(scene, attack):
 RUN = """
 import asyncio, sys
 from proxima.reward.unit_tests import UnitTests
-from tests.processes import eventually
+from tests.processes import eventually, family
 from tests.reward.make import ask, runner
 code = "import time\\nprint(1)\\ntime.sleep(600)"
 with runner(UnitTests(seconds=600.0, memory_mb=int(sys.argv[1]), sandbox=sys.argv[2]), workers=3) as made:
@@ -143,12 +145,12 @@ def test_nothing_is_left_of_a_run_that_is_killed():
 
 def test_no_container_is_left_of_a_run_that_is_killed(podman):
     run = subprocess.Popen([sys.executable, "-c", RUN, str(MEMORY_MB), "container"])
-    eventually(lambda: len(forks_of_servers()) >= 3)
+    eventually(lambda: len(forks_of_servers(run.pid)) >= 3)
     folders = list(Path(tempfile.gettempdir()).glob(f"proxima-*-{run.pid}-*"))
     assert len(left(run.pid)) == 3 and folders
     run.kill()
     run.wait()
-    eventually(lambda: not left(run.pid) and not forks_of_servers())
+    eventually(lambda: not left(run.pid))
     eventually(lambda: not any(folder.exists() for folder in folders))
 
 
