@@ -100,8 +100,8 @@ def test_a_sandbox_that_is_missing_or_meant_for_others_is_refused(folder, monkey
     monkeypatch.setattr(sandbox, "bubblewrap_problem", lambda: "bubblewrap needs the program bwrap")
     with pytest.raises(UserError, match=r"episode.sandbox='bubblewrap'.*bwrap.*install"):
         Hosts(EnvironmentSpec(kind="own_code:World"), sandbox="bubblewrap")
-    with pytest.raises(UserError, match=r"sqlite.*episode.sandbox=none"):
-        Hosts(EnvironmentSpec(kind="sqlite"), sandbox="auto")
+    with pytest.raises(UserError, match=r"python.*episode.sandbox=none"):
+        Hosts(EnvironmentSpec(kind="python"), sandbox="auto")
     function = Function(path="./own_code.py:reward", sandbox="bubblewrap")
     with pytest.raises(UserError, match=r"sandbox='bubblewrap'.*bwrap"), runner(function) as made:
         made.check()
