@@ -40,7 +40,8 @@ def test_to_a_file(proxima, here):
         (["a.yaml", "--from", "trl"], "a.yaml: is not such a configuration of TRL: "),
         (
             ["b.yaml"],
-            "b.yaml: has the options of none of areal, prime_rl, trl, unirl, verl; name the framework with --from\n",
+            "b.yaml: has the options of none of areal, prime_rl, skyrl, trl, unirl, verl; "
+            "name the framework with --from\n",
         ),
     ],
 )

@@ -99,20 +99,6 @@ def test_openrlhf_is_refused_with_the_page_that_helps(tmp_path, capsys, peer, te
     )
 
 
-SKYRL = "uv run --isolated -m skyrl.train.entrypoints.main_base trainer.policy.model.path=org/m\n"
-OF_SKYRL = "environment: {env_class: sums}\ngenerator: {n_samples_per_prompt: 4}\ntrainer: {train_batch_size: 8}\n"
-
-
-@pytest.mark.parametrize("peer", [None, "skyrl", "prime_rl"])
-@pytest.mark.parametrize("text", [SKYRL, OF_SKYRL])
-def test_skyrl_is_refused_with_the_page_that_helps(tmp_path, capsys, peer, text):
-    file = tmp_path / ("run.sh" if text == SKYRL else "run.yaml")
-    file.write_text(text)
-    assert main(["peers", "convert", str(file), *(["--from", peer] if peer else [])]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "SkyRL" in err and "packages/proxima-peers/docs/migration.md" in err
-
-
 def test_a_data_set_of_openrlhfs_authors_is_no_script_of_theirs(converted):
     assert converted("trl", BASE["trl"] | {"dataset_name": "OpenRLHF/math"}).recipe["task"]["path"] == "OpenRLHF/math"
 

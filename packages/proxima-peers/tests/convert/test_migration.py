@@ -35,6 +35,7 @@ CONTEXTS = {
     ],
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
+    "skyrl": [{"trainer.algorithm.advantage_estimator": "gae", "trainer.algorithm.overlong_buffer_len": 1}],
     "prime_rl": [{"trainer.loss.type": kind} for kind in ("ipo", "default", "icepop")]
     + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}, {"orchestrator.train.env": []}, PLAYED]
     + [{"orchestrator.algo.type": "echo", "orchestrator.env": [{"id": "a"}, {"id": "b"}]}],
@@ -71,7 +72,14 @@ def unknown(title, contexts, convert, rules, peer=""):
 
 @pytest.mark.parametrize(
     ("peer", "title"),
-    [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL"), ("prime_rl", "prime-rl")],
+    [
+        ("verl", "verl"),
+        ("trl", "TRL"),
+        ("areal", "AReaL"),
+        ("unirl", "UniRL"),
+        ("prime_rl", "prime-rl"),
+        ("skyrl", "SkyRL"),
+    ],
 )
 def test_every_option_of_the_tables_is_known(peer, title):
     convert = module_of(PEERS[peer].online).convert

@@ -3,7 +3,7 @@
     conversion.py        a file → its recipe, by the modules of the peer
     read*.py, shell.py   file → options by dotted name
     options.py   the options during conversion: which were read, and which values could not be used
-    verl*.py, trl*.py, areal.py, prime_rl.py, unirl.py    the files of each peer: `convert(options) -> Draft`
+    verl*.py, trl*.py, areal.py, prime_rl.py, skyrl*.py, unirl.py    the files of each peer: `convert(options) -> Draft`
     trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, with separate tables
     trl_rloo.py, trl_names.py    TRL's RLOO; which of TRL's trainings a file runs
     verl_reward.py, verl_dapo.py, trl_rewards.py     the scorers of completions
@@ -48,6 +48,7 @@ class Peer(NamedTuple):
 PEERS = {
     "areal": Peer("AReaL", "4aef98d8", "areal", "areal_offline"),
     "prime_rl": Peer("prime-rl", "559b4477, its losses of 2026-09-18", "prime_rl"),
+    "skyrl": Peer("SkyRL", "a9564572", "skyrl"),
     "trl": Peer("TRL", "1.16", "trl", "trl_offline"),
     "unirl": Peer("UniRL", "e300d690", "unirl"),
     "verl": Peer("verl", "0.9.1", "verl", "verl_sft"),

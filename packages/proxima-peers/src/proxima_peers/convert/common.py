@@ -160,7 +160,7 @@ FILES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json")}
 def is_gsm8k(path: str) -> bool:
     """Return True for the name of GSM8K, or of a file that a peer's script made from it: `…/gsm8k/train.parquet`."""
     *folders, name = path.lower().rstrip("/").split("/")
-    return name == "gsm8k" or ("gsm8k" in folders and name.partition(".")[0] in ("train", "test", "main"))
+    return name == "gsm8k" or ("gsm8k" in folders and name.partition(".")[0] in ("train", "test", "validation", "main"))
 
 
 def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "train", **columns: str) -> None:

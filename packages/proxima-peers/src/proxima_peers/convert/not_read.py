@@ -1,4 +1,4 @@
-"""Frameworks whose files are recognised but not converted: OpenRLHF and SkyRL."""
+"""Frameworks whose files are recognised but not converted: OpenRLHF, and SkyRL's SFT."""
 
 import re
 from collections.abc import Mapping
@@ -34,18 +34,7 @@ NOT_READ = {
             }
         ),
     ),
-    "skyrl": NotRead(
-        "SkyRL",
-        r"-m\s+(skyrl|skyrl_train)\.[\w.]*entrypoints\b",
-        frozenset(
-            {
-                *("environment.env_class", "generator.n_samples_per_prompt", "trainer.policy.model.path"),
-                *("trainer.algorithm.advantage_estimator", "trainer.algorithm.policy_loss_type"),
-                *("trainer.algorithm.eps_clip_low", "trainer.policy_mini_batch_size", "trainer.train_batch_size"),
-                *("generator.sampling_params.max_generate_length", "trainer.placement.colocate_all", "data.train_data"),
-            }
-        ),
-    ),
+    "skyrl_sft": NotRead("SkyRL's SFT", r"-m\s+(skyrl|skyrl_train|examples)\.[\w.]*main_sft", frozenset()),
 }
 
 

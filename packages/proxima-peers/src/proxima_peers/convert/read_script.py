@@ -27,6 +27,7 @@ class Doubtful:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
+_DEFAULT = re.compile(r"\$\{(\w+):?=(.*)\}", re.DOTALL)  # `: "${NAME:=value}"`
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 _DELETED = re.compile(r"~([A-Za-z_]\w*(?:\.\w+)+)")  # Hydra's way to leave an option out
 _FLAG = re.compile(r"--([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
@@ -35,8 +36,15 @@ _HERE = re.compile(  # the folder of the script, or the one it runs in
 )
 _LAUNCHER = re.compile(r"(?:.*/)?run_experiment\w*\.sh")  # of UniRL: the name of a config, and options
 # their defaults are known, or in the config that they name
-_MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
-_SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # not trainings
+_MAINS = (
+    *("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch"),
+    *("skyrl.train.entrypoints.main_base", "skyrl_train.entrypoints.main_base"),
+    "examples.train.fully_async.main_fully_async",
+)
+_SERVERS = (  # not trainings
+    *("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server"),
+    "skyrl.train.entrypoints.serve",
+)
 _DECLARES = ("export", "local", "readonly", "declare", "typeset")
 _KEYWORDS = ("then", "else", "do", "{", "}", "!", "time", "exec", "nohup")  # a command follows
 _SHELLS = ("bash", "sh", "zsh")
@@ -127,6 +135,11 @@ class _Script:
 
     def command(self, words: list[str]) -> None:
         """Assignments, or a program with its options."""
+        if words[:1] == [":"]:  # sets variables that nothing has set
+            for default in filter(None, map(_DEFAULT.fullmatch, words[1:])):
+                if default[1] not in self.variables and default[1] not in self.branches:
+                    self.assign(default[1], _unquoted(default[2]))
+            return
         if words and words[0] in _DECLARES:
             exports = words[0] == "export" or "-x" in words
             words = [word for word in words[1:] if not word.startswith("-")]

@@ -102,6 +102,38 @@ def areal_engine(d: Draft, o: Options) -> None:
         _served(d, o, AREAL[kind], o.origin(*names), kind=kind, replicas=replicas, parallel=parallel)
 
 
+SKYRL, SKYRL_ENGINE = "generator.", "generator.inference_engine."
+
+
+def skyrl_engine(d: Draft, o: Options) -> None:
+    """`backend`: SkyRL starts its servers, or takes those that run; up to 0.4 the options were `generator`'s."""
+
+    def given(*names: str) -> str:
+        places = [f"{section}{name}" for section in (SKYRL_ENGINE, SKYRL) for name in names]
+        return next((place for place in places if o.given(place)), places[0])
+
+    backend, count = given("backend"), given("num_engines", "num_inference_engines")
+    remote = given("run_engines_locally")
+    if o.given(remote) and not o.flag(remote, default=True):
+        places = [f"{SKYRL}remote_inference_engine_urls", f"{SKYRL_ENGINE}external_server_urls"]
+        where = ", ".join(str(o.get(place)) for place in places if o.given(place))
+        d.wait("engine", remote, f"false: servers that run already: engine.url; the file has {where or 'no address'}")
+        return
+    if not o.given(backend):
+        o.given(count)
+        return
+    names = ServerNames(
+        gpu_memory=given("gpu_memory_utilization"),
+        parallel=given("tensor_parallel_size", "inference_engine_tensor_parallel_size"),
+        eager=given("enforce_eager"),
+        dtype=given("model_dtype"),
+    )
+    kind = o.choice(tuple(PARALLEL), backend, default="vllm")
+    _served(d, o, names, o.origin(backend), kind=kind, replicas=o.whole(count, default=1, least=1))
+    if o.given(count):
+        d.put("engine.serve.replicas", o.whole(count, default=1, least=1), o.origin(count))
+
+
 UNIRL = "rollout.config."
 ENGINES_OF_UNIRL = {"SGLangRolloutEngine": "sglang", "SGLangLLMRolloutEngine": "sglang", "VLLMRolloutEngine": "vllm"}
 

@@ -22,6 +22,8 @@ TRL: dict[str, Names] = {
 OLDER = {"tracking": "wandb"}  # verl's first name for it
 NAMED: Names = {"project": ("trainer.project_name",), "name": ("trainer.experiment_name",)}
 VERL: dict[str, Names] = {"wandb": NAMED, "trackio": NAMED, "mlflow": NAMED, "tensorboard": {}}
+RUN: Names = {"project": ("trainer.project_name",), "name": ("trainer.run_name",)}
+SKYRL: dict[str, Names] = {"wandb": RUN | {"tags": ("trainer.tags",)}, "mlflow": RUN, "tensorboard": {}}
 UNIRL: Names = {
     "project": ("logging.project_name",),
     "entity": ("logging.entity",),
@@ -49,6 +51,11 @@ def trl(d: Draft, o: Options) -> None:
 def verl(d: Draft, o: Options) -> None:
     """`trainer.logger`, a list."""
     _listed(d, o, "trainer.logger", VERL, off=("console", "file"))
+
+
+def skyrl(d: Draft, o: Options) -> None:
+    """`trainer.logger`, a name or a list."""
+    _listed(d, o, "trainer.logger", SKYRL, off=("console",))
 
 
 def unirl(d: Draft, o: Options) -> None:

@@ -18,8 +18,17 @@ def sources_of_files(d: Draft, o: Options, option: str, path: str, split: str, c
 
     The run's `reward` is that of the sources of `task` without their own.
     """
+    if _scored_by_source(o):
+        mix_of_files(d, o, option, path, split, columns, NOTE)
+
+
+NOTE = "verl reads them as one data set, and scores a row by its data_source."
+
+
+def mix_of_files(d: Draft, o: Options, option: str, path: str, split: str, columns: dict[str, str], note: str) -> None:
+    """As `sources_of_files`, for a peer whose rows choose their scorer; `note` says how."""
     files = o.get(option)
-    if not isinstance(files, list) or not _scored_by_source(o):
+    if not isinstance(files, list):
         return
     names = [_source_of(str(file)) for file in files]
     if len(set(names)) < 2 or not any(name in SCORERS for name in names):
@@ -29,7 +38,7 @@ def sources_of_files(d: Draft, o: Options, option: str, path: str, split: str, c
     for place in [place for place in d.entries if place.startswith(f"{path}.")]:
         del d.entries[place]
     origin = f"from {option}"
-    d.spec(path, "mix", origin, "verl reads them as one data set, and scores a row by its data_source.")
+    d.spec(path, "mix", origin, note)
     d.put(f"{path}.weights", "row", "every row equally often")
     shared = "math" in names
     for index, (file, name) in enumerate(zip(files, names, strict=True)):
@@ -72,6 +81,6 @@ def _task(d: Draft, path: str, file: str, origin: str, split: str, columns: dict
 def _reward(d: Draft, path: str, name: str, option: str) -> None:
     """The reward of a data set; one that is not verl's is to fill in."""
     if name in SCORERS:
-        d.spec(path, SCORERS[name], f"of the data set {name}; verl's scorer may read answers otherwise")
+        d.spec(path, SCORERS[name], f"of the data set {name}; the peer's scorer may read answers otherwise")
     else:
         d.ask(path, "math", f"{option}: how completions of {name} are scored; see `proxima list reward`", kind=True)
