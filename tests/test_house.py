@@ -167,7 +167,8 @@ WRITES_RECIPES = {
     "prime_rl_evaluation",
     "prime_rl_mix",
     "prime_rl_sources",
-}  # of that peer, whose environments are all of one kind
+    "skyrl",
+}  # of these peers, whose environments are all of one kind
 
 
 def test_a_kind_is_known_by_name_in_its_package_alone():

@@ -7,8 +7,8 @@ from proxima_peers.convert.adapter import LoraNames
 from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.rollout_servers import skyrl_engine
-from proxima_peers.convert.skyrl_algorithm import algorithm, is_older, overlong_buffer
-from proxima_peers.convert.skyrl_critic import critic
+from proxima_peers.convert.skyrl_algorithm import algorithm, is_older, overlong_penalty
+from proxima_peers.convert.skyrl_critic import critic_of_values
 from proxima_peers.convert.verl_sources import mix_of_files
 from proxima_peers.convert.verl_training import lora_by_rank
 
@@ -27,7 +27,7 @@ def convert(o: Options) -> Draft:
     _model(d, o, longest)
     _data(d, o)
     _reward(d, o)
-    overlong_buffer(d, o, longest)
+    overlong_penalty(d, o, longest)
     algorithm(d, o)
     names = {name: (SAMPLING + name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0})
@@ -38,7 +38,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _asynchrony(d, o)
     _training(d, o)
-    critic(d, o)
+    critic_of_values(d, o)
     skyrl_engine(d, o)
     _evaluation(d, o, longest)
     _turns(d, o, longest)

@@ -329,7 +329,7 @@ LENGTHS, FACTORS = (
 )
 
 
-def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
+def overlong_penalty(d: Draft, o: Options, longest: int) -> None:
     """The overlong penalty of SkyRL's DAPO example, whose trainer reads these options."""
     if not o.given(*LENGTHS, *FACTORS):
         return

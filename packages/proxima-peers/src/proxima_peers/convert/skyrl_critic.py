@@ -10,7 +10,7 @@ PREFIX = "trainer.critic.optimizer_config."
 SIZE, CLIP, MODEL = "trainer.critic_mini_batch_size", "trainer.algorithm.value_clip", "trainer.critic.model.path"
 
 
-def critic(d: Draft, o: Options) -> None:
+def critic_of_values(d: Draft, o: Options) -> None:
     """`critic` where the advantage is `gae`; else its options have no effect."""
     if d.entries["algorithm.advantage.kind"].value != "gae":
         why = "no advantage here reads its values: a critic would only cost time"
