@@ -23,7 +23,7 @@ OLDER = {"tracking": "wandb"}  # verl's first name for it
 NAMED: Names = {"project": ("trainer.project_name",), "name": ("trainer.experiment_name",)}
 VERL: dict[str, Names] = {"wandb": NAMED, "trackio": NAMED, "mlflow": NAMED, "tensorboard": {}}
 RUN: Names = {"project": ("trainer.project_name",), "name": ("trainer.run_name",)}
-SKYRL: dict[str, Names] = {"wandb": RUN | {"tags": ("trainer.tags",)}, "mlflow": RUN, "tensorboard": {}}
+SKYRL: dict[str, Names] = {"wandb": {**RUN, "tags": ("trainer.tags",)}, "mlflow": RUN, "tensorboard": {}}
 UNIRL: Names = {
     "project": ("logging.project_name",),
     "entity": ("logging.entity",),
