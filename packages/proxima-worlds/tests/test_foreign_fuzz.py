@@ -95,7 +95,9 @@ def call_mcp(draw):
 
 def step_openenv(draw):
     environment = object.__new__(OpenEnv)
-    environment.action, environment.show, environment.number = "text", draw.choice([None, "text"]), 0
+    environment.action = "text"
+    environment.show = draw.choice([None, "text"])
+    environment.number = 0
     environment.program = Scripted(replied(damaged(draw, STEP)))
     assert isinstance(environment.respond("x"), Reply)
 

@@ -183,7 +183,8 @@ def converse_with(model: str, inference: Inference) -> None:
 
 def _talk(chosen: ChosenModel, inference: Inference) -> None:
     """A chat without tools."""
-    sampling, data = inference_sampling(inference, MOST_IN_CHAT), chosen.data
+    sampling = inference_sampling(inference, MOST_IN_CHAT)
+    data = chosen.data
     conversation = ChatSession(
         *_engine_of(chosen, inference, sampling),
         sampling,

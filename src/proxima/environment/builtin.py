@@ -227,7 +227,8 @@ class Sqlite(Environment):
         require(Path(path).is_file(), named, path, "does not exist")
         self.rows, self.seconds = rows, seconds
         try:
-            self.path, self.script = str(Path(path).resolve()), script is not None
+            self.path = str(Path(path).resolve())
+            self.script = script is not None
             self.database = open_database(self.path, self.script)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise FieldError(named, path, f"can't be read as a database: {error}", remedy=remedy) from error
@@ -272,7 +273,8 @@ class Sqlite(Environment):
         database.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             cursor = database.execute(sql)
-            names, rows = [column[0] for column in cursor.description or ()], cursor.fetchmany(self.rows + 1)
+            names = [column[0] for column in cursor.description or ()]
+            rows = cursor.fetchmany(self.rows + 1)
         except (sqlite3.Error, sqlite3.Warning, OverflowError, MemoryError, UnicodeError) as error:
             late = isinstance(error, sqlite3.OperationalError) and time.monotonic() > deadline
             return "", f"the query was ended after {self.seconds:g} s" if late else str(error) or type(error).__name__

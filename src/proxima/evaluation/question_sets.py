@@ -226,7 +226,8 @@ def _rows(config: Any, suite: EvalSuite) -> tuple[Rows, list[str]]:
     if not any(source.reward for source in suite.sources):
         with closing(config.runtime.rewards(suite.rewards, workers=usable_cores())) as rewards:
             return rows, config.data.answer_notes(rewards, [answers], config.seed)
-    by_source, notes = rows_by_source(suite.sources, answers), list[str]()
+    by_source = rows_by_source(suite.sources, answers)
+    notes = list[str]()
     for source in suite.sources:
         if source.name in by_source:
             specs = source.reward or suite.rewards

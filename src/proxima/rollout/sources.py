@@ -206,7 +206,8 @@ def player_by_source(
         on_episode: gets each finished episode.
     """
     paths = dict.fromkeys(source.world_path for source in sources if source.played)
-    players = {path: player for path in paths if (player := make(path)) is not None}
+    made = {path: make(path) for path in paths}
+    players = {path: player for path, player in made.items() if player is not None}
     if not players:
         return None
     if len(players) == 1 and all(source.world_path in players for source in sources):

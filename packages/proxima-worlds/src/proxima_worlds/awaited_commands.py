@@ -62,7 +62,8 @@ class _WaitingLine:
     """
 
     def __init__(self, name: str, stream: TextIO) -> None:
-        self.name, self.said = name, ""
+        self.name = name
+        self.said = ""
         self._stream = stream
         self._live = stream.isatty()
         self._began = monotonic()

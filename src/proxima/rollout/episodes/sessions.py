@@ -171,7 +171,9 @@ class SessionAgents(ListeningAgents):
         limits: SessionLimits,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.host, self.port, self.limits = host, port, limits
+        self.host = host
+        self.port = port
+        self.limits = limits
         self.key = ""
         self.sessions: dict[str, Session] = {}
         self.listening: socket.socket | None = None

@@ -186,9 +186,12 @@ def _asynchrony(d: Draft, o: Options) -> None:
     lag = o.whole(bound, default=4, least=0)
     d.put("runtime.max_lag", lag, o.origin(bound))
     prompts = d.entries["train.prompts_per_step"].value
-    at_once, origin = o.whole(workers, default=768, least=1), o.origin(workers)
-    if at_once > (most := (lag + 1) * prompts):
-        at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
+    at_once = o.whole(workers, default=768, least=1)
+    origin = o.origin(workers)
+    most = (lag + 1) * prompts
+    if at_once > most:
+        origin = f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
+        at_once = most
     if lag:
         d.put("runtime.max_concurrent_rollouts", at_once, origin)
     sizes = ("trainer.train_batch_size", "trainer.policy_mini_batch_size")

@@ -11,7 +11,8 @@ CORRECTION = ALGORITHM + "off_policy_correction."
 ESTIMATOR, LOSS, REDUCTION = (
     ALGORITHM + name for name in ("advantage_estimator", "policy_loss_type", "loss_reduction")
 )
-FILTER, SAMPLED = ALGORITHM + "zero_variance_filter", ALGORITHM + "dynamic_sampling."
+FILTER = ALGORITHM + "zero_variance_filter"
+SAMPLED = ALGORITHM + "dynamic_sampling."
 LIST = "algorithm.correction"
 WITHOUT_CORRECTION = ("clip_cov", "kl_cov", "importance_sampling")  # SkyRL's losses that do not read the section
 
@@ -192,7 +193,8 @@ def _masks(d: Draft, o: Options) -> None:
     )
     metric = o.choice(bounds, name, default="geometric") if o.get(name) is not None else None
     for kind, (short, high, low) in bounds.items():
-        upper, lower = CORRECTION + f"{short}_mask_high", CORRECTION + f"{short}_mask_low"
+        upper = CORRECTION + f"{short}_mask_high"
+        lower = CORRECTION + f"{short}_mask_low"
         if kind != metric:
             d.drops_given(o, f"sequence_mask_metric is {metric or 'null: off'}", upper, lower)
             continue
