@@ -180,6 +180,7 @@ class CodeContainers:
     def __init__(self, count: int, memory_mb: int) -> None:
         self._closed = threading.Event()
         self._running: dict[int, ContainedChild] = {}
+        self._threads: list[threading.Thread] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._contained: Contained | None = None
         try:
@@ -194,12 +195,11 @@ class CodeContainers:
                 raise
             bound, remedy = f"can't be used: {error}", error.remedy or REMEDY
             raise ContainerFailed("sandbox", "container", bound, remedy) from None
-        threads = [
-            threading.Thread(target=self._keep, args=(number, self._contained, None if number else first), daemon=True)
-            for number in range(count)
-        ]
-        for thread in threads:
+        for number in range(count):
+            keeper = (number, self._contained, None if number else first)
+            thread = threading.Thread(target=self._keep, args=keeper, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def _started(self, contained: Contained) -> ContainedChild:
         child = contained.start(CODE_SERVER, {"LANG": "C.UTF-8", **ONE_THREAD}, flag="-I", root=True)
@@ -240,6 +240,8 @@ class CodeContainers:
                 child.end()
         if self._contained is not None:
             self._contained.close()
+        for thread in self._threads:
+            thread.join(END_SECONDS)  # one may have been starting a container, which it ends
 
 
 def root_image(program: str, links: list[str]) -> str:
