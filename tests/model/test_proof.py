@@ -204,6 +204,20 @@ def test_a_twin_is_small_whatever_the_model():
     assert sum(p.numel() for p in twin.parameters()) < 200_000
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_three_heads_do_not_divide_the_width_of_a_twin(kv_heads):
+    """A class may refuse heads that do not divide the width."""
+    config = hf.LlamaConfig(hidden_size=192, num_attention_heads=3, num_key_value_heads=kv_heads)
+    twin = make_twin(hf.LlamaForCausalLM, config)
+    assert (twin.config.hidden_size, twin.config.num_attention_heads) == (64, 2)
+
+
+def test_a_narrow_copy_that_the_config_class_refuses_is_made_wide():
+    config = hf.LlamaConfig(hidden_size=35, num_attention_heads=5, num_key_value_heads=5, head_dim=8)
+    twin = make_twin(hf.LlamaForCausalLM, config)
+    assert (twin.config.hidden_size, twin.config.num_attention_heads) == (35, 5)
+
+
 def test_bfloat16_is_no_reason():
     model = loaded(hf.LlamaForCausalLM, hf.LlamaConfig(**DENSE))
     assert Policy(LoadedModel(model=model.model.bfloat16(), tokenizer=model.tokenizer, path="x")).attention == "packed"

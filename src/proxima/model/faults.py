@@ -11,6 +11,7 @@ from proxima.data import UserError
 from proxima.system.out_of_memory import is_out_of_memory
 
 LIBRARIES = ("torch", "transformers", "transformers_modules")  # whose code is the model's; the last is from its folder
+VALIDATES_CONFIGS = "huggingface_hub.dataclasses"  # for the config classes of transformers
 # What the structure of a model can't cause.
 NEVER = (MemoryError, NameError, OSError, UnicodeError)
 RAISES = ("RAISE_VARARGS", "RERAISE")
@@ -37,7 +38,7 @@ def is_ours(error: BaseException, model: type) -> bool:
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         room = module.partition(".")[0]
-        if room in LIBRARIES or module in own:
+        if room in LIBRARIES or module in own or module == VALIDATES_CONFIGS:
             of_model = True
         elif room == "proxima":
             of_model = False

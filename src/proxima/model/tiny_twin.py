@@ -208,11 +208,13 @@ def _fit_each_other(fields: Mapping[str, Any], small: dict[str, Any]) -> None:
             )
             if small.get(name):
                 small[name] = sum(small.get(part) or 0 for part in of)
+    width = small.get("hidden_size")
+    if _heads_divide_width(fields) and not _heads_divide_width(small):
+        small["num_attention_heads"] = 2  # of three; a class may refuse what does not divide
     for name in ("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads"):
         heads = name.replace("key_value_", "attention_").replace("kv_", "attention_")
         if name in small and fields[name] == fields.get(heads):
             small[name] = small[heads]
-    width = small.get("hidden_size")
     for expand, heads, dim in STATE_SPACES:
         if width and small.get(expand) and small.get(heads) and small.get(dim) and fields.get(expand) != heads:
             inner = small.get("mamba_d_ssm") or small[expand] * width
@@ -224,6 +226,12 @@ def _fit_each_other(fields: Mapping[str, Any], small: dict[str, Any]) -> None:
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(small.get(name), dict):
             small[name] = _turns(small[name], dims[1] / dims[0])
+
+
+def _heads_divide_width(fields: Mapping[str, Any]) -> bool:
+    heads = fields.get("num_attention_heads")
+    width = fields.get("hidden_size")
+    return isinstance(heads, int) and isinstance(width, int) and heads > 0 and width % heads == 0
 
 
 def _turns(rope: dict[str, Any], ratio: float) -> dict[str, Any]:
