@@ -28,11 +28,11 @@ STEPS = ("/sleep", "/wake_up", "/start_weight_update", "/update_weights", "/fini
 class Colocated:
     """Servers, and an engine over them."""
 
-    def __init__(self, opened: ExitStack, folder: Path, count: int) -> None:
+    def __init__(self, opened: ExitStack, folder: Path, count: int, health_seconds: float = 60) -> None:
         self.fakes = [ModelVllm(str(folder), sleeps=True, device="cpu") for _ in range(count)]
         urls = tuple(opened.enter_context(RawServer(fake)).url for fake in self.fakes)
         self.loaded = load(str(folder), dtype=torch.float32, device="cpu")
-        spec = Vllm(url=urls, transfer="ipc", probe_tokens=32, health_seconds=60)
+        spec = Vllm(url=urls, transfer="ipc", probe_tokens=32, health_seconds=health_seconds)
         self.engine: HttpEngine = opened.enter_context(closing(spec.build(EngineSetup.of(self.loaded, max_length=200))))
 
     async def publish(self, version: int) -> None:
@@ -57,9 +57,9 @@ class Colocated:
 
 
 @pytest.fixture
-def colocated(tiny_model: Callable[[str], Path]) -> Iterator[Callable[[int], Colocated]]:
+def colocated(tiny_model: Callable[[str], Path]) -> Iterator[Callable[..., Colocated]]:
     with ExitStack() as opened:
-        yield lambda count: Colocated(opened, tiny_model("llama"), count)
+        yield lambda count, **given: Colocated(opened, tiny_model("llama"), count, **given)
 
 
 def asked(version: int) -> list[Request]:
@@ -80,7 +80,7 @@ def check(loaded: LoadedModel, completions: list[Any], version: int) -> None:
 
 
 @pytest.mark.slow
-async def test_weights_arrive_between_the_weights_and_the_cache(colocated: Callable[[int], Colocated]) -> None:
+async def test_weights_arrive_between_the_weights_and_the_cache(colocated: Callable[..., Colocated]) -> None:
     both = colocated(2)
     await both.publish(0)
     check(both.loaded, await collect(both.engine, asked(0)), 0)
@@ -101,7 +101,7 @@ async def test_weights_arrive_between_the_weights_and_the_cache(colocated: Calla
             assert both.said(fake)[: len(cycle)] == cycle
 
 
-async def test_a_step_without_new_weights_takes_the_cache_too(colocated: Callable[[int], Colocated]) -> None:
+async def test_a_step_without_new_weights_takes_the_cache_too(colocated: Callable[..., Colocated]) -> None:
     one = colocated(1)
     await one.publish(0)
     one.fakes[0].calls.clear()
@@ -113,9 +113,9 @@ async def test_a_step_without_new_weights_takes_the_cache_too(colocated: Callabl
     check(one.loaded, await collect(one.engine, asked(0)), 0)
 
 
-async def test_a_server_without_its_cache_is_ejected(colocated: Callable[[int], Colocated]) -> None:
+async def test_a_server_without_its_cache_is_ejected(colocated: Callable[..., Colocated]) -> None:
     """As where the trainer has left it too little memory; one line says so."""
-    one = colocated(1)
+    one = colocated(1, health_seconds=0.2)
     await one.publish(0)
     await one.engine.pause()
     await one.engine.sleep()
