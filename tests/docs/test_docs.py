@@ -4,6 +4,7 @@ show."""
 import re
 import subprocess
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,15 @@ def anchors(page):
     """What GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_level_of_headings_is_left_out(page):
+    """The site is built with warnings as errors."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", text, re.MULTILINE)]
+    for above, below in pairwise(levels):
+        assert below <= above + 1, (above, below)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
