@@ -136,7 +136,8 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_
         eventually(lambda: not processes(words), output)
     text = output.read_text()
     assert "stopping: a checkpoint is written first" in text and "stopped: " in text and "error" not in ours(output)
-    assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["000001"]
+    saved = sorted(place.name for place in (tmp_path / "run" / "checkpoints").iterdir())
+    assert saved in (["000001"], ["000001", "000002"])  # a busy machine may end the second step before it is asked
     assert launched([words[0], "--resume", *words[1:]], output=output)[0] == 0, output.read_text()
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
