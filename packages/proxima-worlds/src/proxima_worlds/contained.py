@@ -196,8 +196,8 @@ class CodeContainers:
             bound, remedy = f"can't be used: {error}", error.remedy or REMEDY
             raise ContainerFailed("sandbox", "container", bound, remedy) from None
         for number in range(count):
-            keeper = (number, self._contained, None if number else first)
-            thread = threading.Thread(target=self._keep, args=keeper, daemon=True)
+            running = first if number == 0 else None
+            thread = threading.Thread(target=self._keep, args=(number, self._contained, running), daemon=True)
             thread.start()
             self._threads.append(thread)
 

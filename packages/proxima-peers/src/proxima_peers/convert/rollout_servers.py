@@ -102,17 +102,19 @@ def areal_engine(d: Draft, o: Options) -> None:
         _served(d, o, AREAL[kind], o.origin(*names), kind=kind, replicas=replicas, parallel=parallel)
 
 
-SKYRL, SKYRL_ENGINE = "generator.", "generator.inference_engine."
+SKYRL = "generator."
+SKYRL_ENGINE = "generator.inference_engine."
 
 
 def skyrl_engine(d: Draft, o: Options) -> None:
     """`backend`: SkyRL starts its servers, or takes those that run; up to 0.4 the options were `generator`'s."""
 
     def given(*names: str) -> str:
-        places = [f"{section}{name}" for section in (SKYRL_ENGINE, SKYRL) for name in names]
-        return next((place for place in places if o.given(place)), places[0])
+        of_engine = [SKYRL_ENGINE + name for name in names]
+        return _written(o, of_engine + [SKYRL + name for name in names])
 
-    backend, count = given("backend"), given("num_engines", "num_inference_engines")
+    backend = given("backend")
+    count = given("num_engines", "num_inference_engines")
     remote = given("run_engines_locally")
     if o.given(remote) and not o.flag(remote, default=True):
         places = [f"{SKYRL}remote_inference_engine_urls", f"{SKYRL_ENGINE}external_server_urls"]
@@ -157,8 +159,7 @@ def _names_of_unirl(o: Options, kind: str) -> ServerNames:
     """The settings, which may be fields of UniRL's config or arguments of the engine."""
 
     def given(*names: str) -> str:
-        places = [f"{UNIRL}{inside}{name}" for name in names for inside in ("", "engine_kwargs.")]
-        return next((place for place in places if o.given(place)), places[0])
+        return _written(o, [f"{UNIRL}{inside}{name}" for name in names for inside in ("", "engine_kwargs.")])
 
     return ServerNames(
         gpu_memory=given("mem_fraction_static" if kind == "sglang" else "gpu_memory_utilization"),
@@ -167,6 +168,11 @@ def _names_of_unirl(o: Options, kind: str) -> ServerNames:
         dtype=given("dtype"),
         quantization=given("quantization"),
     )
+
+
+def _written(o: Options, places: list[str]) -> str:
+    """The first of these places that the file has, else the first."""
+    return next((place for place in places if o.given(place)), places[0])
 
 
 def _served(

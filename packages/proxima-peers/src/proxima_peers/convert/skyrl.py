@@ -12,7 +12,8 @@ from proxima_peers.convert.skyrl_critic import critic_of_values
 from proxima_peers.convert.verl_sources import mix_of_files
 from proxima_peers.convert.verl_training import lora_by_rank
 
-SAMPLING, HELD_OUT = "generator.sampling_params.", "generator.eval_sampling_params."
+SAMPLING = "generator.sampling_params."
+HELD_OUT = "generator.eval_sampling_params."
 LONGEST = SAMPLING + "max_generate_length"
 OPTIMIZER = "trainer.policy.optimizer_config."
 LORA = "trainer.policy.model.lora."
@@ -32,7 +33,8 @@ def convert(o: Options) -> Draft:
     names = {name: (SAMPLING + name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0, "min_p": 0.0})
     d.put("sampling.max_tokens", longest, o.origin(LONGEST))
-    if stop := o.get(SAMPLING + "stop"):
+    stop = o.get(SAMPLING + "stop")
+    if stop:
         d.put("sampling.stop", stop if isinstance(stop, list) else [str(stop)], o.origin(SAMPLING + "stop"))
     _temperature_of_the_loss(d, o)
     _batch(d, o)
@@ -127,7 +129,8 @@ PORT = (
 
 def _turns(d: Draft, o: Options, longest: int) -> None:
     """`max_turns`, and the environment that answers between them."""
-    name, named = "generator.max_turns", str(o.get(ENV, default="gsm8k"))
+    name = "generator.max_turns"
+    named = str(o.get(ENV, default="gsm8k"))
     most = o.whole(name, default=1, least=1)
     if most == 1:
         d.drops_given(o, "off, or neutral", name)
@@ -159,15 +162,19 @@ def _temperature_of_the_loss(d: Draft, o: Options) -> None:
 
 def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates: SkyRL counts both batch sizes in prompts."""
-    size, small, count = "trainer.train_batch_size", "trainer.policy_mini_batch_size", "generator.n_samples_per_prompt"
-    prompts, mini = o.whole(size, default=1024, least=1), o.whole(small, default=256, least=1)
+    size = "trainer.train_batch_size"
+    small = "trainer.policy_mini_batch_size"
+    count = "generator.n_samples_per_prompt"
+    prompts = o.whole(size, default=1024, least=1)
+    mini = o.whole(small, default=256, least=1)
     d.put("train.prompts_per_step", prompts, o.origin(size))
     d.put("train.completions_per_prompt", o.whole(count, default=5, least=1), o.origin(count))
     note = f"{prompts} prompts in mini batches of {mini}: SkyRL counts both in prompts"
     common.updates(d, math.ceil(prompts / mini), o.origin(small), note)
     d.copy("train.epochs_per_step", o, "trainer.update_epochs_per_batch", default=1, whole=True)
     tokens = "trainer.max_tokens_per_microbatch"
-    if (most := o.whole(tokens, default=-1)) > 0:
+    most = o.whole(tokens, default=-1)
+    if most > 0:
         d.put("train.tokens_per_micro_batch", most, o.origin(tokens))
     else:
         d.drops_given(o, "-1: off", tokens)
@@ -208,13 +215,16 @@ def _training(d: Draft, o: Options) -> None:
     common.betas(d, o, OPTIMIZER + "adam_betas", "train", [0.9, 0.999])
     common.schedule(d, o, OPTIMIZER + "scheduler", default="constant_with_warmup")
     d.copy("train.max_grad_norm", o, OPTIMIZER + "max_grad_norm", default=1.0)
-    steps, epochs = "trainer.max_training_steps", "trainer.epochs"
+    steps = "trainer.max_training_steps"
+    epochs = "trainer.epochs"
     common.steps(d, o, o.whole(steps), o.origin(steps), "", epochs, "SkyRL counts trainer.epochs, 1 by default")
     updates = (o.whole(OPTIMIZER + "num_warmup_steps", default=0), o.origin(OPTIMIZER + "num_warmup_steps"))
     common.warmup(d, updates, (0.0, ""), d.entries["train.updates_per_step"].value)
-    every, keep = "trainer.ckpt_interval", "trainer.max_ckpts_to_keep"
+    every = "trainer.ckpt_interval"
+    keep = "trainer.max_ckpts_to_keep"
     d.put("checkpoint.every", max(0, o.whole(every, default=10)), o.origin(every))
-    if (kept := o.whole(keep, default=-1)) > 0:
+    kept = o.whole(keep, default=-1)
+    if kept > 0:
         d.put("checkpoint.keep_last", kept, o.origin(keep))
     else:
         d.drops_given(o, "-1: all are kept", keep)

@@ -37,7 +37,8 @@ ESTIMATORS = {"grpo": "grpo", "gae": "gae", "rloo": "rloo", "loop": "rloo", "rei
 
 def _advantage(d: Draft, o: Options) -> None:
     """`advantage_estimator`; one that SkyRL's registry got from the user is to fill in."""
-    path, by_std = "algorithm.advantage", ALGORITHM + "grpo_norm_by_std"
+    path = "algorithm.advantage"
+    by_std = ALGORITHM + "grpo_norm_by_std"
     written = str(o.get(ESTIMATOR, default="grpo"))
     scaled = o.flag(by_std, default=True)
     unread = [ALGORITHM + "lambd", ALGORITHM + "gamma"]
@@ -65,10 +66,14 @@ def _advantage(d: Draft, o: Options) -> None:
 
 def _surrogate(d: Draft, o: Options) -> str:
     """`policy_loss_type` with its fields, and the proximal policy; returns the loss."""
-    path, written = "algorithm.surrogate", str(o.get(LOSS, default="regular"))
+    path = "algorithm.surrogate"
+    written = str(o.get(LOSS, default="regular"))
     losses = _losses(o)
     read = {origin for _, origin in losses.get(written, ("", {}))[1].values()}
-    for origin in sorted({origin for _, fields in losses.values() for _, origin in fields.values()} - read):
+    origins: set[str] = set()
+    for _, fields in losses.values():
+        origins.update(origin for _, origin in fields.values())
+    for origin in sorted(origins - read):
         if origin.startswith("from ") and not (written not in losses and origin.endswith(("clip_low", "clip_high"))):
             d.drops(origin.removeprefix("from "), f"not read by policy_loss_type {written}")
     name = ALGORITHM + "cispo.cispo_anchor"
@@ -167,7 +172,8 @@ def _correction(d: Draft, o: Options, loss: str) -> None:
 
 def _weights(d: Draft, o: Options) -> None:
     """Truncated importance sampling: `tis_ratio_type`, before it `use_tis`."""
-    name, bounds = CORRECTION + "tis_ratio_type", {"token": 2.0, "sequence": 5.0}
+    name = CORRECTION + "tis_ratio_type"
+    bounds = {"token": 2.0, "sequence": 5.0}
     given = o.get(name)
     level = o.choice(bounds, name, default="token") if given is not None else None
     for kind, default in bounds.items():
@@ -187,10 +193,8 @@ def _weights(d: Draft, o: Options) -> None:
 
 def _masks(d: Draft, o: Options) -> None:
     """Sequences and tokens that are left out: `sequence_mask_metric`, and the thresholds of single tokens."""
-    name, bounds = (
-        CORRECTION + "sequence_mask_metric",
-        {"geometric": ("geo", 1.01, 0.99), "product": ("product", 2.0, 0.5)},
-    )
+    name = CORRECTION + "sequence_mask_metric"
+    bounds = {"geometric": ("geo", 1.01, 0.99), "product": ("product", 2.0, 0.5)}
     metric = o.choice(bounds, name, default="geometric") if o.get(name) is not None else None
     for kind, (short, high, low) in bounds.items():
         upper = CORRECTION + f"{short}_mask_high"
@@ -203,10 +207,12 @@ def _masks(d: Draft, o: Options) -> None:
         fields |= {"upper": o.sourced(upper, default=high), "lower": o.sourced(lower, default=low)}
         d.append(LIST, "rejection", o.origin(name), **fields)
     lower, upper = (CORRECTION + f"outlier_token_is_threshold_{side}" for side in ("low", "high"))
-    if (least := o.number(lower)) is not None:
+    least = o.number(lower)
+    if least is not None:
         fields = {"bound": ("none", "no weights, only the veto"), "veto": (least, o.origin(lower))}
         d.append(LIST, "importance", o.origin(lower), "a token below it rejects its sequence", **fields)
-    if (most := o.number(upper)) is not None:
+    most = o.number(upper)
+    if most is not None:
         fields = {"level": ("sequence", o.origin(upper)), "statistic": ("ratio", o.origin(upper))}
         fields |= {"reduce": ("max", "a token above it rejects its sequence"), "upper": (most, o.origin(upper))}
         d.append(LIST, "rejection", o.origin(upper), **fields, lower=(0.0, "no lower bound of this one"))
@@ -227,7 +233,8 @@ REDUCTIONS = {
 
 def _aggregate(d: Draft, o: Options) -> None:
     """`loss_reduction`, of a whole mini batch."""
-    longest, micro = ALGORITHM + "max_seq_len", "trainer.micro_train_batch_size_per_gpu"
+    longest = ALGORITHM + "max_seq_len"
+    micro = "trainer.micro_train_batch_size_per_gpu"
     written = str(o.get(REDUCTION, default="token_mean"))
     if written != "seq_mean_token_sum_norm":
         d.drops_given(o, f"not read by loss_reduction {written}", longest)
@@ -280,7 +287,8 @@ def _penalties(d: Draft, o: Options) -> None:
     d.drops_given(o, "read with use_kl_in_reward and an adaptive type only", *(control + n for n in CONTROL))
     if not rewarded and "algorithm.reference_kl.kind" not in d.entries:
         d.drops_given(o, "no KL: off", kind, coefficient)
-    switch, weight = ALGORITHM + "use_entropy_loss", ALGORITHM + "entropy_loss_coef"
+    switch = ALGORITHM + "use_entropy_loss"
+    weight = ALGORITHM + "entropy_loss_coef"
     if o.flag(switch):
         d.copy("algorithm.entropy_bonus", o, weight, default=0.01)
     else:
@@ -292,7 +300,8 @@ CONTROL = ("type", "kl_target", "horizon")
 
 def _selection(d: Draft, o: Options) -> None:
     """Uniform groups, which are masked or generated anew, and completions that the length limit cut off."""
-    kind, most = SAMPLED + "type", SAMPLED + "max_sample_batches"
+    kind = SAMPLED + "type"
+    most = SAMPLED + "max_sample_batches"
     written = o.get(kind)
     full = "trainer.fully_async.sample_full_batch"
     anew = next((name for name, on in ((kind, written == "filter"), (full, o.flag(full))) if on), None)
@@ -322,13 +331,8 @@ def _selection(d: Draft, o: Options) -> None:
         d.append("algorithm.selection", "drop_truncated", "from generator.apply_overlong_filtering")
 
 
-LENGTHS, FACTORS = (
-    tuple(ALGORITHM + name for name in names)
-    for names in (
-        ("overlong_buffer_len", "overlong_buffer.len"),
-        ("overlong_buffer_penalty_factor", "overlong_buffer.penalty_factor"),
-    )
-)
+LENGTHS = (ALGORITHM + "overlong_buffer_len", ALGORITHM + "overlong_buffer.len")
+FACTORS = (ALGORITHM + "overlong_buffer_penalty_factor", ALGORITHM + "overlong_buffer.penalty_factor")
 
 
 def overlong_penalty(d: Draft, o: Options, longest: int) -> None:

@@ -7,7 +7,9 @@ from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 
 PREFIX = "trainer.critic.optimizer_config."
-SIZE, CLIP, MODEL = "trainer.critic_mini_batch_size", "trainer.algorithm.value_clip", "trainer.critic.model.path"
+SIZE = "trainer.critic_mini_batch_size"
+CLIP = "trainer.algorithm.value_clip"
+MODEL = "trainer.critic.model.path"
 
 
 def critic_of_values(d: Draft, o: Options) -> None:
@@ -34,5 +36,6 @@ def critic_of_values(d: Draft, o: Options) -> None:
     warmup = PREFIX + "num_warmup_steps"
     d.put("critic.warmup_steps", max(0, o.whole(warmup, default=0)), o.origin(warmup))
     rank = "trainer.critic.model.lora.rank"
-    if (own := o.whole(rank, default=0)) != o.whole("trainer.policy.model.lora.rank", default=0):
+    own = o.whole(rank, default=0)
+    if own != o.whole("trainer.policy.model.lora.rank", default=0):
         d.lacks(rank, f"{own}: here policy and critic have the same model.lora, or none")
