@@ -44,6 +44,8 @@ SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZE
 FREE_KB := df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }'
 MEMORY   = $(shell test -z "$$TMPDIR" && test -w /dev/shm && test "$$($(FREE_KB))" -gt 1000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
 PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --progress --durations=10 $(if $(SKIPS),--skips '$(SKIPS)')
+# A campaign kills at random instants, and waits for processes: one that fails beside others is tried once more, alone.
+ALONE = { echo 'again, one at a time:'; $(PYTEST) -n 0 --dist no -m campaign --last-failed --last-failed-no-failures none; }
 
 help:
 	@awk '!/^#/ { exit } { sub(/^# ?/, ""); print }' Makefile
@@ -79,7 +81,7 @@ test: .venv/dev.stamp
 test-all: test campaigns
 
 campaigns: .venv/dev.stamp
-	$(PYTEST) -m campaign $(if $(MINUTES),--minutes '$(MINUTES)')
+	$(PYTEST) -m campaign $(if $(MINUTES),--minutes '$(MINUTES)') || { test $$? = 1 && $(ALONE); }
 
 # mypy needs one core: it runs beside the tests.
 check: style

@@ -44,8 +44,8 @@ def run(pytester, monkeypatch):
     [
         (None, 0),
         ("no GPU  # there is none\ncould not import  # packages\n", 0),
-        ("no GPU  # there is none\n", 1),
-        ("of nothing  # never\n", 1),
+        ("no GPU  # there is none\n", 4),
+        ("of nothing  # never\n", 4),
     ],
 )
 def test_a_reason_that_is_on_no_list_fails_the_run(run, listed, code):

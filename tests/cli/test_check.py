@@ -6,7 +6,7 @@ import json
 import pytest
 
 from proxima.cli.main import main
-from proxima.laws import engine_laws
+from proxima.laws import engine_laws, reward_laws
 from proxima.laws.law import check_law
 from proxima.laws.spec_check import laws_of
 from tests.docs.printed import fence
@@ -132,6 +132,17 @@ def test_our_engine(capsys, monkeypatch):
     monkeypatch.setattr(engine_laws, "ENGINE_LAWS", two)
     assert main(["check", "local", "dtype=float32"]) == 0
     assert "engine local: 2 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_check_that_could_try_nothing_is_no_success(flags, capsys, monkeypatch):
+    one = [law for law in reward_laws.JUDGE_LAWS if law.name == "one_score_each"]
+    monkeypatch.setattr(reward_laws, "JUDGE_LAWS", one)
+    assert main(["check", "judge", "url=http://127.0.0.1:9/v1", "model=none", *flags]) == 2
+    printed = capsys.readouterr()
+    assert "127.0.0.1:9" in printed.out
+    assert printed.err.startswith("error: reward judge: no law could be tried; see above")
 
 
 @pytest.mark.slow

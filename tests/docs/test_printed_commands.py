@@ -45,6 +45,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine ", "needs another program or a server that runs"),
     (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),
     (r"proxima (train .*(localhost|scorer)|reward serve)", "serves until Ctrl-C; tests/reward runs both sides"),
+    (r"proxima (check|reward score) .*localhost", "needs a judge that answers; tests/reward has one"),
     (r"proxima train .*running_application", "waits for an application; tests/rollout/episodes has some"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),
     (r"proxima .*model.device=cuda", "needs a GPU"),

@@ -21,7 +21,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.process.sandbox import bubblewrap_problem
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.worlds import Play, make_worlds
-from proxima_worlds import containers
+from proxima_worlds import container_guardian, containers
 from proxima_worlds.boxed_agents import ended
 from proxima_worlds.containers import RELAY, Container, ensure_image
 from tests.containers import busybox_image as busybox_image
@@ -164,6 +164,35 @@ def test_a_killed_run_whose_guardian_is_killed_is_cleaned_by_the_next(busybox_im
     assert left(999999)
     shell(busybox_image, "true").build().close()
     assert left(999999) == []
+
+
+FORGETFUL = """#!/bin/sh
+echo "$1" >> {log}
+case $1 in
+  ps) test "$(grep -c ps {log})" -gt 4 || exit 125
+      grep -q rm {log} || echo proxima-here-1-1-abcd-0 ;;
+esac
+"""
+
+
+def test_a_list_that_fails_is_not_an_empty_one(tmp_path):
+    """podman's fails while a container that it looks up is removed by another command."""
+    log, engine = tmp_path / "log", tmp_path / "engine"
+    log.touch()
+    engine.write_text(FORGETFUL.format(log=log))
+    engine.chmod(0o755)
+    container_guardian.clean(str(engine), "proxima-here-1-1-abcd", str(tmp_path / "folder"))
+    asked = log.read_text().split()
+    assert asked.count("rm") == 1
+    assert asked[-2 * container_guardian.QUIET :] == ["ps", "volume"] * container_guardian.QUIET
+
+
+def test_a_stopped_engine_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(container_guardian, "BEAT", 0)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    container_guardian.clean("/bin/false", "proxima-here-1-1-abcd", str(folder))
+    assert not folder.exists()
 
 
 def test_an_image_that_nobody_has(busybox_image):

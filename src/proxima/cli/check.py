@@ -4,7 +4,7 @@ check the files of a run against their checksums: `proxima check runs/mine`.
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, its consequence for a
 run, and the cure. If a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
 laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed, or a file of
-the run is damaged.
+the run is damaged; 2 if no law could be tried, as when a judge does not answer.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
 from collections.abc import Iterator, Sequence
@@ -53,20 +53,26 @@ def check_target(
 
 
 def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"], as_json: bool) -> int:
-    """Print the results as they arrive, or all of them as JSON; return the exit code."""
+    """Print the results as they arrive, or all of them as JSON; return the exit code.
+
+    Raises:
+        UserError: all laws were skipped.
+    """
     results = []
     for result in laws:
         results.append(result)
         if not as_json:
             show(result)
+    passed = sum(result.status == "passed" for result in results)
     failed = sum(result.status == "FAILED" for result in results)
     if as_json:
         rows = [vars(r) | {"law": r.law.name, "so": r.law.consequence, "cure": r.law.cure} for r in results]
         print_json({**facts, "failed": failed, "results": rows})
     else:
-        passed = sum(result.status == "passed" for result in results)
         skipped = len(results) - passed - failed
         print(f"{what}: {passed} passed, {failed} FAILED, {skipped} skipped")
+    if not passed and not failed:
+        raise UserError(f"{what}: no law could be tried", remedy="see above why each was skipped, then check again")
     return int(failed > 0)
 
 

@@ -21,28 +21,31 @@ from pathlib import Path
 
 BEAT = 0.1  # seconds between looks
 QUIET = 3  # looks in a row that must find nothing
+MUTE = 30  # looks in a row after which an engine that lists nothing is taken for stopped
 SECONDS = 120.0  # that an engine may take to remove containers
 LABEL = "proxima.run"
 
 
-def names(engine: str, run: str = "") -> list[str]:
-    """The names of the containers of a run, or of all runs."""
+def names(engine: str, run: str = "") -> list[str] | None:
+    """The names of the containers of a run, or of all runs; None: the engine did not say."""
     label = f"{LABEL}={run}" if run else LABEL
-    asked = [engine, "ps", "-a", "--filter", f"label={label}", "--format", "{{.Names}}"]
-    with suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(
-            asked, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS
-        ).stdout.split()
-    return []
+    return _listed(engine, "ps", "-a", "--filter", f"label={label}", "--format", "{{.Names}}")
 
 
-def volumes(engine: str, run: str = "proxima") -> list[str]:
-    """The names of the volumes of a run, or of all runs."""
-    asked = [engine, "volume", "ls", "--filter", f"name={run}", "--format", "{{.Name}}"]
-    with suppress(OSError, subprocess.TimeoutExpired):
+def volumes(engine: str, run: str = "proxima") -> list[str] | None:
+    """The names of the volumes of a run, or of all runs; None: the engine did not say."""
+    listed = _listed(engine, "volume", "ls", "--filter", f"name={run}", "--format", "{{.Name}}")
+    return None if listed is None else [name for name in listed if name.startswith(f"{run}-")]
+
+
+def _listed(*asked: str) -> list[str] | None:
+    """What a command of the engine lists; None if it fails, as podman's does while another command removes a container
+    that it has begun to look up."""
+    try:
         ran = subprocess.run(asked, capture_output=True, encoding="utf-8", errors="replace", timeout=SECONDS)
-        return [name for name in ran.stdout.split() if name.startswith(f"{run}-")]
-    return []
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ran.stdout.split() if ran.returncode == 0 else None
 
 
 def remove(engine: str, containers: Sequence[str], volumes: Sequence[str] = ()) -> None:
@@ -55,12 +58,14 @@ def remove(engine: str, containers: Sequence[str], volumes: Sequence[str] = ()) 
 
 def clean(engine: str, run: str, folder: str) -> None:
     """Remove all that a run has left, until no command of it is at work that could create more."""
-    deadline, quiet = time.monotonic() + SECONDS, 0
-    while quiet < QUIET and time.monotonic() < deadline:
+    deadline, quiet, mute = time.monotonic() + SECONDS, 0, 0
+    while quiet < QUIET and mute < MUTE and time.monotonic() < deadline:
         left = names(engine, run)
         kept = volumes(engine, run)
-        remove(engine, left, kept)
-        quiet = 0 if left or kept or _commands(run) else quiet + 1
+        remove(engine, left or (), kept or ())
+        nothing = left == [] and kept == [] and not _commands(run)
+        quiet = quiet + 1 if nothing else 0
+        mute = mute + 1 if left is None or kept is None else 0
         time.sleep(BEAT)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -251,8 +251,8 @@ class Containers:
         self.program = program
         self.working_tests: set[tuple[str, ...]] = set()  # of tasks, see `harbor_agents`
         self.unseen_said: set[str] = set()  # of tasks, too
-        dead = [filter(_is_dead, found(program)) for found in (guardian.names, guardian.volumes)]
-        guardian.remove(program, *map(list, dead))  # of runs that were killed together with their guardians
+        dead = [list(filter(_is_dead, found(program) or ())) for found in (guardian.names, guardian.volumes)]
+        guardian.remove(program, *dead)  # of runs that were killed together with their guardians
         self.places = Places()
         facts = program, self.places.run, self.places.folder
         self._guardian = start_module(guardian.__name__, *facts, flag="-I")
