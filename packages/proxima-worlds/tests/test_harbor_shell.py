@@ -16,9 +16,9 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agent_kinds import AgentSpec
 from proxima.environment.concurrent_hosts import ConcurrentHosts
 from proxima.environment.interface import EnvironmentSpec
-from proxima.rollout.episodes.conversation import TurnTemplate
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.tool_use import ToolUses
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.task import TASKS
@@ -53,19 +53,13 @@ def play(task, says, number=0, **settings):
     """The completion of an episode, as a run plays it."""
     row = task.rows(0)[number]
     hosts = ConcurrentHosts(EnvironmentSpec(kind=task.environment))
-    rules = Rules(
-        settings=EpisodeSettings(retries=0, **settings),
-        context=CONTEXT,
-        tool_format="hermes",
-        tools=hosts.interface.tools,
-        rewards=True,
-    )
-    template = TurnTemplate(TOKENIZER, {}, hosts.interface.schemas)
+    rules = Rules(settings=EpisodeSettings(retries=0, **settings), context=CONTEXT, rewards=True)
+    uses = ToolUses(TOKENIZER, {}, "hermes")
     asked = replace(prompt(row.messages[0]["content"]), metadata=dict(row.metadata))
     requests = [Request(prompt=asked, sample=0, sampling=Sampling(max_tokens=CONTEXT // 10))]
 
     async def run():
-        episodes = Episodes(Scripted(says), hosts, template, rules)
+        episodes = Episodes(Scripted(says), hosts, uses, rules)
         return [completion async for completion in episodes.generate(requests)]
 
     try:

@@ -66,7 +66,7 @@ class Table:
 
     def prompt(self, text: str) -> Prompt:
         """The prompt of a person's question."""
-        return first_prompt(self.config, self.world.template.tokenizer, text)
+        return first_prompt(self.config, self.world.use.template.tokenizer, text)
 
     def reward(self, episode: float | None) -> float | None:
         """The reward of an episode; None if it is 0 because the environment gives no rewards."""
@@ -132,7 +132,7 @@ class EpisodeChat:
 
     def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:
         self.table, self.sampling, self.seed, self.hears = table, sampling, seed, hears
-        self.engine: Any = ShownEngine(engine, table.world.template.tokenizer, hears.piece)
+        self.engine: Any = ShownEngine(engine, table.world.use.template.tokenizer, hears.piece)
         self.group: GroupTable | None = None
         self.played: Played | None = None
 
@@ -309,7 +309,7 @@ class ScriptedEngine:
     turns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.tokenizer: Any = self.world.template.tokenizer
+        self.tokenizer: Any = self.world.use.template.tokenizer
         self.turns = self.turns or (*_call(self.world), SENTENCE)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
@@ -324,10 +324,10 @@ class ScriptedEngine:
 
 def _call(world: World) -> Iterator[str]:
     """A call of the first tool, with "7" for each argument; nothing without tools."""
-    if world.rules.tool_format is not None:
-        name, parameters = next(iter(world.rules.tools.items()))
+    if world.use.tool_format is not None:
+        name, parameters = next(iter(world.use.tools.items()))
         call = ToolCall(name=name, arguments=dict.fromkeys(parameters.get("properties", {}), "7"))
-        yield write_call(call, world.rules.tool_format, world.rules.tools)
+        yield write_call(call, world.use.tool_format, world.use.tools)
 
 
 def _path(tokenizer: Any, prompt: Prompt, completion: Completion) -> list[dict[str, Any]]:

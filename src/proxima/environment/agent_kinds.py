@@ -16,6 +16,7 @@ from proxima.data.kinds import Kinds, Slot
 from proxima.data.players import NO_ROLES, ROLE
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agents import SCRIPT, Agents, CommandAgents, LocalRunner, ProcessAgents, Runner
+from proxima.environment.interface import make_environment
 from proxima.system.foreign_folder import file_sha256, opened_file
 from proxima.system.machine import SERVER_REMEDY, missing_for_server
 from proxima.system.user_modules import user_class, user_module_file
@@ -66,6 +67,29 @@ def agent_class(kind: object) -> type | None:
     module, _, name = kind.partition(":")
     cls = ENVIRONMENTS[kind] if kind in ENVIRONMENTS else getattr(sys.modules.get(module), name or "-", None)
     return cls if getattr(cls, "plays", False) is True else None
+
+
+def is_concurrent(kind: object) -> bool:
+    """True of a kind by name whose environments are played in the run's own process, see `concurrent_hosts`."""
+    return isinstance(kind, str) and kind in ENVIRONMENTS and getattr(ENVIRONMENTS[kind], "concurrent", False) is True
+
+
+def asked_kind(kind: object, given: Mapping[str, Any]) -> Any:
+    """What the rooms of a run ask of a kind, by `check`, `inputs` and `rows`: an agent, or an environment that
+    `is_concurrent`; None of any other.
+
+    Raises:
+        FieldError: an argument is wrong, by the recipe's name.
+    """
+    if (cls := agent_class(kind)) is not None:
+        return make_agent(cls, given, str(kind))
+    if not is_concurrent(kind):
+        return None
+    try:
+        return make_environment(str(kind), ENVIRONMENTS[str(kind)], given)
+    except FieldError as error:
+        error.field = "kind" if error.field == "environment" else error.field.removeprefix("environment.")
+        raise
 
 
 def make_agent(cls: type, given: Mapping[str, Any], kind: str) -> Any:

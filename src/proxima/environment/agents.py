@@ -4,36 +4,22 @@ import asyncio
 import json
 import os
 import socket
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 from proxima.data import FieldError
 from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.job_processes import GRACE_SECONDS, JobFailed, JobProcesses
+from proxima.environment.protocol import RewardWithParts
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
-from proxima.process.program import Program, ProgramFailed
-from proxima.system.machine import usable_cores
 from proxima.system.proxies import exempt_this_machine
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
-GRACE_SECONDS = 10.0  # in which an episode that is cancelled must end
-LOAD_SECONDS = 1800.0  # in which a process must load what it plays with, data included
-EPISODES_EACH = 16  # of a process, before another one starts, where the recipe gives no number
 KEPT_BYTES = 1 << 16  # of the end of a command's output
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardWithParts:
-    """The reward of an episode, or that of each role, and the values from which it was computed, by name."""
-
-    value: float | Mapping[str, float]
-    parts: Mapping[str, float]
 
 
 AgentReward = float | Mapping[str, float] | RewardWithParts | None
@@ -245,77 +231,18 @@ async def read_to_end(process: asyncio.subprocess.Process, given: bytes) -> tupl
 
 
 class ProcessAgents:
-    """Processes that each play many episodes. An episode that is late is cancelled alone. A process that does not let
-    it end is killed, and its other episodes may be restarted in the process that replaces it.
-
-    Args:
-        command: program and arguments of a process, which speaks the protocol of `agent_process`.
-        workers: number of processes; 0: one for each EPISODES_EACH episodes at once, at most as many as cores.
-        name: of a process, in messages.
-        grace: seconds in which an episode that is cancelled must end.
-    """
+    """Agents in processes that each play many episodes, see `JobProcesses`, which has the arguments."""
 
     def __init__(
         self, command: Sequence[str], workers: int, name: str = "the agent's process", grace: float = GRACE_SECONDS
     ) -> None:
-        self.command, self.name, self.grace = tuple(command), name, grace
-        self._most = workers or max(1, usable_cores())
-        self._each = 1 if workers else EPISODES_EACH  # episodes of a process before another one starts
-        self._workers: list[_AgentProcess] = []
-        self._retired: list[_AgentProcess] = []
+        self._processes = JobProcesses(command, workers, name, grace)
 
     async def play(self, job: AgentJob) -> AgentReward:
-        return await self._worker().play(job)
-
-    def _worker(self) -> "_AgentProcess":
-        """The process with the fewest episodes, or a new one."""
-        self._retired += [worker for worker in self._workers if worker.retired and not worker.ended]
-        self._workers = [worker for worker in self._workers if not worker.retired]
-        self._retired = [worker for worker in self._retired if not worker.ended]
-        least = min(self._workers, key=lambda worker: len(worker.waiting), default=None)
-        if least is None or (len(least.waiting) >= self._each and len(self._workers) < self._most):
-            least = _AgentProcess(self.command, self.name, self.grace)
-            self._workers.append(least)
-        return least
-
-    def close(self) -> None:
-        for worker in (*self._workers, *self._retired):
-            worker.end()
-
-
-class _AgentProcess:
-    """A single process, from start to end, for one event loop at a time.
-
-    Attributes:
-        waiting: the episodes in progress, by number.
-        stopping: those that were cancelled and have not ended; True: their event loop has been told.
-        retired: it gets no more episodes, and ends with the last one that it has.
-    """
-
-    def __init__(self, command: Sequence[str], name: str = "the agent's process", grace: float = GRACE_SECONDS) -> None:
-        self.name, self.grace = name, grace
-        self.waiting: dict[int, Future[dict[str, Any]]] = {}
-        self.stopping: dict[int, bool] = {}
-        self.ended = self.retired = False
-        self._ready: Future[None] = Future()
-        self._numbers = count()
-        self._lock = threading.Lock()  # an episode given after the end would wait for an answer that nobody reads
-        self._program = Program(command, name=name, guarded=True)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    async def play(self, job: AgentJob) -> AgentReward:
-        number, answered = next(self._numbers), Future[dict[str, Any]]()
-        with self._lock:
-            if self.retired:
-                raise EnvironmentFailure("another episode ended the agent's process", collateral=True)
-            self.waiting[number] = answered
         try:
-            with job.clock.queued():
-                await self._started()
-            answer = await self._answer(number, job, answered)
-        finally:
-            self.waiting.pop(number, None)
-            self._end_if_retired()
+            answer = await self._processes.process().ask(job.settings, job.clock)
+        except JobFailed as failure:
+            raise AgentFailed(failure.reason, None) from None
         reward: AgentReward = answer.get("reward")
         if "parts" in answer:
             reward = RewardWithParts(value=answer["reward"], parts=answer["parts"])
@@ -323,108 +250,8 @@ class _AgentProcess:
             raise AgentFailed(f"the agent failed: {answer['error']}", reward, bool(answer.get("unscored")))
         return reward
 
-    async def _answer(self, number: int, job: AgentJob, answered: "Future[dict[str, Any]]") -> dict[str, Any]:
-        self._program.write({"id": number, **job.settings})
-        answer = asyncio.wrap_future(answered)
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come after the end
-        try:
-            return await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            self._cancel(number)
-            if job.clock.late:  # else it is the end of the run
-                with suppress(AgentFailed):  # its own; that of another says that this one had no chance
-                    await asyncio.shield(answer)
-            raise
-
-    async def _started(self) -> None:
-        """Wait until the process has loaded what it plays with."""
-        try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ready)), LOAD_SECONDS)
-        except TimeoutError:
-            self.end()
-            raise EnvironmentFailure(f"{self.name} was not ready after {LOAD_SECONDS:g} s") from None
-
-    def _cancel(self, number: int) -> None:
-        """Cancel an episode; what ignores that for long is left to itself, or ends the process."""
-        if self.ended:
-            return
-        self.stopping[number] = False
-        self._program.write({"cancel": number, "seconds": self.grace})
-        timer = threading.Timer(2 * self.grace, self._overdue, [number])
-        timer.daemon = True
-        timer.start()
-
-    def _overdue(self, number: int) -> None:
-        if number not in self.stopping:
-            return
-        if not self.stopping[number]:
-            self._kill_for(number)
-            return
-        self.retired = True
-        self._fail(number, AgentFailed("it ignored that it was cancelled", None))
-        self.stopping.pop(number, None)
-        self._end_if_retired()
-
-    def _kill_for(self, number: int) -> None:
-        """Kill the process because one of its episodes keeps it busy; that one alone has failed."""
-        why = f"it kept {self.name} busy for {self.grace:g} s, so that the process was killed"
-        self._fail(number, AgentFailed(why, None))
-        self._end_with(EnvironmentFailure(f"another episode kept {self.name} busy, which was killed", collateral=True))
-
-    def _fail(self, number: int, failure: EnvironmentFailure) -> None:
-        answered = self.waiting.pop(number, None)
-        if answered is not None:
-            answered.set_exception(failure)
-
-    def _end_with(self, failure: EnvironmentFailure) -> None:
-        """End the process; all its episodes fail."""
-        with self._lock:
-            self.end()
-            unanswered, self.waiting = self.waiting, {}
-        for answered in unanswered.values():
-            answered.set_exception(failure)
-        with suppress(InvalidStateError):
-            self._ready.set_exception(failure)
-
-    def _end_if_retired(self) -> None:
-        if self.retired and not self.waiting:
-            self.end()
-
-    def _read(self) -> None:
-        """Forward answers until the process ends; then fail all episodes still in progress."""
-        try:
-            while True:
-                self._received(self._program.read())
-        except ProgramFailed as error:
-            self._end_with(EnvironmentFailure(str(error), collateral=len(self.waiting) > 1))
-
-    def _received(self, message: Mapping[str, Any]) -> None:
-        if "ready" in message:
-            self._ready.set_result(None)
-            return
-        if "held_by" in message:
-            holder = message["held_by"]
-            late = next((number for number, told in [*self.stopping.items()] if not told), None)
-            number = late if holder is None else holder
-            if number is not None:
-                self._kill_for(number)
-            return
-        number = message.get("id")
-        if not isinstance(number, int) or not message.keys() & {"reward", "error", "stopping"}:
-            raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
-        if "stopping" in message:
-            if number in self.stopping:
-                self.stopping[number] = True
-            return
-        self.stopping.pop(number, None)
-        answered = self.waiting.pop(number, None)
-        if answered is not None:
-            answered.set_result(dict(message))
-
-    def end(self) -> None:
-        """Kill the process and everything that it started."""
-        self.ended = self.retired = True
-        self._program.kill()
+    def close(self) -> None:
+        self._processes.close()
 
 
 def _reward(line: str) -> AgentReward:

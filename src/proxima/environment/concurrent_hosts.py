@@ -2,27 +2,31 @@
 
 A kind by name whose class has `concurrent = True` is played here instead of in a worker: its `reset`, `call_tool`,
 `respond` and `get_reward` are coroutine functions that never block, it limits its own calls, and `close()` frees an
-episode's environment. `workers` says how many are open at once; waiting for such a place counts toward no limit.
-`shared` is a dict that all environments of a host have, of things with `close()`.
+episode's environment. `places` says how many are open at once; waiting for such a place counts toward no limit.
+`starts_program = False` says that opening one starts no program, so that many may open at once. `shared` is a dict that
+all environments of a host have, of things with `close()`, and `clock` that of the call: what waits says so by
+`clock.queued`. A class may also have what `agent_kinds.AgentKind` has for a run to ask: `check`, `inputs` and `rows`.
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
-from proxima.data import UserError, require
+from proxima.data import UserError, require, within
+from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.host_process import (
     BadAnswer,
     answer_of,
     opening_of,
     reset_arguments,
-    reward_number,
+    reward_at_end,
     tool_answer,
     tool_error,
+    tools_of_row,
 )
 from proxima.environment.hosts import EnvironmentFailure, Hosts, Instance
 from proxima.environment.interface import (
@@ -42,21 +46,28 @@ class ConcurrentHosts:
     """As `hosts.Hosts`, for one kind.
 
     Args:
-        starts_per_second: see `EpisodeSettings.starts_per_second`.
+        starts_per_second, seconds: see `EpisodeSettings`.
 
     Raises: FieldError: it can't be created.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, spec: EnvironmentSpec, starts_per_second: float | None = None) -> None:
+    def __init__(
+        self, spec: EnvironmentSpec, starts_per_second: float | None = None, seconds: float = math.inf
+    ) -> None:
         assert spec.kind is not None
-        self.spec = spec
+        self.spec, self.seconds = spec, seconds
         self._starts = StartRate(starts_per_second)
         bound = f"can't be given beside the environment {spec.kind!r}, which has its own"
         require(not spec.tools, "tools", list(spec.tools), bound)
         self.interface = EnvironmentInterface.of(read_interface(**vars(spec)))
-        self.places = getattr(self.make(), "workers", PLACES)
+        made = self.make()
+        self.places = getattr(made, "places", PLACES)
+        self._paced = getattr(made, "starts_program", True)
+        if hasattr(made, "check"):
+            with within("environment"):
+                made.check()
         self.shared: dict[str, Any] = {}
         self._free: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._open: set[ConcurrentInstance] = set()
@@ -76,7 +87,8 @@ class ConcurrentHosts:
         instance = ConcurrentInstance(self, free)
         self._open.add(instance)
         try:
-            await self._starts.turn()
+            if self._paced:
+                await self._starts.turn()
         except BaseException:
             instance.drop()
             raise
@@ -117,7 +129,7 @@ class ConcurrentInstance(Instance):
         self._hosts.ended(self, self._free)
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
-        began = monotonic()
+        self._clock = clock = EpisodeClock(self._hosts.seconds - self.seconds)
         jobs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "open_environment": self._open_environment,
             "call_tool": self._call_tool,
@@ -125,8 +137,15 @@ class ConcurrentInstance(Instance):
             "end": self._end,
         }
         try:
-            value = await jobs[job](**arguments)
-        except (BadAnswer, EnvironmentFailure, UserError) as error:
+            value = await clock.within(jobs[job](**arguments))
+        except TimeoutError as error:
+            self.drop()
+            late = f"its environment took longer than {self._hosts.seconds:g} s (episode.seconds)"
+            raise EnvironmentFailure(late if clock.late else f"TimeoutError: {error}") from error
+        except EnvironmentFailure:
+            self.drop()
+            raise
+        except (BadAnswer, UserError) as error:
             self.drop()
             raise EnvironmentFailure(str(error)) from error
         except Exception as error:
@@ -135,17 +154,24 @@ class ConcurrentInstance(Instance):
         except BaseException:
             self.drop()
             raise
-        self.seconds += monotonic() - began
+        finally:
+            self.seconds += clock.seconds()["own"]
         return value
+
+    def _current(self) -> Any:
+        """The environment, with the clock of the call."""
+        self._environment.clock = self._clock
+        return self._environment
 
     async def _open_environment(self, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         environment = self._environment = self._hosts.make()
         environment.shared = self._hosts.shared
+        environment.clock = self._clock
         result = await environment.reset(**reset_arguments(environment, row, seed))
-        return opening_of(result, row)
+        return {**opening_of(result, row), "tools": tools_of_row(str(self._hosts.spec.kind), environment)}
 
     async def _call_tool(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        environment = self._environment
+        environment = self._current()
         try:
             result = await environment.call_tool(tool, arguments)
         except Exception as error:
@@ -153,11 +179,11 @@ class ConcurrentInstance(Instance):
         return tool_answer(environment, tool, result)
 
     async def _respond(self, text: str) -> dict[str, Any]:
-        environment = self._environment
+        environment = self._current()
         return answer_of(environment, await environment.respond(text), "respond", {"role": "user"})
 
-    async def _end(self) -> dict[str, Any]:
-        get_reward = member(self._environment, "get_reward")
-        reward = None if get_reward is None else reward_number(await get_reward(), "get_reward")
+    async def _end(self, **said: Any) -> dict[str, Any]:
+        get_reward = member(self._current(), "get_reward")
+        given = {"reward": None} if get_reward is None else reward_at_end(await get_reward(**said), "get_reward")
         self.drop()
-        return {"reward": reward}
+        return given

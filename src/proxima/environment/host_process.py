@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -24,8 +24,8 @@ from typing import Any
 from proxima.data import FieldError
 from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER
 from proxima.environment import interface
-from proxima.environment.interface import member, read_interface, tool_of
-from proxima.environment.protocol import Reply
+from proxima.environment.interface import brought_schemas, member, read_interface, tool_of
+from proxima.environment.protocol import Reply, RewardWithParts
 
 LONGEST = 1 << 20  # characters of a message
 PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
@@ -44,6 +44,7 @@ _environments: dict[int, Any] = {}
 _generators: dict[int, tuple[Any, Any]] = {}  # random states of each environment, so that draws are independent
 _functions: dict[str, Callable[..., Any]] = {}
 _make: Callable[[], Any] = object
+_kind = ""
 _folder = os.getcwd()
 _runner: asyncio.Runner | None = None
 
@@ -120,13 +121,14 @@ def load_environment(
 ) -> dict[str, Any]:
     """Import the class and the tools that the recipe names; the first job of a worker. `served`: a kind of sandbox, and
     the socket of the servers that run its code."""
-    global _make
+    global _make, _kind
     if served:
         from proxima.process.code_runner import run_by_servers
 
         run_by_servers(*served)
     _functions.update(interface.load_tools(tools))
     if kind is not None:
+        _kind = kind
         cls = interface.load_class(kind)
         _make = lambda: interface.make_environment(kind, cls, arguments)  # noqa: E731
     return {}
@@ -141,7 +143,17 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     environment = _environments[number] = _make()
     reset = member(environment, "reset")
     result = _called(environment, reset, **reset_arguments(environment, row, seed)) if reset else None
-    return opening_of(result, row)
+    return {**opening_of(result, row), "tools": tools_of_row(_kind, environment, _functions)}
+
+
+def tools_of_row(kind: str, environment: Any, functions: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The schemas of the tools that an environment has for its row alone. `functions`: names of other tools."""
+    if not interface.has_tools_by_row(environment):
+        return []
+    try:
+        return brought_schemas(kind, environment, {*functions, *interface.methods_of(environment)})
+    except FieldError as error:
+        raise BadAnswer(str(error)) from None
 
 
 def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,17 +229,27 @@ def respond(*, number: int, text: str) -> dict[str, Any]:
     return answer_of(environment, _called(environment, environment.respond, text), "respond", {"role": "user"})
 
 
-def end(*, number: int) -> dict[str, Any]:
-    """Return the final reward, None if the environment has no such reward, and free the environment."""
+def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return the final reward, None if the environment has no such reward, and free the environment. `messages`: what
+    was said, for a `get_reward` that reads it."""
     environment = _environments[number]
-    value: float | None = None
+    said = {} if messages is None else {"messages": messages}
+    value: dict[str, Any] = {"reward": None}
     if callable(get_reward := member(environment, "get_reward")):
-        value = reward_number(_called(environment, get_reward), "get_reward")
+        value = reward_at_end(_called(environment, get_reward, **said), "get_reward")
     elif (reward := member(environment, "reward")) is not None:
-        value = reward_number(_called(environment, reward) if callable(reward) else reward, "reward")
+        value = reward_at_end(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
     drop(number=number)
-    return {"reward": value}
+    return value
+
+
+def reward_at_end(value: Any, who: str) -> dict[str, Any]:
+    """The reward of an episode, with its parts if it has some."""
+    if not isinstance(value, RewardWithParts):
+        return {"reward": reward_number(value, who)}
+    parts = {str(name): reward_number(part, f"{name} of {who}") for name, part in value.parts.items()}
+    return {"reward": reward_number(value.value, who), "parts": parts}
 
 
 def drop(*, number: int) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from proxima.data.episode import ToolCall
 from proxima.data.flow import Message
 from proxima.environment.host_sandbox import HostSandbox
 from proxima.environment.interface import HOST_PROCESS, EnvironmentInterface, EnvironmentSpec
+from proxima.environment.protocol import RewardWithParts
 from proxima.process.sandbox import CodeServers, SandboxMissing, brought_kind
 from proxima.process.worker import START_SECONDS, ForkServer, KeptWorker, Worker, WorkerQueue
 
@@ -156,10 +157,12 @@ class Instance:
 
     Args:
         label: the episode's name in the log.
+
+    Attributes: `interface`, with the tools of its row once it is open.
     """
 
     def __init__(self, interface: EnvironmentInterface, host: "_Host", number: int, label: str) -> None:
-        self._interface, self._host, self._number, self._label = interface, host, number, label
+        self.interface, self._host, self._number, self._label = interface, host, number, label
         self._epoch: int | None = None  # None: it is not open yet
         self.opening: tuple[Message, ...] | None = None  # messages that replace the row's; None: keep the row's
         self.state: str | None = None  # the environment's name for the state before the first turn
@@ -174,6 +177,7 @@ class Instance:
         opened = await self._run("open_environment", row=dict(row), seed=seed)
         self.state = opened["state"]
         self.opening = None if opened["opening"] is None else tuple(opened["opening"])
+        self.interface = self.interface.with_row(opened)
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:
         """Run tool calls and return an answer for each, in order; after one that ended the episode, answers are empty.
@@ -186,7 +190,7 @@ class Instance:
                 answers.append(Answer(done=True))
                 continue
             try:
-                arguments = self._interface.arguments_of(call)
+                arguments = self.interface.arguments_of(call)
             except ValueError as error:
                 refusal: Message = {"role": "tool", "name": call.name, "content": f"error: {error}"}
                 answers.append(Answer(messages=(refusal,), error=True))
@@ -201,14 +205,19 @@ class Instance:
         """
         return await self._answer("respond", text=text)
 
-    async def end(self) -> float | None:
-        """Return the final reward, None if the environment has no such reward, and free the environment.
+    async def end(self, messages: Sequence[Message] = ()) -> float | RewardWithParts | None:
+        """Return the final reward as the environment gave it, None if it has no such reward, and free the environment.
 
+        Args:
+            messages: what was said, for an interface that `reads_messages`.
         Raises: EnvironmentFailure.
         """
-        reward: float | None = (await self._run("end"))["reward"]
+        ended = await self._run("end", **({"messages": list(messages)} if self.interface.reads_messages else {}))
         self._host.alive.discard(self._number)
-        return reward
+        reward: float | None = ended["reward"]
+        if reward is None or "parts" not in ended:
+            return reward
+        return RewardWithParts(value=reward, parts=ended["parts"])
 
     def drop(self) -> None:
         """Free the environment without its reward. May be called twice."""

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from time import monotonic
@@ -85,6 +85,8 @@ class EnvironmentInterface:
         responds: it answers messages that call no tool.
         reward: the member read at the end; empty: none, though turns may have rewards (`Reply.reward`).
         columns: the columns that `reset` requires.
+        by_row: more tools are known once an episode is open, see `with_row`.
+        reads_messages: `get_reward` receives what was said.
         plays: it plays by itself, see `agent_kinds.AgentKind`.
         settled: arguments of a built-in class, by name, that the inspection has determined for all workers.
         notes: lines for the user at the start of a run.
@@ -94,6 +96,8 @@ class EnvironmentInterface:
     responds: bool = False
     reward: Literal["get_reward", "reward", ""] = ""
     columns: tuple[str, ...] = ()
+    by_row: bool = False
+    reads_messages: bool = False
     plays: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -103,6 +107,10 @@ class EnvironmentInterface:
         """The interface that `read_interface` has read."""
         tuples = {name: tuple(value) for name, value in read.items() if isinstance(value, list)}
         return cls(**{**read, **tuples})
+
+    def with_row(self, opened: Mapping[str, Any]) -> "EnvironmentInterface":
+        """The interface of an episode, from the answer to `open_environment`: with the tools of its row."""
+        return replace(self, schemas=(*self.schemas, *opened["tools"])) if opened.get("tools") else self
 
     @cached_property
     def tools(self) -> dict[str, Mapping[str, Any]]:
@@ -260,6 +268,7 @@ def _as_field_error(kind: str, what: str) -> Iterator[None]:
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward", "auto_outcome"})
+OF_THE_RUN = frozenset({"close", "check", "inputs", "rows"})  # what a run asks a kind of `concurrent_hosts`
 BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known once it is instantiated
 
 
@@ -273,12 +282,17 @@ def brings_tools(environment: Any) -> bool:
     return all(inspect.isfunction(member(type(environment), name)) for name in BRINGS)
 
 
+def has_tools_by_row(environment: Any) -> bool:
+    """Return True if `tools()` is asked after `reset`."""
+    return brings_tools(environment) and member(type(environment), "tools_by_row") is True
+
+
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
     """The public methods that are tools, by name. Names are read from the class, because reading them from an object
     would run properties."""
     names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
     names -= BRINGS if brings_tools(environment) else set()
-    names -= {"close"} if member(type(environment), "concurrent") is True else set()
+    names -= OF_THE_RUN if member(type(environment), "concurrent") is True else set()
     return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
 
 
@@ -304,14 +318,24 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
         bound = f"has a method {name!r}, and tools has a function of this name"
         require(name not in functions, "environment", kind, bound, remedy="rename one of them")
         schemas.append(_schema("environment", kind, method))
-    schemas += _brought(kind, environment, {*functions, *methods_of(environment)})
+    by_row = has_tools_by_row(environment)
+    if not by_row:
+        schemas += brought_schemas(kind, environment, {*functions, *methods_of(environment)})
     responds = callable(member(environment, "respond"))
     bound = "has neither a tool nor a method `respond`"
     remedy = "a tool is a public method with types and a docstring"
-    require(responds or bool(schemas), "environment", kind, bound, remedy=remedy)
-    reward = "get_reward" if callable(member(environment, "get_reward")) else ""
+    require(responds or by_row or bool(schemas), "environment", kind, bound, remedy=remedy)
+    get_reward = member(environment, "get_reward")
+    reward = "get_reward" if callable(get_reward) else ""
     reward = reward or ("reward" if hasattr(environment, "reward") else "")
-    read = {"schemas": schemas, "responds": responds, "reward": reward, "columns": _columns(environment)}
+    read = {
+        "schemas": schemas,
+        "responds": responds,
+        "reward": reward,
+        "columns": _columns(environment),
+        "by_row": by_row,
+        "reads_messages": callable(get_reward) and "messages" in inspect.signature(get_reward).parameters,
+    }
     if kind in ENVIRONMENTS:  # a user's class may have attributes of these names
         read |= {"settled": member(environment, "settled") or {}, "notes": member(environment, "notes") or []}
     return read
@@ -323,7 +347,7 @@ def _columns(environment: Any) -> list[str]:
     return [p.name for p in named if p.name not in ("row", "seed", "prompt")]
 
 
-def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[str, Any]]:
+def brought_schemas(kind: str, environment: Any, taken: Collection[str]) -> list[dict[str, Any]]:
     """The schemas that `tools()` of an environment returns; FieldError if one is invalid or its name is taken."""
     if not brings_tools(environment):
         return []

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from proxima.data.flow import Message
 
@@ -27,6 +27,15 @@ class Reply:
     images: Sequence[Any] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class RewardWithParts:
+    """The reward of an episode, or that of each role of an agent, and the values from which it was computed, by
+    name."""
+
+    value: float | Mapping[str, float]
+    parts: Mapping[str, float]
+
+
 class Environment:
     """A world in which the model acts. Subclassing is optional: any class with some of these methods qualifies. An
     object is created for each episode, `Class(**arguments of the recipe)`, in a worker process; methods may be `async`.
@@ -37,11 +46,16 @@ class Environment:
     is a message of role `user`; without `respond`, the episode ends with the first such message.
 
     A class whose tools are known only after instantiation has `tools()`, which returns their schemas in the same form,
-    and `call_tool(name, arguments)`. All environments of a recipe must have the same tools.
+    and `call_tool(name, arguments)`. All environments of a recipe must have the same tools, unless the class sets
+    `tools_by_row`: then `tools()` is asked after `reset`, and its schemas are those of the row.
 
     An attribute `done` ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
-    once at the end and added to the rewards of the turns (`Reply.reward`).
+    once at the end and added to the rewards of the turns (`Reply.reward`). It is a number, or a `RewardWithParts`. A
+    `get_reward` with a parameter `messages` receives what was said after the prompt, as messages of chat completions:
+    those of the model with their `tool_calls`, and those that answered them, with the `tool_call_id` of each.
     """
+
+    tools_by_row: ClassVar[bool] = False
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | Reply | None:
         """Begin an episode. Anything random must depend only on `row` and `seed`, so that a group's episodes begin

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, require, within
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import agent_class, make_agent
+from proxima.environment.agent_kinds import agent_class, asked_kind, is_concurrent, make_agent
 from proxima.environment.interface import require_environment
 from proxima.system.user_modules import user_class
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows
@@ -36,18 +36,18 @@ class EnvironmentRows(PlayedTask):
         if not isinstance(kind, str) or ":" not in kind:  # a class of the user's is imported when its rows are read
             require(isinstance(kind, str), "environment", kind, "has no rows of its own", remedy="name another task")
             require_environment(str(kind))
-            _require_rows(kind, agent_class(kind))
+            _require_rows(kind, _asked_class(kind))
 
     def rows(self, seed: int) -> Rows:
         """Return the environment's rows; the seed has no effect."""
         arguments = dict(self.environment if isinstance(self.environment, Mapping) else {"kind": self.environment})
         kind = arguments.pop("kind")
-        cls = agent_class(kind) or user_class(kind)
-        _require_rows(kind, cls)
+        own = user_class(kind) if ":" in kind else None
+        _require_rows(kind, own or _asked_class(kind))
         with within("environment"):
-            agent = make_agent(cls, arguments, kind)
+            environment = asked_kind(kind, arguments) if own is None else make_agent(own, arguments, kind)
         try:
-            items = agent.rows(self.split, self.skip, self.size)
+            items = environment.rows(self.split, self.skip, self.size)
         except FieldError as error:
             if error.field not in ("split", "size"):
                 error.field = f"environment.{error.field}"
@@ -57,9 +57,14 @@ class EnvironmentRows(PlayedTask):
         return MappedRows(items, _row)
 
 
+def _asked_class(kind: object) -> type | None:
+    """The class of a kind that can be asked for rows."""
+    return agent_class(kind) or (ENVIRONMENTS[str(kind)] if is_concurrent(kind) else None)
+
+
 def _require_rows(kind: object, cls: type | None) -> None:
     """Raise FieldError unless a kind has rows of its own; the remedy names those that have."""
-    with_rows = [name for name in ENVIRONMENTS if hasattr(agent_class(name), "rows")]
+    with_rows = [name for name in ENVIRONMENTS if hasattr(_asked_class(name), "rows")]
     named = f"name one of {', '.join(with_rows)}, or another task" if with_rows else "name another task"
     remedy = "; ".join(filter(None, [named, ENVIRONMENTS.elsewhere]))
     require(hasattr(cls, "rows"), "environment", kind, "has no rows of its own", remedy=remedy)

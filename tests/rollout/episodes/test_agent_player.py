@@ -20,8 +20,10 @@ from proxima.data.trajectory import Trajectory
 from proxima.engine.local.local_engine import Local, collect
 from proxima.engine.protocol import Capabilities, EngineSetup, GrammarRefusedError, Request, Sampling, close_engine
 from proxima.environment.agent_kinds import AgentSpec
-from proxima.environment.agents import SCRIPT, AgentJob, _AgentProcess
+from proxima.environment.agents import SCRIPT, AgentJob
+from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.job_processes import JobProcess
 from proxima.model.chat.encode import prompt_tokens
 from proxima.model.load import load
 from proxima.reward import REWARDS
@@ -525,10 +527,10 @@ def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
 
 def test_an_episode_given_to_a_process_that_has_just_ended_fails_at_once():
     """Between its choice and the episode. Nobody would read the answer; another attempt gets a new process."""
-    process = _AgentProcess((sys.executable, str(SCRIPT), f"{HERE}:named_by_its_row"))
+    process = JobProcess((sys.executable, str(SCRIPT), f"{HERE}:named_by_its_row"))
     process.end()
     with pytest.raises(EnvironmentFailure, match="another episode ended the agent's process") as caught:
-        asyncio.run(process.play(AgentJob(row={}, base_url="", api_key="")))
+        asyncio.run(process.ask({"row": {}}, EpisodeClock()))
     assert caught.value.collateral
 
 

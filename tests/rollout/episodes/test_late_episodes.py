@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import SCRIPT, ProcessAgents, _AgentProcess
+from proxima.environment.agents import SCRIPT, ProcessAgents
+from proxima.environment.job_processes import JobProcess
 from proxima.rollout.episodes import agent_player
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
@@ -86,7 +87,7 @@ def play(monkeypatch, mark, function, hangs, workers, grace):
     ],
 )
 def test_a_late_episode_is_cancelled_alone(monkeypatch, tmp_path, function, hangs):
-    received = _AgentProcess._received
+    received = JobProcess._received
 
     def at_once(process, message):
         """What does not end as soon as it is told has ignored that."""
@@ -94,7 +95,7 @@ def test_a_late_episode_is_cancelled_alone(monkeypatch, tmp_path, function, hang
         if "stopping" in message and hangs == "sleep":
             process._overdue(message["id"])
 
-    monkeypatch.setattr(_AgentProcess, "_received", at_once)
+    monkeypatch.setattr(JobProcess, "_received", at_once)
     (late, *others), policy = play(monkeypatch, tmp_path / "mark", function, hangs, 1, grace=600.0)
     assert late.failure == f"its agent took longer than {LIMIT:g} s (episode.seconds)" and late.attempts == 1
     assert [(other.failure, other.attempts, other.reward) for other in others] == [("", 1, 1.0)] * (COUNT - 1)

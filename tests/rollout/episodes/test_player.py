@@ -18,6 +18,7 @@ from proxima.data.flow import Completion, Group, Prompt, Score
 from proxima.data.trajectory import Trajectory
 from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
+from proxima.environment.interface import EnvironmentInterface
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import Collector
@@ -26,6 +27,7 @@ from proxima.rollout.episodes.figures import episode_metrics
 from proxima.rollout.episodes.played import COLLATERAL, EpisodeTimes, sampled_turns
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.tool_use import ToolUse
 from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.watch.clock import VirtualClock, run_virtually
 from tests.tiny import tiny_tokenizer
@@ -152,6 +154,7 @@ class Instance:
     def __init__(self, world, script, opening):
         self.world, self.script, self.state, self.freed = world, script, "begun", False
         self.seconds = world.seconds
+        self.interface = EnvironmentInterface()
         self.opening = None if opening is None else ({"role": "user", "content": opening},)
 
     def _next(self):
@@ -168,7 +171,7 @@ class Instance:
     async def call(self, calls):
         return [replace(self._next(), messages=({"role": "tool", "content": f"{c.name}!"},)) for c in calls]
 
-    async def end(self):
+    async def end(self, messages=()):
         self._free()
         return next((step for step in self.script if isinstance(step, float)), None)
 
@@ -182,9 +185,10 @@ class Instance:
 
 def player(engine, world, template=SHORT, tool_format=None, context=200, **settings):
     TOKENIZER.chat_template = template
-    rules = {"context": context, "tool_format": tool_format, "responds": tool_format is None, "rewards": True}
+    rules = {"context": context, "responds": tool_format is None, "rewards": True}
     rules = Rules(settings=EpisodeSettings(**settings), **rules)
-    return Episodes(engine, world, TurnTemplate(TOKENIZER, {}), rules)
+    use = ToolUse(template=TurnTemplate(TOKENIZER, {}), tool_format=tool_format)
+    return Episodes(engine, world, lambda schemas: use, rules)
 
 
 def requests(samples, **sampling):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import FieldError
+from proxima.environment.interface import EnvironmentInterface
 from proxima.rollout.episodes.conversation import ForkRefused, TurnTemplate
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.worlds import Play, World, _tried, _unseen_tools, template_errors
@@ -58,7 +59,8 @@ def test_a_column_of_tools_that_the_model_does_not_see_is_named():
 def world_of(name, forks):
     """Its environment answers turns with the user's messages."""
     hosts = Hosts([DONE])
-    hosts.interface, hosts.spec = SimpleNamespace(schemas=(), responds=True), SimpleNamespace(kind="guess", tools=())
+    hosts.interface = EnvironmentInterface(responds=True)
+    hosts.spec = SimpleNamespace(kind="guess", tools=())
     hosts.log_to = lambda file: setattr(hosts, "log", file)
     play = Play(settings=EpisodeSettings(forks=forks), system=None, arguments={}, seed=1)
     return World(play, hosts, SimpleNamespace(tokenizer=speaker(name), context=400))

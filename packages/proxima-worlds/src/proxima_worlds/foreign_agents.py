@@ -1,4 +1,4 @@
-"""Environments of the libraries verifiers and NeMo Gym, which play against the run's endpoint."""
+"""Environments of the library verifiers, which play against the run's endpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,30 +58,11 @@ class Verifiers(AgentKind):
         return self.foreign.rows(split, skip, size)
 
     def inputs(self) -> Mapping[str, str]:
-        """The Python files of the environment's package, and the version of the library."""
-        facts = self.foreign.facts()
-        return {f"{self.name}: {file}": value for file, value in facts["sources"].items()} | {
-            self.kind: facts["version"]
-        }
+        """See `ForeignEnvironment.inputs`."""
+        return self.foreign.inputs()
 
     def build(self) -> Agents:
         """Build its agents, whose processes start with the first episode."""
         self.check()
         command = self.foreign.command("play", episodes=str(SCRIPT))
         return ProcessAgents(command, self.workers, f"the environment {self.name!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NemoGym(Verifiers):
-    """A resources server of NeMo Gym, with its own prompts, tools and verification, in the loop of its simple agent.
-
-    Args:
-        name: of the resources server, as its folder is called.
-        args: fields of the server's config; `max_steps` is that of the agent.
-        python: an interpreter that has nemo-gym and the server's requirements; empty: this one.
-        workers: number of processes; each plays many episodes at once. 0: one for each 16 episodes at once, at most as
-            many as cores.
-    Raises: FieldError: the server can't be loaded.
-    """
-
-    kind: ClassVar[str] = "nemo_gym"

@@ -56,6 +56,12 @@ class ForeignEnvironment:
         """
         return _answered(self)[0]
 
+    def inputs(self) -> Mapping[str, str]:
+        """What a resume compares: the Python files of the environment's package, and the version of the library."""
+        facts = self.facts()
+        files = {f"{self.name}: {file}": value for file, value in facts["sources"].items()}
+        return {**files, self.kind: facts["version"]}
+
     def rows(self, split: str, skip: int, size: int | None) -> tuple[Mapping[str, Any], ...]:
         """Read its own rows, each with `messages`, `answer` and `environment_row`.
 

@@ -24,8 +24,8 @@ import math
 import os
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from itertools import count, islice
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -270,11 +270,10 @@ def _mean_reward(traces: list[Any]) -> float:
 
 
 class ResourcesServer:
-    """A resources server, which has tools and verifies what was done, with the loop of NeMo Gym's simple agent."""
+    """A resources server, which has tools and verifies what was done; the run plays its episodes."""
 
     def __init__(self, name: str, args: Mapping[str, Any]) -> None:
         given = dict(args)
-        self.steps = given.pop("max_steps", None)
         self.module = module = importlib.import_module(f"resources_servers.{name}.app")
         self.folder = os.path.dirname(str(module.__file__))
         from nemo_gym.base_resources_server import SimpleResourcesServer  # type: ignore[import-not-found, unused-ignore]
@@ -290,13 +289,14 @@ class ResourcesServer:
         config_class = server.model_fields["config"].annotation
         if unknown := [field for field in given if field not in config_class.model_fields]:
             fields = ", ".join(sorted(config_class.model_fields))
-            raise BadField("args", dict(args), f"have {unknown[0]!r}; the server's config has {fields}, max_steps")
+            raise BadField("args", dict(args), f"have {unknown[0]!r}; the server's config has {fields}")
         try:
             config = config_class(**settings)
             self.app = server(config=config, server_client=_no_client()).setup_webserver()
         except Exception as error:
             raise BadField("args", dict(args), f"are refused by the environment {name!r}: {short(error)}") from None
         self.rewards: list[str] = []
+        self.sessions: dict[int, tuple[Any, Row]] = {}  # of the episodes that are open: a client, and the row
 
     def rows(self, split: str) -> Iterator[Row]:
         names = ("train.jsonl", "example.jsonl") if split == "train" else ("validation.jsonl",)
@@ -313,57 +313,50 @@ class ResourcesServer:
         yield
 
     async def play(self, job: Row) -> Row:
-        from openai import APIStatusError, AsyncOpenAI
+        """Do what a job of `proxima_worlds.nemo_gym` asks for in the episode that it numbers: `open` it with its row,
+        `call` a tool, `verify` what was said, or `drop` it."""
+        parts: dict[str, Callable[[Row], Awaitable[Row]]] = {
+            "open": self._open,
+            "call": self._call,
+            "verify": self._verify,
+            "drop": self._drop,
+        }
+        return {"value": await parts[job["do"]](job)}
 
+    async def _open(self, job: Row) -> Row:
         httpx: Any = importlib.import_module("httpx")  # of that interpreter: this room imports none
-
         row = dict(job["row"])
         own = row.pop(OWN, None) or {**row, "responses_create_params": {"input": row["messages"]}}
-        messages: list[Any] = [*_texts(_asked(own))]
-        tools = own["responses_create_params"].get("tools") or []
-        offered = [{"type": "function", "function": {key: tool[key] for key in SHOWN if key in tool}} for tool in tools]
-        known = {tool["name"] for tool in tools}
-        output: list[Row] = []
-        policy = AsyncOpenAI(base_url=job["base_url"], api_key=job["api_key"], max_retries=0, timeout=None)
-        gym = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://gym", timeout=None)
-        async with policy, gym:
-            (await gym.post("/seed_session", json=own)).raise_for_status()
-            for step in count(1):
-                asked: Any = {"tools": offered} if offered else {}
-                try:
-                    made = await policy.chat.completions.create(model=job["model"], messages=messages, **asked)
-                except APIStatusError:
-                    if not output:
-                        raise
-                    break  # a limit of the run: what was done until then is verified
-                (choice,) = made.choices
-                calls = choice.message.tool_calls or []
-                messages.append(choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
-                output += [_said(choice.message.content or "", step)] if choice.message.content or not calls else []
-                for call in calls:
-                    output.append(_called(call))
-                    result = await self._result(gym, known, call)
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-                    output.append({"type": "function_call_output", "call_id": call.id, "output": result})
-                if not calls or choice.finish_reason == "length" or step == self.steps:
-                    break
-            response = {"id": "episode", "created_at": 0, "model": job["model"], "object": "response", "tools": tools}
-            response |= {"output": output, "parallel_tool_calls": True, "tool_choice": "auto"}
-            verified = await gym.post("/verify", json={**own, "response": response})
-            verified.raise_for_status()
-        result = verified.json()
-        added = {key: value for key, value in result.items() if key not in {*own, "response", "reward"}}
-        return {"reward": float(result["reward"]), "parts": _numbers(added)}
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://gym", timeout=None)
+        self.sessions[job["episode"]] = client, own
+        (await client.post("/seed_session", json=own)).raise_for_status()
+        return {"tools": [_offered(tool) for tool in _tools(own)]}
 
-    async def _result(self, gym: Any, known: set[str], call: Any) -> str:
+    async def _call(self, job: Row) -> Row:
         """Call a tool; what it answers, an error too, is for the model."""
-        try:
-            arguments = json.loads(call.function.arguments)
-        except ValueError as error:
-            return json.dumps({"error": f"Invalid tool call arguments: {error!r}"})
-        if call.function.name not in known:
-            return json.dumps({"error": f"Unknown tool {call.function.name!r}"})
-        return str((await gym.post(f"/{call.function.name}", json=arguments)).text)
+        client, _ = self.sessions[job["episode"]]
+        answer = await client.post(f"/{job['name']}", json=job["arguments"])
+        return {"text": str(answer.text)}
+
+    async def _verify(self, job: Row) -> Row:
+        client, own = self.sessions[job["episode"]]
+        response = {"id": "episode", "created_at": 0, "model": "policy", "object": "response", "tools": _tools(own)}
+        response |= {"output": _items(job["messages"]), "parallel_tool_calls": True, "tool_choice": "auto"}
+        answer = await client.post("/verify", json={**own, "response": response})
+        answer.raise_for_status()
+        verified = answer.json()
+        if verified.get("mask_sample") is True:  # the server's own fault: no measure of the policy
+            raise RuntimeError(f"the server can't verify it: {verified.get('failure_reason') or 'mask_sample'}")
+        added = {key: value for key, value in verified.items() if key not in {*own, "response", "reward"}}
+        components = added.pop("reward_components", None)
+        parts = _numbers(added) | _numbers(components if isinstance(components, Mapping) else {})
+        return {"reward": verified["reward"], "parts": parts}
+
+    async def _drop(self, job: Row) -> Row:
+        client, _ = self.sessions.pop(job["episode"], (None, None))
+        if client is not None:
+            await client.aclose()
+        return {}
 
 
 SHOWN = ("name", "description", "parameters")  # of a tool
@@ -395,14 +388,40 @@ def _plain(content: Any) -> Any:
     return [{**part, "type": str(part.get("type")).removeprefix("input_").removeprefix("output_")} for part in content]
 
 
-def _said(text: str, step: int) -> Row:
+def _tools(row: Row) -> list[Row]:
+    return row["responses_create_params"].get("tools") or []
+
+
+def _offered(tool: Row) -> Row:
+    """A tool of a row as chat completions have it."""
+    function = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {"type": "function", "function": function | {key: tool[key] for key in SHOWN if tool.get(key) is not None}}
+
+
+def _items(messages: list[Row]) -> list[Row]:
+    """Messages of chat completions as output items of a response."""
+    items: list[Row] = []
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls") or []
+        if "tool_call_id" in message:
+            answer = {"call_id": message["tool_call_id"], "output": message["content"]}
+            items.append({"type": "function_call_output", **answer})
+        elif message["role"] != "assistant":  # what tells the model that its call can't be read
+            items.append({"type": "message", "role": "user", "content": message["content"]})
+        elif message["content"] or not calls:
+            items.append(_said(message["content"], number))
+        items += map(_called, calls)
+    return items
+
+
+def _said(text: str, number: int) -> Row:
     content = [{"type": "output_text", "text": text, "annotations": []}]
-    return {"id": f"msg_{step}", "type": "message", "role": "assistant", "status": "completed", "content": content}
+    return {"id": f"msg_{number}", "type": "message", "role": "assistant", "status": "completed", "content": content}
 
 
-def _called(call: Any) -> Row:
-    made = {"type": "function_call", "call_id": call.id, "id": call.id, "status": "completed"}
-    return {**made, "name": call.function.name, "arguments": call.function.arguments}
+def _called(call: Row) -> Row:
+    made = {"type": "function_call", "call_id": call["id"], "id": call["id"], "status": "completed"}
+    return {**made, "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
 
 
 # ---- all -------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class HarborShell(Environment):
 
     def __init__(self, workers: int = 16) -> None:
         require(workers >= 1, "workers", workers, "must be >= 1")
-        self.workers = workers
+        self.places = workers
         self.container: TaskContainer | None = None
         self.left = math.inf  # seconds that its commands may still take
 

@@ -18,7 +18,7 @@ from proxima.data.errors import counted
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Sampling
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import AGENT_SANDBOXES, AgentKind, agent_class, make_agent
+from proxima.environment.agent_kinds import AGENT_SANDBOXES, AgentKind, agent_class, asked_kind, make_agent
 from proxima.environment.interface import require_environment
 from proxima.environment.tool_calls import format_of
 from proxima.model.chat.template_inputs import require_moment
@@ -284,14 +284,21 @@ def agents_are_specified(r: Resolved[Any]) -> Findings:
 
 
 def agents_can_play(r: Resolved[Any]) -> Findings:
-    """What an agent needs must be there, such as the environment of another library in its interpreter."""
-    for path in played_in(r.config):
+    """What an agent, or another kind that can be asked, needs must be there, such as the environment of another library
+    in its interpreter."""
+    for path, task in played_in(r.config).items():
         agent, problems = _agent(r, path)
-        if agent is not None and not problems:
-            try:
-                agent.check()
-            except FieldError as error:
-                yield f"{path}.environment", str(error)
+        if problems:
+            continue
+        given = world_of(task, "environment")
+        arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
+        kind = arguments.pop("kind", None)
+        try:
+            asked = asked_kind(kind, arguments) if agent is None else agent
+            if hasattr(asked, "check"):
+                asked.check()
+        except FieldError as error:
+            yield f"{path}.environment", str(error)
 
 
 def _agent(r: Resolved[Any], path: str) -> tuple[AgentKind | None, list[Any]]:

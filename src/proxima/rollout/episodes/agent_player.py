@@ -22,10 +22,11 @@ from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.engine.protocol import Engine, GrammarRefusedError, InFlight, Request
-from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents, RewardWithParts
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.protocol import RewardWithParts
 from proxima.environment.start_rate import StartRate
 from proxima.environment.tool_calls import before_calls, call_beginning, describe_tools, parameters_of, write_call
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate

@@ -1,6 +1,7 @@
 """An episode in progress, the completion that it becomes, and the time that its engine is idle."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
@@ -15,8 +16,10 @@ from proxima.data.flow import Completion, Message, Prompt, prompt_name
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import ReadMessage
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.tool_calls import before_calls
 from proxima.rollout.episodes.conversation import Conversation, Path
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.tool_use import ToolUse
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
@@ -32,6 +35,7 @@ class PlayedTurn:
         completion: the completion that the engine sampled.
         state: state of the environment before it; None: unnamed.
         answers: the messages that answer it, each with True if it is an error.
+        answered: the number of the call that each of them answers; None: it answers no call that could be read.
         done: the environment has ended the episode.
         calls, unreadable, written_as: of its `ReadMessage`.
     """
@@ -43,6 +47,7 @@ class PlayedTurn:
     written_as: str = ""
     reward: float = 0.0
     answers: list[tuple[Message, bool]] = field(default_factory=list)
+    answered: list[int | None] = field(default_factory=list)
     done: bool = False
 
     def read(self, message: ReadMessage) -> None:
@@ -61,6 +66,7 @@ class Played:
         initial_prompt: the prompt that it begins with.
         instance: its environment, an `Instance`; None for an external agent, which has its own.
         state: the environment's current name for its state.
+        parts: the values from which the reward was computed, by name.
     """
 
     request: Request
@@ -70,6 +76,7 @@ class Played:
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
     contexts: list[Ints] = field(default_factory=list)  # contexts of the turns so far
+    parts: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def length(self) -> int:
@@ -102,6 +109,22 @@ class Played:
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason, grammar=grammar)
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
+
+    def messages(self, use: ToolUse) -> list[Message]:
+        """What was said after the prompt, as messages of chat completions: a model's message without its calls, and
+        these as `tool_calls`."""
+        said = list[Message]()
+        for number, turn in enumerate(self.turns):
+            text = turn.completion.text
+            message: Message = {"role": "assistant", "content": text}
+            names = [f"call_{number}_{i}" for i in range(len(turn.calls))]
+            if turn.calls and use.tool_format is not None:
+                message["content"] = before_calls(text, use.tool_format, use.tools)
+                message["tool_calls"] = [_as_written(*each) for each in zip(names, turn.calls, strict=True)]
+            said.append(message)
+            for (answer, _), call in zip(turn.answers, turn.answered, strict=True):
+                said.append(answer if call is None else {**answer, "tool_call_id": names[call]})
+        return said
 
     def so_far(
         self, running: InFlight | None, numbers: Sequence[int] | None = None, *, grammar: bool = False
@@ -152,7 +175,7 @@ class Played:
         return Completion(
             **last,
             finish_reason="length" if cut else "stop",
-            episode=replace(episode, reward=reward),
+            episode=replace(episode, reward=reward, parts=self.parts),
             earlier=tuple(Completion(**of, finish_reason="stop", episode=path) for of, path in older),
         )
 
@@ -204,6 +227,12 @@ class Played:
         if path.initial_prompt is not None:
             return replace(self.initial_prompt, messages=(), tokens=path.initial_prompt)
         return None if self.initial_prompt is self.request.prompt else self.initial_prompt
+
+
+def _as_written(name: str, call: ToolCall) -> dict[str, Any]:
+    """A call as chat completions have it."""
+    function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": name, "type": "function", "function": function}
 
 
 def _sampled_places(path: Path) -> list[tuple[int, int, int]]:

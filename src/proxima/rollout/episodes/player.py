@@ -8,9 +8,9 @@ environment, is identical.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +20,11 @@ from proxima.data.episode import Cut, EpisodeLife
 from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER, Completion, Message, Prompt, prompt_name
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
-from proxima.environment.call_readers import Parameters, ToolFormat, read_calls
+from proxima.environment.call_readers import read_calls
 from proxima.environment.concurrent_hosts import AnyHosts
 from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
-from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
+from proxima.environment.protocol import RewardWithParts
+from proxima.rollout.episodes.conversation import Conversation
 from proxima.rollout.episodes.played import (
     Attempts,
     Deliver,
@@ -40,6 +41,7 @@ from proxima.rollout.episodes.played import (
     with_seconds,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.tool_use import ToolUse
 from proxima.task.image_files import open_image
 from proxima.task.prompts import with_system
 
@@ -57,21 +59,15 @@ class Rules:
     Args:
         settings: limits of the episodes.
         context: maximum tokens of prompt and episode together.
-        tool_format: the format in which the model writes calls; None: it has no tools.
-        tools: the schemas of their parameters.
         responds: the environment answers messages that call no tool.
         rewards: there is an environment, whose turns have rewards.
-        instructions: text of the system message that describes the tools if the chat template can't.
         system: the system prompt for initial prompts without one.
     """
 
     settings: EpisodeSettings
     context: int
-    tool_format: ToolFormat | None = None
-    tools: Parameters = field(default_factory=dict)
     responds: bool = False
     rewards: bool = False
-    instructions: str = ""
     system: str | None = None
 
 
@@ -81,8 +77,8 @@ class Episodes(EpisodePlayer):
     Args:
         engine: samples the turns.
         hosts: run the environments; the caller closes them.
-        template: renders the messages.
-        rules: the limits, and the format of tool calls.
+        uses: the `ToolUse` of an episode's tools.
+        rules: the limits.
         on_episode: gets each finished episode.
     """
 
@@ -90,12 +86,12 @@ class Episodes(EpisodePlayer):
         self,
         engine: Engine,
         hosts: AnyHosts,
-        template: TurnTemplate,
+        uses: Callable[[Sequence[Mapping[str, Any]]], ToolUse],
         rules: Rules,
         on_episode: EpisodeCallback | None = None,
     ) -> None:
         super().__init__(engine, on_episode)
-        self.hosts, self.template, self.rules = hosts, template, rules
+        self.hosts, self.uses, self.rules = hosts, uses, rules
         self.adding = asyncio.Lock()  # images of environments
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
@@ -129,10 +125,13 @@ class GroupTable:
         player: provides the settings.
         requests: the requests of the prompt.
         deliver: receives each finished episode, and each exception that an environment did not cause.
+
+    Attributes: `use`, that of the tools of the prompt's row, once an episode is open.
     """
 
     def __init__(self, player: Episodes, requests: Sequence[Request], deliver: Deliver) -> None:
         self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
+        self.use = player.uses(())
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances not yet ended
         self.initial_prompt: Prompt | None = None  # of the first episode that opened
@@ -219,10 +218,11 @@ class GroupTable:
             self._charge(request.sample, began, self.clock() - began)
             return failure
         self.open.add(instance)
+        self.use = self.player.uses(instance.interface.schemas)
         self._charge(request.sample, began, instance.seconds)
         try:
             messages = await self._initial_prompt(instance.opening, prompt)
-            conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
+            conversation = Conversation(self.use.template, messages, self.rules.settings.forks)
             initial_prompt = self._checked(prompt, messages, conversation)
         except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
@@ -238,7 +238,7 @@ class GroupTable:
             messages = with_system(await self._numbered(given, prompt), self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
-        return with_instructions(messages, self.rules.instructions)
+        return with_instructions(messages, self.use.instructions)
 
     def _checked(self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation) -> Prompt:
         """Return the prompt made of these messages; it must be the same for all episodes."""
@@ -247,7 +247,7 @@ class GroupTable:
             raise GivenUp(f"its initial prompt has {len(tokens)} tokens, and the context {context} (model.max_length)")
         if self.initial_prompt is None:
             same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
-            shared = self.player.template.shared_prefix(messages, tokens)
+            shared = self.use.template.shared_prefix(messages, tokens)
             self.initial_prompt = (
                 prompt if same else replace(prompt, messages=messages, tokens=tokens, shared_prefix=shared)
             )
@@ -299,10 +299,17 @@ class GroupTable:
         Raises:
             EnvironmentFailure: as `Instance.end`.
         """
-        at_end = await self._charged(played, played.instance.end())
-        self.open.discard(played.instance)
+        instance = played.instance
+        said = played.messages(self.use) if instance.interface.reads_messages else []
+        at_end = await self._charged(played, instance.end(said))
+        self.open.discard(instance)
+        if not self.rules.rewards:
+            return None
+        if isinstance(at_end, RewardWithParts):
+            played.parts = at_end.parts
+            at_end = float(at_end.value)  # type: ignore[arg-type]  # no roles here
         of_turns = [turn.reward for turn in played.turns]
-        return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
+        return sum(of_turns) + (at_end or 0.0)
 
     async def _turn(self, request: Request) -> Completion:
         """Sample a further turn of the model."""
@@ -340,16 +347,19 @@ class GroupTable:
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; return True if the episode ends with it."""
         answers = list[Answer]()
-        if self.rules.tool_format:
-            turn.read(read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools))
+        use = self.use
+        if use.tool_format:
+            turn.read(read_calls(turn.completion.text, use.tool_format, use.tools))
             if turn.calls:
                 answers += await self._charged(played, played.instance.call(turn.calls))
             turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]
+            turn.answered = [None] * len(turn.answers)
         if self.rules.responds and not answers and not turn.unreadable:
             answers = [await self._charged(played, played.instance.respond(turn.completion.text))]
-        for answer in answers:
+        for number, answer in enumerate(answers):
             turn.reward += answer.reward
             turn.answers += [(message, answer.error) for message in await self._numbered(answer.messages)]
+            turn.answered += [number if turn.calls else None] * len(answer.messages)
             played.state = played.state if answer.state is None else answer.state
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
@@ -362,7 +372,7 @@ class GroupTable:
         """
         if all("images" not in message for message in messages):
             return messages
-        if (store := getattr(self.player.template.tokenizer, "images", None)) is None:
+        if (store := getattr(self.use.template.tokenizer, "images", None)) is None:
             raise GivenUp("it shows an image, and no image can be shown: set episode.images=true")
 
         known = {number for message in (prompt.messages if prompt else ()) for number in message.get("images", ())}
@@ -392,7 +402,7 @@ class GroupTable:
 
     def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Convert answers for the chat template: one without support for tools has no role `tool` either."""
-        if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
+        if not self.use.instructions or all(message["role"] != "tool" for message in messages):
             return messages
         images = [number for message in messages for number in message.get("images", ())]
         if not images:

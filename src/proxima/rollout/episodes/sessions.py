@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import FieldError, UserError
-from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, ListeningAgents, RewardWithParts
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, ListeningAgents
+from proxima.environment.protocol import RewardWithParts
 from proxima.rollout.episodes.formats.chat import ChatRefused
 from proxima.system.jsonl import dumps, read_lines
 from proxima.system.listening import open_socket

@@ -13,18 +13,18 @@ from proxima.data import FieldError, UserError, require, within
 from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import agent_class, as_in_recipe, make_agent
+from proxima.environment.agent_kinds import agent_class, as_in_recipe, is_concurrent, make_agent
 from proxima.environment.agents import ListeningAgents
 from proxima.environment.concurrent_hosts import AnyHosts, ConcurrentHosts
 from proxima.environment.hosts import Hosts
 from proxima.environment.interface import EnvironmentSpec
-from proxima.environment.tool_calls import describe_tools, format_of
+from proxima.environment.tool_calls import format_of
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
 from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.episodes.tool_use import ToolUse, ToolUses
 from proxima.system.user_modules import user_class
 from proxima.task.column_mapping import TOOLS
 from proxima.task.protocol import PlayedTask
@@ -63,27 +63,31 @@ class Play:
 
 
 class World:
-    """Everything that plays the episodes of a task, except the engine."""
+    """Everything that plays the episodes of a task, except the engine.
+
+    Attributes: `use`, that of the tools which all its episodes have.
+    """
 
     def __init__(self, play: Play, hosts: AnyHosts, model: UnloadedModel) -> None:
-        interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
-        self.hosts, self.template = hosts, TurnTemplate(tokenizer, play.arguments, interface.schemas)
-        rules = Rules(settings=settings, context=model.context, system=play.system)
-        rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
-        if interface.schemas:
-            named = settings.tool_format
-            chosen = format_of(tokenizer, play.arguments) if named == "auto" else named
-            rules = replace(rules, tool_format=chosen, tools=interface.tools)
-            if not self.template.supports_tools:
-                rules = replace(rules, instructions=describe_tools(interface.schemas, chosen))
-        self.rules = rules
-        self.tool_format: str | None = rules.tool_format
+        interface, settings = hosts.interface, play.settings
+        self.hosts = hosts
+        self.uses = ToolUses(model.tokenizer, play.arguments, settings.tool_format)
+        self.use = self.uses(interface.schemas)
+        self.rules = Rules(
+            settings=settings,
+            context=model.context,
+            system=play.system,
+            responds=interface.responds,
+            rewards=hosts.spec.kind is not None,
+        )
+        has_tools = bool(interface.schemas) or interface.by_row
+        self.tool_format: str | None = self.uses.tool_format if has_tools else None
 
     def player(self, engine: Engine, log: Path | None = None, on_episode: EpisodeCallback | None = None) -> Episodes:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
         `on_episode` gets each episode that has ended."""
         self.hosts.log_to(log)
-        return Episodes(engine, self.hosts, self.template, self.rules, on_episode)
+        return Episodes(engine, self.hosts, self.uses, self.rules, on_episode)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -168,7 +172,7 @@ def make_worlds(
                     _require_training(cls, spec.kind, path)
                     worlds[path] = AgentWorld(of_task, spec, model)
                     continue
-                processes = _processes_of(of_task.settings)
+                processes = _processes_of(spec, of_task.settings)
                 hosts = next((made for made, of in shared if made.spec == spec and of == processes), None)
                 if hosts is None:
                     hosts = _hosts_of(spec, of_task.settings)
@@ -194,16 +198,21 @@ def make_worlds(
     return worlds
 
 
-def _processes_of(settings: EpisodeSettings) -> tuple[Any, ...]:
-    """The settings of the worker processes of an environment."""
+def _processes_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> tuple[Any, ...]:
+    """The settings of what runs an environment, which tasks must have in common to share it."""
+    if _is_concurrent(spec):
+        return settings.starts_per_second, settings.seconds
     return settings.workers, settings.call_seconds, settings.memory_mb, settings.sandbox
+
+
+def _is_concurrent(spec: EnvironmentSpec) -> bool:
+    return spec.kind is not None and is_concurrent(spec.kind)
 
 
 def _hosts_of(spec: EnvironmentSpec, settings: EpisodeSettings) -> AnyHosts:
     """What runs an environment: worker processes, or this one for a kind that waits for other programs."""
-    cls = ENVIRONMENTS[spec.kind] if spec.kind is not None and spec.kind in ENVIRONMENTS else None
-    if getattr(cls, "concurrent", False) is True:
-        return ConcurrentHosts(spec, settings.starts_per_second)
+    if _is_concurrent(spec):
+        return ConcurrentHosts(spec, settings.starts_per_second, settings.seconds)
     return Hosts(
         spec,
         workers=settings.workers,
@@ -254,10 +263,10 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     """
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
     field = "environment" if world.hosts.spec.kind else "tools"
-    problem, chat = None, None
+    problem, chat, use = None, None, world.use
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
-            begun = loop.call(_begin_twice(world, prompt, seed))
+            use, begun = loop.call(_begin_twice(world, prompt, seed))
             problem = next((each for each in begun if not isinstance(each, Played)), None)
             if problem is None:
                 chat = begun[0]
@@ -266,10 +275,10 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
         raise FieldError(field, kind, f"can't begin an episode: {problem}")
     if not isinstance(chat, Played):
         return []
-    roles = ["user"] * (world.rules.responds or bool(world.rules.instructions))
-    roles += ["tool"] * (world.rules.tool_format is not None and not world.rules.instructions)
+    roles = ["user"] * (world.rules.responds or bool(use.instructions))
+    roles += ["tool"] * (use.tool_format is not None and not use.instructions)
     notes = []
-    for error in template_errors(world.template, chat.initial_prompt.messages, roles):
+    for error in template_errors(use.template, chat.initial_prompt.messages, roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
             notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a separate sequence")
         else:
@@ -292,10 +301,11 @@ def template_errors(template: TurnTemplate, messages: Sequence[Message], roles: 
             yield error
 
 
-async def _begin_twice(world: World, prompt: Prompt, seed: int) -> list[Played | Exception]:
+async def _begin_twice(world: World, prompt: Prompt, seed: int) -> tuple[ToolUse, list[Played | Exception]]:
     requests = [Request(prompt=prompt, sample=sample, sampling=Sampling(), seed=seed) for sample in range(2)]
     table = GroupTable(world.player(None), requests, lambda completion: None)  # type: ignore[arg-type]
     try:
-        return await table.begin()
+        begun = await table.begin()
+        return table.use, begun
     finally:
         table.close()

@@ -23,7 +23,7 @@ from proxima.config.sections.model_section import ModelConfig
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError, FieldErrors, UserError
 from proxima.environment import ENVIRONMENTS
-from proxima.environment.agent_kinds import agent_class, make_agent
+from proxima.environment.agent_kinds import asked_kind
 from proxima.evaluation.held_out import HeldOutSet
 from proxima.model.files import model_files, weight_files
 from proxima.model.log_prob import ROWS_ON_CPU
@@ -254,8 +254,8 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and what an
-    agent says it plays with, such as the image of its container or the version of a library elsewhere."""
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task; and what its
+    kind says it plays with, such as the image of its container or the version of a library elsewhere."""
     given = play.environment
     arguments = dict(given) if isinstance(given, Mapping) else {"kind": given}
     kind = arguments.pop("kind", None)
@@ -265,8 +265,7 @@ def environment_hashes(path: str, play: PlayedTask) -> dict[str, str]:
         module, colon, _ = reference.partition(":")
         if colon and not module.startswith("proxima") and (file := user_module_file(module)) is not None:
             named[file.name] = file_sha256(file)
-    if (cls := agent_class(kind)) is not None:
-        named |= make_agent(cls, arguments, str(kind)).inputs()
+    named |= getattr(asked_kind(kind, arguments), "inputs", dict)()
     return {f"{path}.environment: {name}": value for name, value in named.items()}
 
 

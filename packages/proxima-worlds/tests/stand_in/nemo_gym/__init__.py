@@ -1,0 +1,1 @@
+"""A stand-in for the library NeMo Gym: as much of it as `foreign_runner` uses."""
