@@ -159,9 +159,9 @@ def test_a_late_call_is_cancelled_alone(how, monkeypatch):
     def says(context, request):
         return [call("misbehave", how=how) if request.sample == 0 else call("add", by=0), "done"][request.turn]
 
-    limits = {"seconds": 5.0, "call_seconds": 5.0}
+    limits = {"seconds": 3.0, "call_seconds": 3.0}
     (late, *others), _ = play(2, says, 4, given={"workers": 1}, **limits, retries=1 if how == "keeps busy" else 0)
-    assert late.episode.failure == "its environment took longer than 5 s (episode.seconds)"
+    assert late.episode.failure == "its environment took longer than 3 s (episode.seconds)"
     assert [other.episode.reward for other in others] == [1.0] * 3
 
 
@@ -174,6 +174,19 @@ def test_episodes_of_a_process_that_ends_are_played_again(tmp_path):
     completions, _ = play(2, says, 3, given=given, retries=1)
     assert (tmp_path / "ended").exists() and completions[0].episode.attempts == 2
     assert [(each.episode.failure, each.episode.reward) for each in completions] == [("", 1.0)] * 3
+
+
+@pytest.mark.parametrize(("last", "reward"), [(3, 1.0), (4, 0.0)])
+def test_a_server_of_the_real_library_keeps_the_state_of_an_episode(last, reward, monkeypatch):
+    python = os.environ.get("PROXIMA_NEMO_GYM_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_NEMO_GYM_PYTHON names no interpreter with nemo-gym")
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].partition(os.pathsep)[2])  # without the stand-in
+    says = in_turn(call("increment_counter", count=last), call("get_counter_value"), "done")
+    completions, _ = play(0, says, 2, given={"name": "example_session_state_mgmt", "python": python})
+    for completion in completions:
+        assert (completion.episode.failure, completion.episode.reward) == ("", reward)
+        assert f'{{"count":{3 + last}}}' in [span.text for span in completion.episode.spans][-2]
 
 
 @pytest.mark.parametrize(

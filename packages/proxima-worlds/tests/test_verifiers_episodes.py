@@ -1,4 +1,4 @@
-"""Episodes in environments of the real libraries verifiers and NeMo Gym, where interpreters have them."""
+"""Episodes in environments of the real library verifiers, where interpreters have it."""
 
 import asyncio
 import os
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from proxima.data import FieldError
 from proxima.data.flow import Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment import ENVIRONMENTS
@@ -22,7 +21,6 @@ from tests.uvicorn_ticks import quick_ticks
 LIBRARIES = {
     "PROXIMA_VERIFIERS_03_PYTHON": "verifiers below 0.4",
     "PROXIMA_VERIFIERS_PYTHON": "verifiers 0.4",
-    "PROXIMA_NEMO_GYM_PYTHON": "nemo-gym",
 }
 pytestmark = pytest.mark.slow
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
@@ -195,22 +193,3 @@ def test_an_agent_that_is_not_to_be_trained_has_the_reward_0():
     _, completion = two_agents(["two", "eleven"], trained=False)
     assert completion.episode.rewards == {"first": 0.0, "second": 0.0}
     assert completion.episode.parts["second/longer"] == 1.0
-
-
-@pytest.mark.parametrize(("last", "reward"), [(3, 1.0), (4, 0.0)])
-def test_a_server_of_nemo_gym_keeps_the_state_of_an_episode(last, reward):
-    environment = {"kind": "nemo_gym", "name": "example_session_state_mgmt"}
-    calls = [CALL.format("increment_counter", f'{{"count": {last}}}'), CALL.format("get_counter_value", "{}"), "done"]
-    _, _, completions = play_in(environment, "PROXIMA_NEMO_GYM_PYTHON", calls, samples=2)
-    for completion in completions:
-        assert completion.episode.failure == "" and completion.episode.reward == reward
-        assert f'{{"count":{3 + last}}}' in [span.text for span in completion.episode.spans if span.role == "tool"]
-
-
-def test_an_unknown_field_of_a_server_of_nemo_gym_is_refused():
-    python = os.environ.get("PROXIMA_NEMO_GYM_PYTHON")
-    if not python:
-        pytest.skip("PROXIMA_NEMO_GYM_PYTHON names no interpreter with nemo-gym")
-    environment = {"kind": "nemo_gym", "name": "example_session_state_mgmt", "python": python, "args": {"max_step": 3}}
-    with pytest.raises(FieldError, match="environment.args=.* have 'max_step'; the server's config has .*, max_steps"):
-        EnvironmentRows(environment=environment).rows(1)

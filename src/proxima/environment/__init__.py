@@ -5,6 +5,7 @@
                  (external tools' schemas too)
     hosts        the worker processes that run the environments; `host_process` is the code in the worker
     concurrent_hosts  environments that wait for other programs, many at once in the run's own process
+    job_processes  processes that do many jobs at once: episodes of agents, or calls of an environment
     agents       agents, which play against the run's endpoint; `agent_process` runs functions
     episode_clock  where the time of an episode goes, and the limit of its own
     agent_kinds  the bases of kinds that play by themselves, and of the sandboxes in which their programs run; `agent`

@@ -3,8 +3,9 @@
     games                                   reasoning_gym, SkyRL-Gym, TextArena, installed in proxima's environment
     mcp                                     a tool server: a separate program that speaks MCP over stdin and stdout
     openenv, openenv_process                a server; its client runs in the interpreter that has the package
-    foreign_agents, foreign_environment     verifiers and NeMo Gym, in an interpreter that has them; `foreign_runner` is
+    foreign_environment, foreign_runner     verifiers and NeMo Gym, in an interpreter that has them: what they are, and
                                             the program there
+    foreign_agents, nemo_gym                environments of verifiers play by themselves; servers of NeMo Gym have tools
     harbor_rows, harbor_tasks               tasks in Harbor's format: their rows, their files and images
     harbor_agents, harbor_shell             an agent in a task's container; a tool `bash` there for the model
     containers, container_guardian          containers of podman or docker; `relay.c` is their first process, the
