@@ -229,7 +229,7 @@ class EpisodeTalk:
     """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
     def __init__(self, chosen: ChosenModel, table: Table, inference: Inference) -> None:
-        self.title, self.settings, self.tools = chosen.path, table.world.rules.settings, table.world.rules.tools
+        self.title, self.settings, self.tools = chosen.path, table.world.rules.settings, table.world.use.tools
         self.sampling = inference_sampling(inference, MOST_IN_CHAT, chosen.played)
         _, engine = _engine_of(chosen, inference, self.sampling)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)

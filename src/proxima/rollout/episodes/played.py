@@ -47,7 +47,7 @@ class PlayedTurn:
     written_as: str = ""
     reward: float = 0.0
     answers: list[tuple[Message, bool]] = field(default_factory=list)
-    answered: list[int | None] = field(default_factory=list)
+    answered: list[int | None] = field(default_factory=list, init=False)
     done: bool = False
 
     def read(self, message: ReadMessage) -> None:
