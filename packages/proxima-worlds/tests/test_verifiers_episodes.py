@@ -18,10 +18,7 @@ from proxima.rollout.episodes.settings import EpisodeSettings
 from tests.rollout.episodes.test_agent_player import TOKENIZER, Scripted, paths_are_what_the_policy_saw
 from tests.uvicorn_ticks import quick_ticks
 
-LIBRARIES = {
-    "PROXIMA_VERIFIERS_03_PYTHON": "verifiers below 0.4",
-    "PROXIMA_VERIFIERS_PYTHON": "verifiers 0.4",
-}
+LIBRARIES = {"PROXIMA_VERIFIERS_03_PYTHON": "verifiers below 0.4", "PROXIMA_VERIFIERS_PYTHON": "verifiers 0.4"}
 pytestmark = pytest.mark.slow
 CALL = '<tool_call>{{"name": "{}", "arguments": {}}}</tool_call>'
 
