@@ -46,8 +46,8 @@ class Door(Environment):
         return Reply("again", done=len(text) > 3)
 
 
-def asked(base_url: str, api_key: str, text: str) -> str:
-    body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+def asked(base_url: str, api_key: str, text: str, model: str = "policy") -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
     head = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     answer = json.load(opener.open(urllib.request.Request(f"{base_url}/chat/completions", body, head)))
@@ -92,6 +92,28 @@ class Calls:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair(AgentKind):
+    """Two of them, who speak one after the other; the longer answer wins."""
+
+    roles: ClassVar[tuple[str, ...]] = ("first", "second")
+
+    def build(self) -> "Two":
+        return Two()
+
+
+class Two:
+    async def play(self, job: Any) -> dict[str, float]:
+        said = {}
+        for role in Pair.roles:
+            given = (job.base_url, job.api_key, f"{role}: {job.row['messages'][0]['content']}", f"policy/{role}")
+            said[role] = len(await asyncio.to_thread(asked, *given))
+        return {role: said[role] / 12 for role in said}
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
 class Jail(AgentSandbox):
     """Keeps a list of who was in it.
 
@@ -127,6 +149,7 @@ ENTRY_POINTS = """
 [proxima.environments]
 door = maze_lab:Door
 caller = maze_lab:Caller
+pair = maze_lab:Pair
 
 [proxima.agent_sandboxes]
 jail = maze_lab:Jail
@@ -225,6 +248,25 @@ def test_an_agent_is_killed_and_resumed(package, tiny_model, capsys):
     sys.modules.pop("maze_lab")
     with pytest.raises(AssertionError, match=r"task.environment: maze_lab.py.*version of maze_lab: changed since"):
         proxima(capsys, "train", recipe, "folder=run", "train.steps=3", "--resume")
+
+
+@pytest.mark.parametrize("kind", ["pair", "maze_lab:Pair"])
+def test_an_agent_class_has_roles(package, tiny_model, capsys, kind):
+    """Those of a class without an entry point are known once its world is built, which is before weights load."""
+    recipe = recipe_of(tiny_model("llama"), "pair", {"kind": kind})
+    words = ["train", recipe, "train.steps=1", "eval.task=null"]
+    assert "done: 1 step" in proxima(capsys, *words, "folder=run")
+    rollouts = traces(Path("run"))["rollouts"].values()
+    for row in [row for step in rollouts for row in step]:
+        assert json.loads(row["episode"])["failure"] == ""
+        assert row["players"].keys() == {"first", "second"}
+    for changes, line in (
+        (["algorithm.advantage=remax"], "compares with one greedy episode, not with each role; use rloo or grpo"),
+        (["algorithm=online_dpo"], "compares whole answers; set it to null, or use an agent without roles"),
+    ):
+        with pytest.raises(AssertionError, match=line):
+            proxima(capsys, *words, "folder=refused", *changes)
+        assert not Path("refused").exists()
 
 
 def test_a_sandbox_and_a_class_without_an_entry_point(package, tiny_model, capsys):

@@ -1,7 +1,7 @@
 """The `algorithm` section: advantage, loss, trust region, corrections, reference and teacher; and the checks of these
 parts against each other, and against what the engine and the loop supply."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from proxima.core.advantage.protocol import Advantage, needs_baseline
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
+from proxima.core.preference import PREFERENCES
 from proxima.core.reward_kl import RewardKl
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
@@ -247,13 +248,18 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
 
 def roles_have_their_baselines(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
     """Refuse what knows one reward of an episode where each role has its own."""
-    if not roles_of(r.get("task")):
-        return
+    for error in without_roles(algorithm) if roles_of(r.get("task")) else ():
+        yield error.field, f"{error.value!r} {error.requirement}"
+
+
+def without_roles(algorithm: AlgorithmConfig) -> Iterator[FieldError]:
+    """What of an algorithm knows one reward of an episode, and no roles."""
     if needs_baseline(algorithm.advantage):
-        message = "compares with one greedy episode, not with each role (task.environment.roles); use rloo or grpo"
-        yield "algorithm.advantage.kind", f"{r.entry('algorithm.advantage.kind').value!r} {message}"
+        kind, bound = ADVANTAGES.kind_of(algorithm.advantage), "compares with one greedy episode, not with each role"
+        yield FieldError("algorithm.advantage.kind", kind, bound, remedy="use rloo or grpo, or an agent without roles")
     if algorithm.preference is not None:
-        yield "algorithm.preference.kind", "compares whole answers; set it to null, or remove task.environment.roles"
+        kind, remedy = PREFERENCES.kind_of(algorithm.preference), "set it to null, or use an agent without roles"
+        yield FieldError("algorithm.preference.kind", kind, "compares whole answers", remedy=remedy)
 
 
 def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:

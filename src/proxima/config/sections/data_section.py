@@ -236,8 +236,8 @@ def _roles_of_agent(play: Any) -> Sequence[str]:
     if isinstance(roles, list | tuple):
         return roles
     cls: Any = agent_class(given.get("kind"))
-    if not isinstance(getattr(cls, "roles", None), property):
-        return ()
+    if not isinstance(declared := getattr(cls, "roles", ()), property):
+        return tuple(declared)
     with suppress(FieldError):  # said by `agents_can_play`
         arguments = {name: value for name, value in given.items() if name != "kind"}
         known: Sequence[str] = make_agent(cls, arguments, given["kind"]).roles

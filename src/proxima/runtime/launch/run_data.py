@@ -10,7 +10,7 @@ from typing import Any
 from proxima.config.batch_arithmetic import prompts_and_kept
 from proxima.config.outcomes import AUTO, Outcome, tool_format_outcome
 from proxima.config.schema import RunConfig
-from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed
+from proxima.config.sections.algorithm_section import DistillationConfig, asks_routers, check_routed, without_roles
 from proxima.config.sections.data_section import (
     few_questions_note,
     limits_of,
@@ -172,14 +172,19 @@ def _worlds(
     of_paths = {path: each.play for path, (each, _) in played.items()}
     worlds = make_worlds(of_paths, {path: asked for path, (_, asked) in played.items()}, model, play, notes)
     world = worlds.get("task")
-    if isinstance(world, AgentWorld) and is_first():
-        try:
+    if not isinstance(world, AgentWorld):
+        return worlds
+    try:
+        if world.roles:  # those of a class of the user's are known only now
+            for error in without_roles(config.algorithm):
+                raise error
+        if is_first():
             with within("task"):
                 world.listen()
-        except BaseException:
-            for each in worlds.values():
-                each.close()
-            raise
+    except BaseException:
+        for each in worlds.values():
+            each.close()
+        raise
     return worlds
 
 
