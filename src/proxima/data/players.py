@@ -13,7 +13,15 @@ from proxima.data.flow import Completion, Group, Score
 
 ROLE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 NO_ROLES = ("mean", "std", "invalid", "max", "part")  # what a metric `reward/…` is without roles
+NAMES_OF_ROLES = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(NO_ROLES)}"
 PLAYER = re.compile(rf"({ROLE.pattern})(/[0-9]{{1,6}})?")
+
+
+def are_roles(names: object) -> bool:
+    """Return True if these can be names of roles, see `NAMES_OF_ROLES`."""
+    if not isinstance(names, list | tuple) or len({*map(str, names)}) != len(names):
+        return False
+    return all(isinstance(name, str) and ROLE.fullmatch(name) and name not in NO_ROLES for name in names)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

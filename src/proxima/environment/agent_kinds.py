@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 
 from proxima.data import FieldError, require, within
 from proxima.data.kinds import Kinds, Slot
-from proxima.data.players import NO_ROLES, ROLE
+from proxima.data.players import NAMES_OF_ROLES, are_roles
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.agents import SCRIPT, Agents, CommandAgents, LocalRunner, ProcessAgents, Runner
 from proxima.environment.interface import make_environment
@@ -211,10 +211,7 @@ class AgentSpec(AgentKind):
         return arguments, dict.fromkeys(["sandbox"] * bool(named), "".join(named[:1]))
 
     def __post_init__(self) -> None:
-        bound = f"must be a list of different names of letters, digits, _, . and -, and not {', '.join(NO_ROLES)}"
-        valid = isinstance(self.roles, list | tuple) and len({*map(str, self.roles)}) == len(self.roles)
-        valid = valid and all(isinstance(r, str) and ROLE.fullmatch(r) and r not in NO_ROLES for r in self.roles)
-        require(valid, "roles", self.roles, bound)
+        require(are_roles(self.roles), "roles", self.roles, NAMES_OF_ROLES)
         object.__setattr__(self, "sandbox", box := sandbox_of(self.sandbox))
         exactly_one = bool(self.run) != bool(self.command)
         require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")

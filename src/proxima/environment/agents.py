@@ -35,6 +35,9 @@ class AgentJob:
         base_url, api_key, model: the settings of an OpenAI client.
         clock: runs while the agent plays; agents that let an episode wait for a place say so by `clock.queued`.
         group, sample: uid of the prompt, and number of the completion in its group.
+        seed: the same for the completions of a prompt.
+        ask, pay: for what plays in this process: `ask(request)` answers a chat, `pay(turn, reward)` gives a turn a
+            reward, see `AgentEpisodes`.
     """
 
     row: Mapping[str, Any]
@@ -44,6 +47,9 @@ class AgentJob:
     clock: EpisodeClock = field(default_factory=EpisodeClock)
     group: int = 0
     sample: int = 0
+    seed: int = 0
+    ask: Any = None
+    pay: Any = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -66,6 +72,8 @@ class AgentJob:
 
 class Agents(Protocol):
     """Plays episodes, many at once."""
+
+    in_process: bool = False  # it needs no endpoint, since `AgentJob.ask` answers
 
     async def play(self, job: AgentJob) -> AgentReward:
         """Play an episode and return the reward that the agent itself gives.
@@ -107,10 +115,11 @@ class AgentFailed(EnvironmentFailure):
         reason: one line.
         reward: the reward until then; None: unknown.
         unscored: the reward can't be computed, whatever the agent did.
+        collateral: see `EnvironmentFailure`.
     """
 
-    def __init__(self, reason: str, reward: AgentReward, unscored: bool = False) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str, reward: AgentReward, unscored: bool = False, *, collateral: bool = False) -> None:
+        super().__init__(reason, collateral=collateral)
         self.reward, self.unscored = reward, unscored
 
 

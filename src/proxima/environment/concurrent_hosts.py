@@ -183,7 +183,8 @@ class ConcurrentInstance(Instance):
         return answer_of(environment, await environment.respond(text), "respond", {"role": "user"})
 
     async def _end(self, **said: Any) -> dict[str, Any]:
-        get_reward = member(self._current(), "get_reward")
-        given = {"reward": None} if get_reward is None else reward_at_end(await get_reward(**said), "get_reward")
+        get_reward, given = member(self._current(), "get_reward"), dict[str, Any](reward=None)
+        if get_reward is not None:
+            given = reward_at_end(await get_reward(**said), "get_reward", self.interface.roles)
         self.drop()
         return given

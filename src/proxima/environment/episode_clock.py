@@ -84,6 +84,11 @@ class EpisodeClock:
         finally:
             self.queues.append((begin, loop_time()))
 
+    def worked(self, seconds: float) -> None:
+        """Count so many seconds of the wait that has just ended as its own time: a worker's queue tells only then."""
+        self._spent["queued"] -= seconds
+        self._spent["own"] += seconds
+
     @asynccontextmanager
     async def place_in(self, places: asyncio.Semaphore) -> AsyncIterator[None]:
         """One of the places, for which it may have to wait, in the block, and then for its turn to start."""

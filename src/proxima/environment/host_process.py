@@ -143,7 +143,9 @@ def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str
     environment = _environments[number] = _make()
     reset = member(environment, "reset")
     result = _called(environment, reset, **reset_arguments(environment, row, seed)) if reset else None
-    return {**opening_of(result, row), "tools": tools_of_row(_kind, environment, _functions)}
+    opened = {**opening_of(result, row), "tools": tools_of_row(_kind, environment, _functions)}
+    _role(environment, opened["role"], "reset")
+    return opened
 
 
 def tools_of_row(kind: str, environment: Any, functions: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ def opening_of(result: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         opening = messages
     if opening is not None and not any(message["content"] for message in opening):
         raise BadAnswer("reset returned no prompt, and the row has none")
-    return {"opening": opening, "state": _state(reply.state, "reset")}
+    return {"opening": opening, "state": _state(reply.state, "reset"), "role": reply.role}
 
 
 def reset_arguments(environment: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
@@ -236,7 +238,7 @@ def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[st
     said = {} if messages is None else {"messages": messages}
     value: dict[str, Any] = {"reward": None}
     if callable(get_reward := member(environment, "get_reward")):
-        value = reward_at_end(_called(environment, get_reward, **said), "get_reward")
+        value = reward_at_end(_called(environment, get_reward, **said), "get_reward", roles_of(environment))
     elif (reward := member(environment, "reward")) is not None:
         value = reward_at_end(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
@@ -244,12 +246,29 @@ def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[st
     return value
 
 
-def reward_at_end(value: Any, who: str) -> dict[str, Any]:
-    """The reward of an episode, with its parts if it has some."""
-    if not isinstance(value, RewardWithParts):
-        return {"reward": reward_number(value, who)}
-    parts = {str(name): reward_number(part, f"{name} of {who}") for name, part in value.parts.items()}
-    return {"reward": reward_number(value.value, who), "parts": parts}
+def reward_at_end(value: Any, who: str, roles: Collection[str] = ()) -> dict[str, Any]:
+    """The reward of an episode, or that of each of its roles, with its parts if it has some."""
+    if isinstance(value, RewardWithParts):
+        parts = {str(name): reward_number(part, f"{name} of {who}") for name, part in value.parts.items()}
+        return {**reward_at_end(value.value, who, roles), "parts": parts}
+    if roles and isinstance(value, Mapping):
+        return {"reward": {str(role): reward_number(of, f"{role} of {who}") for role, of in value.items()}}
+    return {"reward": reward_number(value, who)}
+
+
+def roles_of(environment: Any) -> Collection[str]:
+    """The roles of an environment's class; most have none."""
+    roles = member(type(environment), "roles")
+    return roles if isinstance(roles, list | tuple) else ()
+
+
+def _role(environment: Any, role: Any, who: str) -> str | None:
+    roles = roles_of(environment)
+    if role is not None and role not in roles:
+        raise BadAnswer(
+            f"Reply.role of {who} is {role!r:.80}, but its class has the roles {', '.join(roles) or 'none'}"
+        )
+    return role  # type: ignore[no-any-return]
 
 
 def drop(*, number: int) -> dict[str, Any]:
@@ -313,6 +332,7 @@ def answer_of(environment: Any, result: Any, who: str, message: Mapping[str, str
         "reward": reward_number(reply.reward, f"Reply.reward of {who}"),
         "done": _flag(reply.done, f"Reply.done of {who}") or (not callable(done) and _flag(done, "done")),
         "state": _state(reply.state, who),
+        "role": _role(environment, reply.role, who),
     }
 
 

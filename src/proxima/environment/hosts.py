@@ -50,6 +50,7 @@ class Answer:
         reward: reward of the turn, in reward units.
         done: the episode is over.
         state: the environment's name for its state from now on; None: unnamed.
+        role: who speaks next; None: who has just spoken.
         error: the model's tool call failed.
     """
 
@@ -57,6 +58,7 @@ class Answer:
     reward: float = 0.0
     done: bool = False
     state: str | None = None
+    role: str | None = None
     error: bool = False
 
 
@@ -166,6 +168,7 @@ class Instance:
         self._epoch: int | None = None  # None: it is not open yet
         self.opening: tuple[Message, ...] | None = None  # messages that replace the row's; None: keep the row's
         self.state: str | None = None  # the environment's name for the state before the first turn
+        self.role: str | None = None  # who begins
         self.seconds = 0.0  # time of its calls so far, without the time spent waiting for the worker
 
     async def open(self, row: Mapping[str, Any], seed: int) -> None:
@@ -175,7 +178,7 @@ class Instance:
         """
         self._host.alive.add(self._number)
         opened = await self._run("open_environment", row=dict(row), seed=seed)
-        self.state = opened["state"]
+        self.state, self.role = opened["state"], opened.get("role")
         self.opening = None if opened["opening"] is None else tuple(opened["opening"])
         self.interface = self.interface.with_row(opened)
 
@@ -205,7 +208,7 @@ class Instance:
         """
         return await self._answer("respond", text=text)
 
-    async def end(self, messages: Sequence[Message] = ()) -> float | RewardWithParts | None:
+    async def end(self, messages: Sequence[Message] = ()) -> float | Mapping[str, float] | RewardWithParts | None:
         """Return the final reward as the environment gave it, None if it has no such reward, and free the environment.
 
         Args:
@@ -214,7 +217,7 @@ class Instance:
         """
         ended = await self._run("end", **({"messages": list(messages)} if self.interface.reads_messages else {}))
         self._host.alive.discard(self._number)
-        reward: float | None = ended["reward"]
+        reward: float | Mapping[str, float] | None = ended["reward"]
         if reward is None or "parts" not in ended:
             return reward
         return RewardWithParts(value=reward, parts=ended["parts"])

@@ -17,6 +17,7 @@ from proxima.data import FieldError, require
 from proxima.data.episode import ToolCall
 from proxima.data.errors import abbreviated, suggestion
 from proxima.data.json_reader import load_json
+from proxima.data.players import NAMES_OF_ROLES, are_roles
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.call_readers import HOOKS
 from proxima.environment.tool_calls import parameters_of
@@ -87,6 +88,7 @@ class EnvironmentInterface:
         columns: the columns that `reset` requires.
         by_row: more tools are known once an episode is open, see `with_row`.
         reads_messages: `get_reward` receives what was said.
+        roles: who plays it; none: the policy alone, in one chat.
         plays: it plays by itself, see `agent_kinds.AgentKind`.
         settled: arguments of a built-in class, by name, that the inspection has determined for all workers.
         notes: lines for the user at the start of a run.
@@ -98,6 +100,7 @@ class EnvironmentInterface:
     columns: tuple[str, ...] = ()
     by_row: bool = False
     reads_messages: bool = False
+    roles: tuple[str, ...] = ()
     plays: bool = False
     settled: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -336,9 +339,24 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
         "by_row": by_row,
         "reads_messages": callable(get_reward) and "messages" in inspect.signature(get_reward).parameters,
     }
+    if roles := _roles(kind, environment):
+        bound = "has roles, and no method `respond`, which says who is next"
+        require(responds, "environment", kind, bound)
+        bound = "has roles, and a get_reward that reads messages, of which each role has its own"
+        require(not read["reads_messages"], "environment", kind, bound)
+        read["roles"] = roles
     if kind in ENVIRONMENTS:  # a user's class may have attributes of these names
         read |= {"settled": member(environment, "settled") or {}, "notes": member(environment, "notes") or []}
     return read
+
+
+def _roles(kind: str, environment: Any) -> list[str]:
+    """The roles of a class; FieldError if their names can't be those of roles."""
+    roles = member(type(environment), "roles")
+    if not isinstance(roles, list | tuple):  # a user's class may have another member of this name
+        return []
+    require(are_roles(roles), "environment", kind, f"has the roles {list(roles)!r:.80}, which {NAMES_OF_ROLES}")
+    return list(roles)
 
 
 def _columns(environment: Any) -> list[str]:

@@ -13,6 +13,8 @@ class Reply:
 
     Args:
         content: a text, or complete messages; empty: none.
+        role: who reads it and speaks next, in an environment with `roles`; None: who has just spoken. The chat of a
+            role begins with the row's system messages and what it reads first.
         images: PIL images or bytes of image files that the text shows, each where the text has `<image>`, or before the
             text if it has none. Messages have their own: `{"role", "content", "images"}`.
         reward: reward of the turn that it answers, in reward units.
@@ -24,6 +26,7 @@ class Reply:
     reward: float = 0.0
     done: bool = False
     state: str | None = None
+    role: str | None = None
     images: Sequence[Any] = ()
 
 
@@ -49,6 +52,10 @@ class Environment:
     and `call_tool(name, arguments)`. All environments of a recipe must have the same tools, unless the class sets
     `tools_by_row`: then `tools()` is asked after `reset`, and its schemas are those of the row.
 
+    A class with `roles`, names, is played by several: each role has a chat of its own, its own reward and its own
+    baseline. `reset` opens the chat of the first, or of `Reply.role`, and each answer says by `Reply.role` who is next;
+    `get_reward` returns a number for each role, by name, or one for all.
+
     An attribute `done` ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
     once at the end and added to the rewards of the turns (`Reply.reward`). It is a number, or a `RewardWithParts`. A
     `get_reward` with a parameter `messages` receives what was said after the prompt, as messages of chat completions:
@@ -56,6 +63,7 @@ class Environment:
     """
 
     tools_by_row: ClassVar[bool] = False
+    roles: ClassVar[tuple[str, ...]] = ()
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | Reply | None:
         """Begin an episode. Anything random must depend only on `row` and `seed`, so that a group's episodes begin

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from proxima.data import UserError
 from proxima.data.episode import Cut, EpisodeLife, ToolCall
 from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
+from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, GrammarRefusedError, InFlight, Request
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents
 from proxima.environment.call_readers import ToolFormat, read_calls
@@ -156,6 +158,7 @@ class AgentEpisodes(EpisodePlayer):
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
         self._outside = agents if isinstance(agents, ListeningAgents) else None
+        self._in_process = getattr(agents, "in_process", False)
         self._users = 0
         self._adding = asyncio.Lock()  # images
 
@@ -181,7 +184,7 @@ class AgentEpisodes(EpisodePlayer):
                 deliver(error)
 
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
-        if self._endpoint is None:
+        if self._endpoint is None and not self._in_process:
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
             self._endpoint = ChatEndpoint(
                 models, self._episodes.__contains__, self.answer, self.count, self.pay, self._outside
@@ -199,7 +202,9 @@ class AgentEpisodes(EpisodePlayer):
             self._users -= 1
             if not self._users:
                 self._time.stop()
-                if self._outside is None:  # who comes from outside asks between the steps, too
+                if (
+                    self._outside is None and self._endpoint is not None
+                ):  # who comes from outside asks between the steps, too
                     endpoint, self._endpoint = self._endpoint, None
                     await endpoint.close()
 
@@ -226,15 +231,17 @@ class AgentEpisodes(EpisodePlayer):
         key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
         self._episodes[key] = episode
         self.playing[request.prompt.uid, request.sample] = episode
-        assert self._endpoint is not None
         clock = episode.clock
         job = AgentJob(
             row=row_of(request.prompt),
-            base_url=self._endpoint.address,
+            base_url="" if self._endpoint is None else self._endpoint.address,
             api_key=key,
             clock=clock,
             group=request.prompt.uid,
             sample=request.sample,
+            seed=mix(EPISODE_SEED, request.seed, request.prompt.uid) % 2**31,
+            ask=partial(self.answer, key),
+            pay=partial(self.pay, key),
         )
         now = asyncio.get_running_loop().time
         began = now()

@@ -14,15 +14,16 @@ from proxima.data.flow import Message, Prompt
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agent_kinds import agent_class, as_in_recipe, is_concurrent, make_agent
-from proxima.environment.agents import ListeningAgents
+from proxima.environment.agents import Agents, ListeningAgents
 from proxima.environment.concurrent_hosts import AnyHosts, ConcurrentHosts
-from proxima.environment.hosts import Hosts
+from proxima.environment.hosts import EnvironmentFailure, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import format_of
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Played
+from proxima.rollout.episodes.played import EpisodeCallback, EpisodePlayer, Played, row_of
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
+from proxima.rollout.episodes.seated_environments import SeatedEnvironments
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.tool_use import ToolUse, ToolUses
 from proxima.system.user_modules import user_class
@@ -95,23 +96,16 @@ class World:
 
 
 class AgentWorld:
-    """Everything that plays the episodes of a task with an external agent, except the engine. The agent's processes
-    start with the first episode.
+    """Everything that plays the episodes of a task by asking for each turn, except the engine: an external agent, whose
+    processes start with the first episode, or an environment with roles.
 
-    Raises:
-        FieldError: the recipe's agent is invalid.
+    Args:
+        roles: who plays; none: the policy alone.
     """
 
-    def __init__(self, play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> None:
+    def __init__(self, play: Play, model: UnloadedModel, agents: Agents, roles: Sequence[str]) -> None:
         self.play, self.model = play, model
-        require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
-        with within("environment"):
-            assert spec.kind is not None
-            cls = agent_class(spec.kind) or user_class(spec.kind)
-            agent = make_agent(cls, spec.arguments, spec.kind)
-            with as_in_recipe(cls, spec.arguments):
-                agent.check()
-                self.agents, self.roles = agent.build(), getattr(agent, "roles", ())
+        self.agents, self.roles = agents, roles
         named = play.settings.tool_format
         self.tool_format = format_of(model.tokenizer, play.arguments) if named == "auto" else named
 
@@ -126,6 +120,8 @@ class AgentWorld:
 
         if isinstance(self.agents, ListeningAgents) and log is not None:
             self.agents.begin(log.parent)
+        if isinstance(self.agents, SeatedEnvironments):
+            self.agents.log_to(log)
         limits = settings, self.model.context, self.tool_format
         return AgentEpisodes(engine, self.agents, template, *limits, on_episode, self.roles)
 
@@ -142,6 +138,22 @@ class AgentWorld:
     def close(self) -> None:
         """Stop the processes. May be called twice."""
         self.agents.close()
+
+
+def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> AgentWorld:
+    """The world of an external agent.
+
+    Raises:
+        FieldError: the recipe's agent is invalid.
+    """
+    require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
+    with within("environment"):
+        assert spec.kind is not None
+        cls = agent_class(spec.kind) or user_class(spec.kind)
+        agent = make_agent(cls, spec.arguments, spec.kind)
+        with as_in_recipe(cls, spec.arguments):
+            agent.check()
+            return AgentWorld(play, model, agent.build(), getattr(agent, "roles", ()))
 
 
 def make_worlds(
@@ -170,7 +182,7 @@ def make_worlds(
                     task.prepare()
                 if (cls := agent_class(spec.kind)) is not None:
                     _require_training(cls, spec.kind, path)
-                    worlds[path] = AgentWorld(of_task, spec, model)
+                    worlds[path] = _agent_world(of_task, spec, model)
                     continue
                 processes = _processes_of(spec, of_task.settings)
                 hosts = next((made for made, of in shared if made.spec == spec and of == processes), None)
@@ -180,14 +192,19 @@ def make_worlds(
                     if hosts.interface.plays:
                         _require_no_sandbox(spec, of_task.settings)
                         hosts.close()
-                        worlds[path] = AgentWorld(of_task, spec, model)
+                        worlds[path] = _agent_world(of_task, spec, model)
                         continue
                     notes += hosts.notes
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
+                notes += _unseen_tools(prompts[path], path)
+                if hosts.interface.roles:
+                    _open_once(hosts, prompts[path], play.seed)
+                    seated = SeatedEnvironments(hosts, of_task.settings.seconds)
+                    worlds[path] = AgentWorld(of_task, model, seated, seated.roles)
+                    continue
                 hosted = World(of_task, hosts, model)
                 worlds[path] = hosted
-                notes += _unseen_tools(prompts[path], path)
                 notes += _tried(hosted, prompts[path], play.seed, path)
     except BaseException:
         for hosts, _ in shared:
@@ -284,6 +301,24 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
         else:
             raise FieldError(field, kind, f"can't be played with this model: {error.reason}", remedy=error.remedy)
     return notes[:1]
+
+
+def _open_once(hosts: AnyHosts, prompts: Sequence[Prompt], seed: int) -> None:
+    """Try to open an environment with roles.
+
+    Raises:
+        FieldError: no episode can begin.
+    """
+
+    async def opened(prompt: Prompt) -> None:
+        (await hosts.open(row_of(prompt), seed)).drop()
+
+    with closing(EventLoopThread("proxima-episode-trial")) as loop:
+        for prompt in prompts[:1]:
+            try:
+                loop.call(opened(prompt))
+            except EnvironmentFailure as failure:
+                raise FieldError("environment", hosts.spec.kind, f"can't begin an episode: {failure}") from None
 
 
 def template_errors(template: TurnTemplate, messages: Sequence[Message], roles: Sequence[str]) -> Iterator[UserError]:
