@@ -73,8 +73,6 @@ class AgentJob:
 class Agents(Protocol):
     """Plays episodes, many at once."""
 
-    in_process: bool = False  # it needs no endpoint, since `AgentJob.ask` answers
-
     async def play(self, job: AgentJob) -> AgentReward:
         """Play an episode and return the reward that the agent itself gives.
 
@@ -84,6 +82,10 @@ class Agents(Protocol):
 
     def close(self) -> None:
         """Kill the processes that are still running. May be called twice, and after the event loop has ended."""
+
+
+class AgentsInside(Agents):
+    """Base of agents that need no endpoint: they play in this process, where `AgentJob.ask` answers."""
 
 
 class ListeningAgents(Agents):

@@ -24,7 +24,7 @@ from proxima.data.flow import Completion, Message
 from proxima.data.players import PLAYER, mean_of_roles, rewards_of_players, role_of
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, GrammarRefusedError, InFlight, Request
-from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, ListeningAgents
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, Agents, AgentsInside, ListeningAgents
 from proxima.environment.call_readers import ToolFormat, read_calls
 from proxima.environment.episode_clock import EpisodeClock, LoopTime
 from proxima.environment.hosts import EnvironmentFailure
@@ -158,7 +158,7 @@ class AgentEpisodes(EpisodePlayer):
         self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
         self._outside = agents if isinstance(agents, ListeningAgents) else None
-        self._in_process = getattr(agents, "in_process", False)
+        self._inside = isinstance(agents, AgentsInside)
         self._users = 0
         self._adding = asyncio.Lock()  # images
 
@@ -184,7 +184,7 @@ class AgentEpisodes(EpisodePlayer):
                 deliver(error)
 
         self._users += 1  # `at_work` blocks; the first starts the endpoint, the last closes it
-        if self._endpoint is None and not self._in_process:
+        if self._endpoint is None and not self._inside:
             models = ["policy", *(f"policy/{role}" for role in self.roles)]
             self._endpoint = ChatEndpoint(
                 models, self._episodes.__contains__, self.answer, self.count, self.pay, self._outside

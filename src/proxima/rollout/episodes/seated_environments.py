@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from proxima.data.flow import Message
-from proxima.environment.agents import AgentFailed, AgentJob, AgentReward
+from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, AgentsInside
 from proxima.environment.concurrent_hosts import AnyHosts
 from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
 from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest
@@ -15,15 +15,13 @@ T = TypeVar("T")
 LIMITS = ("episode_limit", "context_length_exceeded")  # codes of a refusal that ends the episode
 
 
-class SeatedEnvironments:
+class SeatedEnvironments(AgentsInside):
     """Plays environments whose class has `roles`, in this process: `AgentJob.ask` answers.
 
     Args:
         hosts: run the environments; closed with this.
         seconds: `episode.seconds`.
     """
-
-    in_process = True
 
     def __init__(self, hosts: AnyHosts, seconds: float) -> None:
         self.hosts, self.seconds = hosts, seconds
