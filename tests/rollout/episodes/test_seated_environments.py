@@ -32,7 +32,7 @@ from tests.uvicorn_ticks import quick_ticks
 WORLDS = "tests.rollout.episodes.seated_worlds"
 CONTEXT = 4000
 MODEL = SimpleNamespace(tokenizer=TOKENIZER, context=CONTEXT)
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("lent_servers")]
 
 
 def prompt(content="", **metadata):
