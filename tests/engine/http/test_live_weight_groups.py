@@ -38,7 +38,7 @@ from proxima.model.pretrained import LoadedModel
 from tests.engine.http.live_vllm import EXECUTABLE
 from tests.tiny import tiny_tokenizer
 
-SIBLING = "tests/engine/http/test_weight_groups.py::test_faults_at_random_buckets[cut]"
+SIBLING = "tests/engine/http/test_weight_groups.py::test_faults_at_random_buckets[cut-4]"
 pytestmark = [
     pytest.mark.campaign(SIBLING),
     pytest.mark.skipif(EXECUTABLE is None, reason="PROXIMA_VLLM names no vLLM"),

@@ -29,8 +29,10 @@ from proxima.engine.http.weights.sync import Report, WeightSync
 from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.pretrained import LoadedModel
+from tests.campaigns import campaign
 from tests.engine.http.fake_sglang import FakeSglang
 
+HERE = "tests/engine/http/test_sglang_weight_groups.py"
 SECONDS = 40.0  # the deadline of a call; a broadcast has half of it. Longer than a busy machine needs
 
 
@@ -219,9 +221,9 @@ async def test_a_group_and_a_folder_give_the_same_log_probs(tiny: LoadedModel) -
     [
         ("killed", 2),
         ("cut", 2),
-        pytest.param("killed", 30, marks=pytest.mark.slow),
-        pytest.param("cut", 30, marks=pytest.mark.slow),
-        pytest.param("stopped", 4, marks=[pytest.mark.slow, pytest.mark.waits]),
+        pytest.param("stopped", 1, marks=[pytest.mark.slow, pytest.mark.waits]),
+        *campaign(f"{HERE}::test_one_of_two_fails[killed-2]", [("killed", 30), ("cut", 30)]),
+        *campaign(f"{HERE}::test_one_of_two_fails[stopped-1]", [("stopped", 4)]),
     ],
 )
 async def test_one_of_two_fails(fault: str, count: int, tiny: LoadedModel) -> None:

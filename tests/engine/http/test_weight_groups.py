@@ -31,11 +31,13 @@ from proxima.engine.http.weights.transport import PushRound, Receivers, choose_t
 from proxima.engine.http.weights.weight_folders import FolderTransport
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.pretrained import LoadedModel
+from tests.campaigns import campaign
 from tests.engine.http.fake_vllm import FakeVllm, unread
 from tests.engine.http.fake_vllm_worker import FakeWorker, worker_module
 from tests.engine.http.received import received
 from tests.tiny import tiny_tokenizer
 
+HERE = "tests/engine/http/test_weight_groups.py"
 WIDTH, LAYERS, LENGTH = 8, 14, 60.0
 UPDATE = WeightUpdate(version=1, module=nn.Linear(1, 1))  # is not read
 FACTS = ServerFacts(server="fake", model="fake", transfers=("folder", "group", "ipc"), device="cpu")
@@ -226,12 +228,24 @@ async def test_a_cut_bucket_costs_only_its_server(bucket: int, servers: list[Fak
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["killed", pytest.param("stopped", marks=pytest.mark.waits), "cut", "returned"])
-async def test_faults_at_random_buckets(fault: str, servers: list[FakeServer]) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "rounds"),
+    [
+        ("killed", 4),
+        pytest.param("stopped", 1, marks=pytest.mark.waits),
+        ("cut", 4),
+        ("returned", 4),
+        *campaign(f"{HERE}::test_faults_at_random_buckets[killed-4]", [("killed", 30), ("cut", 30)]),
+        *campaign(f"{HERE}::test_faults_at_random_buckets[stopped-1]", [("stopped", 2)]),
+        *campaign(f"{HERE}::test_faults_at_random_buckets[returned-4]", [("returned", 30)]),
+    ],
+)
+async def test_faults_at_random_buckets(fault: str, rounds: int, servers: list[FakeServer]) -> None:
     """The others get every version, within the deadlines; the server that failed returns, alone, with the newest. One
-    that was restarted unnoticed, `returned`, gets it with the others. PROXIMA_ROUNDS: the number of failures."""
+    that was restarted unnoticed, `returned`, gets it with the others."""
     # A stopped member costs a round its deadline, which must be longer than a busy machine needs for the others.
-    draws, rounds = random.Random(fault), int(os.environ.get("PROXIMA_ROUNDS", 2 if fault == "stopped" else 30))
+    draws = random.Random(fault)
     pusher = Pusher(GroupTransport, seconds=16.0 if fault == "stopped" else LENGTH)
     for _ in range(rounds):
         broken = draws.choice(servers)

@@ -72,7 +72,9 @@ def asking_agents_end():
 
 
 @quick_ticks()
-def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, roles=(), **settings):
+def play(
+    policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, roles=(), grace=None, **settings
+):
     """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
     if isinstance(agent, str) and agent in agent_functions.ASKING:
         agents, given = ASKING, replace(prompt(), metadata={"agent": agent})
@@ -80,6 +82,8 @@ def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_to
         agents = (agent if isinstance(agent, AgentSpec) else AgentSpec(run=f"{HERE}:{agent}")).build()
         given = prompt()
 
+    if grace is not None:
+        agents._processes.grace = grace
     settings_of = EpisodeSettings(**{"retries": 0, "seconds": 600} | settings)
 
     async def run():
@@ -304,7 +308,7 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     ],
 )
 def test_a_failure_is_an_episode_without_a_score(agent, failure):
-    limits = {"call_seconds": 0.2, "seconds": 0.2} if agent == "hangs" else {}
+    limits = {"call_seconds": 0.2, "seconds": 0.2, "grace": 0.5} if agent == "hangs" else {}
     retries = int(agent == "exits")  # each attempt starts a process
     (completion,) = play(Scripted(lambda context, request: "x"), agent, retries=retries, **limits)
     assert completion.episode.failure.startswith(failure) and completion.episode.attempts == 1 + retries
