@@ -26,6 +26,7 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
+LINE_BYTES = 1 << 24  # of a message at most, as `program` reads it
 ASKED = ("row", "base_url", "api_key", "model", "set_reward")
 Job = dict[str, Any]
 Write = Callable[[Mapping[str, Any]], None]
@@ -77,6 +78,9 @@ class Jobs:
     async def _work(self, job: Job) -> None:
         try:
             answer = await self.play(job)
+            size = len(json.dumps({"id": job["id"], **answer})) + 1  # that of JSON in ASCII is in bytes
+            if size > LINE_BYTES:  # it would end the process, and the other jobs
+                raise ValueError(f"its answer has {size:,} bytes of JSON, at most {LINE_BYTES:,} are read")
         except asyncio.CancelledError:
             answer = {"error": "it was cancelled"}
         except (Exception, SystemExit) as error:  # an exit would end the others, too
@@ -92,7 +96,7 @@ class Jobs:
             alive.set()
             if number in self._tasks:  # else it has just ended
                 self.write({"id": number, "stopping": True})
-                self._tasks[number].cancel()
+                self.loop.call_soon(self._tasks[number].cancel)  # one that never began could not say that it ended
 
         def watch() -> None:
             if not alive.wait(seconds):

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from itertools import count
+from queue import SimpleQueue
 from typing import Any
 
 from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.program import Program, ProgramFailed
+from proxima.process.program import Program, ProgramFailed, line_of
 from proxima.system.machine import usable_cores
 
 GRACE_SECONDS = 10.0  # in which a job that is cancelled must end
@@ -82,7 +83,9 @@ class JobProcess:
         self._held = 0
         self._lock = threading.Lock()  # a job given after the end would wait for an answer that nobody reads
         self._program = Program(command, name=name, guarded=True)
-        threading.Thread(target=self._read, daemon=True).start()
+        self._lines: SimpleQueue[bytes | None] = SimpleQueue()  # a process that is busy may not read for long
+        for work in (self._read, self._write):
+            threading.Thread(target=work, daemon=True).start()
 
     @property
     def load(self) -> int:
@@ -123,13 +126,12 @@ class JobProcess:
 
     def tell(self, job: Mapping[str, Any]) -> None:
         """Do a job whose outcome nobody waits for."""
-        with suppress(ProgramFailed):
-            self._program.write({"id": next(self._numbers), **job})
+        self._send({"id": next(self._numbers), **job})
 
     async def _answer(
         self, number: int, job: Mapping[str, Any], clock: EpisodeClock, answered: "Future[dict[str, Any]]"
     ) -> dict[str, Any]:
-        self._program.write({"id": number, **job})
+        self._send({"id": number, **job})
         answer = asyncio.wrap_future(answered)
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come after the end
         try:
@@ -144,7 +146,8 @@ class JobProcess:
     async def _started(self) -> None:
         """Wait until the process has loaded what it plays with."""
         try:
-            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(self._ready)), LOAD_SECONDS)
+            async with asyncio.timeout(LOAD_SECONDS):  # `wait_for` of Python 3.11 may swallow that it is cancelled
+                await asyncio.shield(asyncio.wrap_future(self._ready))
         except TimeoutError:
             self.end()
             raise EnvironmentFailure(f"{self.name} was not ready after {LOAD_SECONDS:g} s") from None
@@ -154,7 +157,7 @@ class JobProcess:
         if self.ended:
             return
         self.stopping[number] = False
-        self._program.write({"cancel": number, "seconds": self.grace})
+        self._send({"cancel": number, "seconds": self.grace})
         timer = threading.Timer(2 * self.grace, self._overdue, [number])
         timer.daemon = True
         timer.start()
@@ -195,6 +198,15 @@ class JobProcess:
         if self.retired and not self.waiting and not self._held:
             self.end()
 
+    def _send(self, message: Mapping[str, Any]) -> None:
+        """Send a message, without waiting until the process reads it."""
+        self._lines.put(line_of(message))
+
+    def _write(self) -> None:
+        """Write what is sent until the process ends."""
+        while (line := self._lines.get()) is not None:
+            self._program.write_line(line)
+
     def _read(self) -> None:
         """Forward answers until the process ends; then fail all jobs still in progress."""
         try:
@@ -230,3 +242,4 @@ class JobProcess:
         """Kill the process and everything that it started."""
         self.ended = self.retired = True
         self._program.kill()
+        self._lines.put(None)

@@ -26,6 +26,11 @@ class ProgramFailed(Exception):
     """A program, or a call that it ran, failed."""
 
 
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """The line of a message."""
+    return json.dumps(message).encode() + b"\n"
+
+
 class Program:
     """A running program, which is killed with all that it started when this object or this process ends.
 
@@ -66,9 +71,13 @@ class Program:
 
     def write(self, message: Mapping[str, Any]) -> None:
         """Send a line. If the program has ended, `read` reports it, not this call."""
+        self.write_line(line_of(message))
+
+    def write_line(self, line: bytes) -> None:
+        """As `write`, a `line_of` a message."""
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
     def read(self) -> dict[str, Any]:
