@@ -77,6 +77,30 @@ def test_one_that_fails_or_is_dropped_is_freed_and_gives_its_place_away():
     assert not Waiting.open
 
 
+def test_one_whose_end_fails_gives_its_place_away(monkeypatch):
+    def close(self):
+        self.open.remove(self)
+        raise OSError("it is gone already")
+
+    monkeypatch.setattr(Waiting, "close", close)
+
+    async def run(made):
+        for _ in range(3):
+            with pytest.raises(EnvironmentFailure, match="OSError: it is gone already"):
+                await asyncio.wait_for(episode(made), 10)
+
+    with hosts(workers=1) as made:
+        asyncio.run(run(made))
+
+
+def test_nothing_opens_once_they_are_closed():
+    with hosts() as made:
+        pass
+    with pytest.raises(EnvironmentFailure, match="the environments are closed"):
+        asyncio.run(made.open(ROW, 0))
+    assert not Waiting.open
+
+
 def test_it_takes_no_other_tools_and_its_own_arguments():
     with pytest.raises(FieldError, match="environment='waiting' can't be made: .*unexpected keyword argument 'size'"):
         ConcurrentHosts(EnvironmentSpec(kind="waiting", arguments={"size": 3}))

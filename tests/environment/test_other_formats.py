@@ -73,6 +73,13 @@ def test_one_table_has_the_openings_of_every_format():
         assert before_calls(text, name, TOOLS) == "I add." and call_start("I add.", name, TOOLS) == -1
 
 
+def test_a_call_in_a_thought_does_not_end_the_message():
+    for name in FORMATS:
+        call = write_call(CALL, name, TOOLS)
+        text = f"<think>\n{call}\n</think>I add. {call}"
+        assert before_calls(text, name, TOOLS) == f"<think>\n{call}\n</think>I add."
+
+
 def test_the_figures_and_the_warning_name_the_format():
     from proxima.data.flow import Completion
 

@@ -24,7 +24,7 @@ class Waiting(Environment):
     waiting: ClassVar[asyncio.Barrier | None] = None
 
     def __init__(self, workers: int = 3) -> None:
-        self.workers, self.total = workers, 0
+        self.places, self.total = workers, 0
 
     async def reset(self, start: int) -> str:
         self.open.append(self)

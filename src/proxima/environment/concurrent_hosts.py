@@ -71,6 +71,7 @@ class ConcurrentHosts:
         self.shared: dict[str, Any] = {}
         self._free: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._open: set[ConcurrentInstance] = set()
+        self._closed = False
 
     def make(self) -> Any:
         """Create an environment."""
@@ -82,6 +83,8 @@ class ConcurrentHosts:
 
     async def open(self, row: Mapping[str, Any], seed: int, label: str = "") -> "ConcurrentInstance":
         """As `hosts.Hosts.open`."""
+        if self._closed:
+            raise EnvironmentFailure("the environments are closed")
         free = self._free.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.places))
         await free.acquire()
         instance = ConcurrentInstance(self, free)
@@ -104,6 +107,7 @@ class ConcurrentHosts:
 
     def close(self) -> None:
         """Free what is open, and what is shared. May be called twice."""
+        self._closed = True
         for instance in list(self._open):
             instance.drop()
         for each in self.shared.values():
@@ -124,9 +128,11 @@ class ConcurrentInstance(Instance):
 
     def drop(self) -> None:
         environment, self._environment = self._environment, None
-        if environment is not None:
-            environment.close()
-        self._hosts.ended(self, self._free)
+        try:
+            if environment is not None:
+                environment.close()
+        finally:
+            self._hosts.ended(self, self._free)
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
         self._clock = clock = EpisodeClock(self._hosts.seconds - self.seconds)

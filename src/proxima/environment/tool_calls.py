@@ -38,9 +38,11 @@ def parameters_of(schemas: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str
 
 
 def before_calls(text: str, tool_format: ToolFormat, tools: Parameters) -> str:
-    """The part of a message that precedes its first call."""
-    at = call_start(text, tool_format, tools)
-    return text if at < 0 else text[:at].rstrip()
+    """The part of a message that precedes its first call, which is not in its thinking."""
+    before, thought, after = text.partition("</think>")
+    begin = len(before + thought) if thought else 0
+    at = call_start(after if thought else text, tool_format, tools)
+    return text if at < 0 else text[: begin + at].rstrip()
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:

@@ -67,7 +67,8 @@ def _require_rows(kind: object, cls: type | None) -> None:
     with_rows = [name for name in ENVIRONMENTS if hasattr(_asked_class(name), "rows")]
     named = f"name one of {', '.join(with_rows)}, or another task" if with_rows else "name another task"
     remedy = "; ".join(filter(None, [named, ENVIRONMENTS.elsewhere]))
-    require(hasattr(cls, "rows"), "environment", kind, "has no rows of its own", remedy=remedy)
+    asked = getattr(cls, "plays", False) is True or is_concurrent(kind)  # else `rows` is a tool
+    require(asked and hasattr(cls, "rows"), "environment", kind, "has no rows of its own", remedy=remedy)
 
 
 def _row(number: int, item: Mapping[str, Any]) -> Row:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import io
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -22,9 +22,9 @@ from proxima.environment.interface import EnvironmentInterface
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import Collector
-from proxima.rollout.episodes.conversation import TurnTemplate
+from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.figures import episode_metrics
-from proxima.rollout.episodes.played import COLLATERAL, EpisodeTimes, sampled_turns
+from proxima.rollout.episodes.played import COLLATERAL, EpisodeTimes, Played, sampled_turns
 from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.tool_use import ToolUse
@@ -183,11 +183,11 @@ class Instance:
         self.freed = True
 
 
-def player(engine, world, template=SHORT, tool_format=None, context=200, **settings):
+def player(engine, world, template=SHORT, tool_format=None, context=200, instructions="", **settings):
     TOKENIZER.chat_template = template
     rules = {"context": context, "responds": tool_format is None, "rewards": True}
     rules = Rules(settings=EpisodeSettings(**settings), **rules)
-    use = ToolUse(template=TurnTemplate(TOKENIZER, {}), tool_format=tool_format)
+    use = ToolUse(template=TurnTemplate(TOKENIZER, {}), tool_format=tool_format, instructions=instructions)
     return Episodes(engine, world, lambda schemas: use, rules)
 
 
@@ -256,8 +256,9 @@ def test_a_template_without_tools_gets_them_in_messages_of_the_user():
     told = {None: ["You can add."], "new": ["Be brief.\n\nYou can add.", "new"]}
     for opening, contents in told.items():
         world = World([Answer(), None], openings=[opening])
-        episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
-        episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
+        told_of = {"tool_format": "hermes", "instructions": "You can add."}
+        episodes = player(Engine([CALL, "2"]), world, context=2000, **told_of)
+        episodes.rules = replace(episodes.rules, system="Be brief.")
         (completion,) = play(episodes)
         messages = completion.initial_prompt.messages
         assert messages[0]["role"] == "system" and [m["content"] for m in messages][: len(contents)] == contents
@@ -270,9 +271,8 @@ def test_a_request_says_what_other_prompts_begin_with(system):
     seen = []
     for opening in ("What is 1 + 1?", "x" * 90):
         engine = Engine([CALL, "2"])
-        episodes = player(engine, World([Answer(), None], openings=[opening]), tool_format="hermes", context=2000)
-        episodes.rules = replace(episodes.rules, instructions=system)
-        play(episodes)
+        world = World([Answer(), None], openings=[opening])
+        play(player(engine, world, tool_format="hermes", context=2000, instructions=system))
         seen += [request.prompt for call in engine.calls for request in call]
     common = len(ids("s" + system)) // 64 * 64 if system else 0
     assert [prompt.shared_prefix for prompt in seen] == [common] * 4 and (common > 0) == bool(system)
@@ -433,6 +433,59 @@ def test_what_is_closed_early_leaves_nothing(after):
 
     asyncio.run(run())
     assert world.alive == 0 and engine.running == 0
+
+
+def test_what_opens_although_it_was_cancelled_is_freed():
+    """As where the answer and the end of the run come at once."""
+
+    class Late(World):
+        async def open(self, row, seed, label=""):
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(60.0)
+            return await super().open(row, seed, label)
+
+    world = Late([DONE])
+
+    async def run():
+        task = asyncio.create_task(anext(player(Engine(["a"], ["b"]), world).generate(requests(2))))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert world.opened == 2 and world.alive == 0
+
+
+def test_an_episode_that_is_refused_leaves_the_others_their_tools():
+    """Its row has other tools for each episode; calls are read with those of the first."""
+    schema = {"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}
+
+    class OfRow(World):
+        async def open(self, row, seed, label=""):
+            instance = await super().open(row, seed, label)
+            instance.interface = EnvironmentInterface(schemas=(schema,) if self.opened == 1 else ())
+            return instance
+
+    world = OfRow([Answer(reward=1.0), None], [DONE], openings=[None, "new"])
+    episodes = player(Engine([CALL, "2"], ["b"]), world, tool_format="hermes", context=2000)
+    with_tools = episodes.uses(())
+    episodes.uses = lambda schemas: with_tools if schemas else replace(with_tools, tool_format=None)
+    first, second = play(episodes, 2)
+    assert first.episode.spans[0].calls and first.episode.reward == 1.0
+    assert second.episode.failure.startswith("`reset` gives the completions of a prompt different messages")
+
+
+def test_what_was_said_is_without_what_the_template_began_and_without_the_stop_string():
+    TOKENIZER.chat_template = SHORT.replace("{{ 'a' }}", "{{ 'a<think>' }}")
+    conversation = Conversation(TurnTemplate(TOKENIZER, {}), PROMPT.messages, "train")
+    played = Played(requests(1)[0], PROMPT, None, conversation)
+    begun = played.next_request(9).prompt.begun
+    assert begun == "<think>"
+    text = f"{begun}so</think>It is 5.END"
+    completion = Completion.of_text(7, 0, text, np.array(ids("so"), np.int32), "stop")
+    played.add(replace(completion, stopped_by="END"))
+    use = ToolUse(template=conversation._template)
+    assert played.messages(use) == [{"role": "assistant", "content": "so</think>It is 5."}]
 
 
 def test_forks_become_paths():

@@ -11,8 +11,10 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.engine.protocol import Request, Sampling
+from proxima.environment.agents import AgentJob
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.conversation import TurnTemplate
+from proxima.rollout.episodes.formats.chat import ChatRefused
 from proxima.rollout.episodes.session_kind import Sessions
 from proxima.rollout.episodes.sessions import FILE, SessionFile
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -111,6 +113,40 @@ def test_sessions_of_a_row_are_its_group(monkeypatch, tmp_path):
     assert [line["event"] for line in lines] == ["listening", "opened", "closed", "opened", "closed"]
     assert [(line["uid"], line["sample"]) for line in lines if line["event"] == "opened"] == [(3, 0), (3, 1)]
     assert KEY not in (tmp_path / FILE).read_text()
+
+
+def test_what_is_being_stopped_takes_no_session_and_no_reward(monkeypatch, tmp_path):
+    """In the same tick of the event loop: the episode is cancelled, and does not know it yet."""
+    monkeypatch.setenv("PROXIMA_SESSIONS_KEY", KEY)
+    agents = Sessions(port=0).build()
+    agents.listen()
+    agents.begin(tmp_path)
+
+    async def played(sample):
+        job = AgentJob(row={"messages": []}, base_url="", api_key="", group=1, sample=sample)
+        task = asyncio.create_task(agents.play(job))
+        await asyncio.sleep(0)
+        return task
+
+    async def run():
+        offered = await played(0)
+        offered.cancel()
+        with pytest.raises(ChatRefused, match="the run wants no further episode now"):
+            await agents.open(None, "", 0.0)
+        begun = await played(1)
+        session = await agents.open(None, "", 0.0)
+        await asyncio.sleep(0)
+        begun.cancel()
+        with pytest.raises(ChatRefused, match="the session has just ended"):
+            agents.give(session.name, 1.0, {})
+        await asyncio.gather(offered, begun, return_exceptions=True)
+
+    try:
+        asyncio.run(run())
+    finally:
+        agents.close()
+    assert not agents.sessions
+    assert [line["event"] for line in read_lines(tmp_path / FILE)] == ["listening", "opened", "ended"]
 
 
 @pytest.mark.skipif(find_spec("openai") is None, reason="needs openai")

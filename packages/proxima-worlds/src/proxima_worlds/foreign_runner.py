@@ -429,8 +429,12 @@ def _called(call: Row) -> Row:
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """Return the values that are finite numbers."""
-    numbers = {name: float(value) for name, value in values.items() if isinstance(value, (bool, int, float))}
-    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    numbers = {}
+    for name, value in values.items():
+        with contextlib.suppress(OverflowError):  # of an integer of hundreds of digits
+            if isinstance(value, (bool, int, float)) and math.isfinite(value):
+                numbers[name] = float(value)
+    return numbers
 
 
 def _texts(messages: list[Any]) -> list[dict[str, str]]:

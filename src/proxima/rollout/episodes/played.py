@@ -36,12 +36,14 @@ class PlayedTurn:
         state: state of the environment before it; None: unnamed.
         answers: the messages that answer it, each with True if it is an error.
         answered: the number of the call that each of them answers; None: it answers no call that could be read.
+        begun: the beginning of the message that its context has, see `Prompt.begun`.
         done: the environment has ended the episode.
         calls, unreadable, written_as: of its `ReadMessage`.
     """
 
     completion: Completion
     state: str | None
+    begun: str = ""
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
     written_as: str = ""
@@ -67,6 +69,7 @@ class Played:
         instance: its environment, an `Instance`; None for an external agent, which has its own.
         state: the environment's current name for its state.
         parts: the values from which the reward was computed, by name.
+        begun: the beginning of the turn that was asked for last.
     """
 
     request: Request
@@ -77,6 +80,7 @@ class Played:
     turns: list[PlayedTurn] = field(default_factory=list)
     contexts: list[Ints] = field(default_factory=list)  # contexts of the turns so far
     parts: Mapping[str, float] = field(default_factory=dict)
+    begun: str = ""
 
     @property
     def length(self) -> int:
@@ -95,8 +99,9 @@ class Played:
         prompt, sampling = self.initial_prompt, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
-        if prompt.begun != (begun := self.conversation.beginning):
-            prompt = replace(prompt, begun=begun)
+        self.begun = self.conversation.beginning
+        if prompt.begun != self.begun:
+            prompt = replace(prompt, begun=self.begun)
         if max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
         tokens = prompt.tokens
@@ -107,15 +112,15 @@ class Played:
         """Add a turn of the model, perhaps under a grammar: newly sampled, or earlier in a restarted episode."""
         self.contexts.append(self.conversation.context)
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason, grammar=grammar)
-        self.turns.append(PlayedTurn(completion, self.state))
+        self.turns.append(PlayedTurn(completion, self.state, self.begun))
         return self.turns[-1]
 
     def messages(self, use: ToolUse) -> list[Message]:
-        """What was said after the prompt, as messages of chat completions: a model's message without its calls, and
-        these as `tool_calls`."""
+        """What was said after the prompt, as messages of chat completions: a model's message as `Completion.own_text`,
+        without its calls, and these as `tool_calls`."""
         said = list[Message]()
         for number, turn in enumerate(self.turns):
-            text = turn.completion.text
+            text = turn.completion.own_text(turn.begun)
             message: Message = {"role": "assistant", "content": text}
             names = [f"call_{number}_{i}" for i in range(len(turn.calls))]
             if turn.calls and use.tool_format is not None:

@@ -126,7 +126,7 @@ class GroupTable:
         requests: the requests of the prompt.
         deliver: receives each finished episode, and each exception that an environment did not cause.
 
-    Attributes: `use`, that of the tools of the prompt's row, once an episode is open.
+    Attributes: `use`, that of the tools of the prompt's row, since the first episode that began.
     """
 
     def __init__(self, player: Episodes, requests: Sequence[Request], deliver: Deliver) -> None:
@@ -134,6 +134,7 @@ class GroupTable:
         self.use = player.uses(())
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances not yet ended
+        self.closed = False
         self.initial_prompt: Prompt | None = None  # of the first episode that opened
         self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waits
         self.queues: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # for a worker
@@ -156,6 +157,7 @@ class GroupTable:
 
     def close(self) -> None:
         """Cancel the running tasks and free their environments."""
+        self.closed = True
         for task in self.tasks:
             task.cancel()
         for instance in self.open:
@@ -217,13 +219,16 @@ class GroupTable:
         except EnvironmentFailure as failure:
             self._charge(request.sample, began, self.clock() - began)
             return failure
+        if self.closed:  # it opened although it was cancelled: nobody would free it
+            instance.drop()
+            raise asyncio.CancelledError
         self.open.add(instance)
-        self.use = self.player.uses(instance.interface.schemas)
+        use = self.player.uses(instance.interface.schemas)
         self._charge(request.sample, began, instance.seconds)
         try:
-            messages = await self._initial_prompt(instance.opening, prompt)
-            conversation = Conversation(self.use.template, messages, self.rules.settings.forks)
-            initial_prompt = self._checked(prompt, messages, conversation)
+            messages = await self._initial_prompt(instance.opening, prompt, use)
+            conversation = Conversation(use.template, messages, self.rules.settings.forks)
+            initial_prompt = self._checked(prompt, messages, conversation, use)
         except (EnvironmentFailure, GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
             return GivenUp(str(reason)) if isinstance(reason, UserError) else reason
@@ -231,23 +236,28 @@ class GroupTable:
         self.player.playing[prompt.uid, request.sample] = played
         return played
 
-    async def _initial_prompt(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
+    async def _initial_prompt(
+        self, given: Sequence[Message] | None, prompt: Prompt, use: ToolUse
+    ) -> tuple[Message, ...]:
         """Return the messages that an episode begins with."""
         messages = prompt.messages
         if given is not None:
             messages = with_system(await self._numbered(given, prompt), self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
-        return with_instructions(messages, self.use.instructions)
+        return with_instructions(messages, use.instructions)
 
-    def _checked(self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation) -> Prompt:
+    def _checked(
+        self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation, use: ToolUse
+    ) -> Prompt:
         """Return the prompt made of these messages; it must be the same for all episodes."""
         tokens, context = conversation.prompt, self.rules.context
         if len(tokens) >= context:
             raise GivenUp(f"its initial prompt has {len(tokens)} tokens, and the context {context} (model.max_length)")
         if self.initial_prompt is None:
             same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
-            shared = self.use.template.shared_prefix(messages, tokens)
+            shared = use.template.shared_prefix(messages, tokens)
+            self.use = use
             self.initial_prompt = (
                 prompt if same else replace(prompt, messages=messages, tokens=tokens, shared_prefix=shared)
             )

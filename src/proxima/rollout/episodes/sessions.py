@@ -81,6 +81,11 @@ class SessionGroup:
     over: str = ""
     timer: asyncio.TimerHandle | None = None
 
+    @property
+    def free(self) -> list[SessionPlace]:
+        """The places that a session can take: not those whose episode is being stopped."""
+        return [place for place in self.places if not place.taken.done()]
+
     def stop_timer(self) -> None:
         """Let it wait without a limit."""
         if self.timer is not None:
@@ -269,7 +274,8 @@ class SessionAgents(ListeningAgents):
                     self._offered = asyncio.Event()
                 left = deadline - self._now()
                 try:
-                    await asyncio.wait_for(self._offered.wait(), max(0.0, left))
+                    async with asyncio.timeout(max(0.0, left)):  # `wait_for` may swallow that the client has gone
+                        await self._offered.wait()
                 except TimeoutError:
                     reason = "the run wants no further episode now: ask again"
                     raise ChatRefused(reason, code="no_place", status=503) from None
@@ -305,7 +311,7 @@ class SessionAgents(ListeningAgents):
 
     def offered(self) -> list[SessionGroup]:
         """The groups in which a session can be opened, in the order of the run's prompts."""
-        waiting = [group for group in self._groups.values() if group.places and not group.over]
+        waiting = [group for group in self._groups.values() if group.free and not group.over]
         return sorted(waiting, key=lambda group: group.uid)
 
     # ---- helpers -----------------------------------------------------------------------------------------------------
@@ -340,19 +346,19 @@ class SessionAgents(ListeningAgents):
             return None
         group = self._by_name.get(name) if name else None
         if group is not None:
-            if group.over or not group.places:
+            if group.over or not group.free:
                 reason = group.over or f"all places of the group {name!r:.80} are taken"
                 raise ChatRefused(reason, code="group_full", status=409)
             if not group.matches(row):
                 reason = f"the group {name!r:.80} has another row, {group.uid}"
                 raise ChatRefused(reason, code="other_row", status=409)
-            return group, group.places[0]
+            return group, group.free[0]
         unnamed = [each for each in self.offered() if not each.name and each.matches(row)]
         if name:
             unnamed = [each for each in unnamed if not each.begun]
         else:
             unnamed.sort(key=lambda each: not each.begun)  # fill what has begun
-        return (unnamed[0], unnamed[0].places[0]) if unnamed else None
+        return (unnamed[0], unnamed[0].free[0]) if unnamed else None
 
     def _opened(self, group: SessionGroup, place: SessionPlace, name: str) -> Session:
         session = Session(secrets.token_hex(8), place.job, group, asyncio.get_running_loop().create_future())
@@ -371,8 +377,11 @@ class SessionAgents(ListeningAgents):
 
     def _session(self, name: str) -> Session:
         """An open session; ChatRefused if it is not open."""
-        if name in self.sessions:
-            return self.sessions[name]
+        session = self.sessions.get(name)
+        if session is not None:
+            if session.closed.done():  # its episode is being stopped
+                raise ChatRefused("the session has just ended", code="session_ended", status=410)
+            return session
         state, why = self.state(name)
         if state == "closed":
             raise ChatRefused("the session is closed already", code="session_closed", status=409)
@@ -412,7 +421,7 @@ class SessionAgents(ListeningAgents):
     def _give_up(self, group: SessionGroup) -> None:
         """End the places of a group that nobody has opened."""
         group.over = f"the group ended with {group.closed} sessions: none was open for {self.limits.group_seconds:g} s"
-        for place in group.places:
+        for place in group.free:
             place.taken.set_exception(UserError(group.over))
 
     def _forget(self) -> None:

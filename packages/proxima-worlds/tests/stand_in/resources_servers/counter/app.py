@@ -65,7 +65,7 @@ class Counter(SimpleResourcesServer):
             with Path(self.config.record).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(body) + "\n")
         number = self._numbers.pop(session)
-        made = {"reward": float(number == body["expected"]), "number": number, "word": "no number"}
+        made = {"reward": float(number == body["expected"]), "number": number, "word": "no number", "digits": 10**400}
         if self.config.masks:
             made |= {"mask_sample": True, "failure_reason": "the judge is away"}
         if self.config.nan:
