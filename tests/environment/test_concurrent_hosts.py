@@ -77,6 +77,20 @@ def test_one_that_fails_or_is_dropped_is_freed_and_gives_its_place_away():
     assert not Waiting.open
 
 
+def test_a_failure_says_how_long_its_call_took_without_its_waits():
+    async def run(made):
+        first = await made.open(ROW, 0)
+        second = asyncio.create_task(episode(made, start=-1))
+        await asyncio.sleep(0.5)
+        first.drop()
+        with pytest.raises(EnvironmentFailure, match="OSError: no room") as failed:
+            await second
+        return failed.value.own
+
+    with hosts(workers=1) as made:
+        assert 0.0 <= asyncio.run(run(made)) < 0.4
+
+
 def test_one_whose_end_fails_gives_its_place_away(monkeypatch):
     def close(self):
         self.open.remove(self)

@@ -136,6 +136,13 @@ class ConcurrentInstance(Instance):
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
         self._clock = clock = EpisodeClock(self._hosts.seconds - self.seconds)
+        try:
+            return await self._run_by(clock, job, **arguments)
+        except EnvironmentFailure as failure:
+            failure.own = clock.seconds()["own"]
+            raise
+
+    async def _run_by(self, clock: EpisodeClock, job: str, **arguments: Any) -> dict[str, Any]:
         jobs: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
             "open_environment": self._open_environment,
             "call_tool": self._call_tool,

@@ -34,7 +34,11 @@ class EnvironmentFailure(Exception):
     Args:
         reason: one line.
         collateral: another episode ended the worker; restarting this one does not count as a retry.
+
+    Attributes: `own`, the seconds that the call took without its waits; None: unknown.
     """
+
+    own: float | None = None
 
     def __init__(self, reason: str, *, collateral: bool = False) -> None:
         super().__init__(reason)

@@ -393,6 +393,24 @@ def test_an_environment_that_takes_long_is_given_up():
     assert collector.step_metrics({}) == {}
 
 
+def test_the_wait_of_a_call_that_failed_is_not_its_own():
+    """It waited 5 s for its place, and failed after 2; where that is unknown, it took 7."""
+
+    class Full(World):
+        async def open(self, row, seed, label=""):
+            await asyncio.sleep(7.0)
+            return await super().open(row, seed, label)
+
+    known, unknown = EnvironmentFailure("no room"), EnvironmentFailure("no room")
+    known.own = 2.0
+
+    async def seconds():
+        stream = player(Engine([]), Full(known, unknown), retries=1).generate(requests(1))
+        return (await anext(stream)).episode.seconds
+
+    assert run_virtually(seconds(), VirtualClock()) == {"queued": 5.0, "own": 9.0, "policy": 0.0}
+
+
 def test_the_engine_is_idle_while_no_turn_is_awaited():
     """Each of two answers is looked at for 3 s, in which the engine samples the other or none; then 5 s pass."""
 

@@ -217,7 +217,7 @@ class GroupTable:
         try:
             instance = await self.player.hosts.open(row_of(prompt), seed, label)
         except EnvironmentFailure as failure:
-            self._charge(request.sample, began, self.clock() - began)
+            self._charge_failed(request.sample, began, failure)
             return failure
         if self.closed:  # it opened although it was cancelled: nobody would free it
             instance.drop()
@@ -338,8 +338,8 @@ class GroupTable:
         before, limit, began = instance.seconds, self.rules.settings.seconds, self.clock()
         try:
             result = await call
-        except EnvironmentFailure:
-            self._charge(sample, began, self.clock() - began)
+        except EnvironmentFailure as failure:
+            self._charge_failed(sample, began, failure)
             raise
         self._charge(sample, began, instance.seconds - before)
         if instance.seconds > limit:
@@ -353,6 +353,10 @@ class GroupTable:
         self.queues[sample].append((began, began + waited))
         times.environment += own
         times.queued += waited
+
+    def _charge_failed(self, sample: int, began: float, failure: EnvironmentFailure) -> None:
+        """Count a call that has failed now."""
+        self._charge(sample, began, self.clock() - began if failure.own is None else failure.own)
 
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; return True if the episode ends with it."""
