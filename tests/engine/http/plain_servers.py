@@ -137,7 +137,7 @@ class PlainServer:
         self.calls: Counter[str] = Counter()
         self.requests: list[TokenRequest] = []
         self.stop_after: int | None = None
-        self.ignores_weights = self.forgetful = self.silent_aborts = False
+        self.ignores_weights = self.forgetful = self.silent_aborts = self.shared = False
         self.failing: dict[str, Failure] = {}  # by the calls
         self.begun = 0  # requests that came as far as sampling
         self.seed, self.asked = seed, Counter[str]()
@@ -330,7 +330,7 @@ class PlainDialect(Dialect):
 
     async def load_folder(self, client, facts, weights):
         server = await self.called(client, "/weights")
-        assert server.paused
+        assert server.paused or server.shared
         if not server.ignores_weights:
             server.weights = float(str(weights.folder))
         if not server.forgetful:

@@ -16,6 +16,7 @@ from proxima.engine.http.generation_job import CompletionRules, GenerationJob
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_keeper import ReplicaKeeper
 from proxima.engine.http.replica_pool import ReplicaPool
+from proxima.engine.http.run_labels import new_run
 from proxima.engine.http.server_checks import (
     capabilities_of,
     check_facts,
@@ -103,7 +104,8 @@ class HttpEngine:
         if first.takes_weights:
             line = self._sync.choose([replica.facts for replica in replicas if replica.in_service])
             self._pool.notes += [line] if line else []
-        self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, self._tag, servers)
+        run = new_run(replica.proof.label for replica in replicas)
+        self._keeper = ReplicaKeeper(self._pool, self._sync, first, rules.tokenizer, run, servers)
 
     @property
     def capabilities(self) -> Capabilities:

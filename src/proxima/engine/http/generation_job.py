@@ -74,7 +74,7 @@ class JobSegment:
         marks: (tokens before it, version): the weights of the replica, according to the updates that were sent to it.
         log_probs: `log_prob` and `sampled_log_prob` of `Chunk`; NaN where the second is absent.
         spans: the versions that the server reports at the end: (version, start, end).
-        confirmed: after the first token the server has confirmed that it has the weights it was given.
+        confirmed: so many tokens the server had sampled when it confirmed that it had the weights it was given.
         routes: of all input tokens, starting with the prompt's first.
         mismatched: versions that the replica reported during the request, but was then found not to compute with.
     """
@@ -85,19 +85,20 @@ class JobSegment:
     spans: list[tuple[int, int, int]] | None = None
     masks: list[SamplingMask] = field(default_factory=list)
     routes: ExpertIds | None = None
-    confirmed: bool = False
+    confirmed: int = 0
     mismatched: set[int] = field(default_factory=set)
 
     def cut(self, length: int) -> None:
         """Drop the tokens from index `length` on."""
         del self.tokens[length:], self.log_probs[length:]
+        self.confirmed = min(self.confirmed, length)
         if self.masks:
             self.masks = [SamplingMask.joined(self.masks).part(0, length)]
 
     @property
     def is_unverified(self) -> bool:
-        """True if the server has not confirmed which weights sampled its tokens."""
-        return bool(self.tokens) and self.spans is None and not self.confirmed
+        """True if the server has not confirmed which weights sampled all of its tokens."""
+        return self.spans is None and self.confirmed < len(self.tokens)
 
     @property
     def is_mismatched(self) -> bool:
@@ -311,6 +312,15 @@ class GenerationJob:
             self.kept.remove(segment)
         self.current = self.reason = None
         return len(segment.tokens)
+
+    def forget_unconfirmed(self, segment: JobSegment) -> int:
+        """Like `forget`, but keep the tokens that the server has confirmed before."""
+        if not segment.confirmed:
+            return self.forget(segment)
+        dropped = len(segment.tokens) - segment.confirmed
+        segment.cut(segment.confirmed)
+        self.reason = None
+        return dropped
 
     def _reason_so_far(self) -> FinishReason | None:
         tokens, stop = self.tokens, self.request.sampling.stop

@@ -77,7 +77,9 @@ class Replica:
 
     async def health(self) -> ServerHealth:
         """Ask the server for its health; see `Dialect.health`."""
-        return await self.dialect.health(self.client, self.facts)
+        health = await self.dialect.health(self.client, self.facts)
+        self.proof.saw(health.weight_version)
+        return health
 
     def join(self, health: ServerHealth) -> None:
         """Enter service with its current weights."""

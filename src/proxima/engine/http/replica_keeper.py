@@ -8,11 +8,13 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
+from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import Address, RefusedError
 from proxima.engine.http.dialect import ServerFacts, is_incomplete
 from proxima.engine.http.replica import Replica, no_replica_left
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_state import State
+from proxima.engine.http.run_labels import came_before, run_of
 from proxima.engine.http.server_checks import server_difference
 from proxima.engine.http.server_file import ServerFile
 from proxima.engine.http.version_proof import mark_confirmed
@@ -23,6 +25,7 @@ from proxima.engine.protocol import ServerError, StoppedWaitingError, WeightUpda
 from proxima.engine.serve.servers import Servers
 
 WATCHES = 20  # within `away_seconds`, of whether any replica works
+OTHERS = "wait until the other run has ended, or give each run servers of its own"
 
 
 class ReplicaKeeper:
@@ -35,15 +38,15 @@ class ReplicaKeeper:
     Args:
         facts: those of the servers; a returning server is compared with them.
         tokenizer: the trainer's.
-        tag: prefix of the version labels, unique to the engine.
+        run: prefix of the version labels; see `run_labels`.
         servers: servers started for the engine; None: they were already running.
     """
 
     def __init__(
-        self, pool: ReplicaPool, sync: WeightSync, facts: ServerFacts, tokenizer: Any, tag: str, servers: Servers | None
+        self, pool: ReplicaPool, sync: WeightSync, facts: ServerFacts, tokenizer: Any, run: str, servers: Servers | None
     ) -> None:
         self.pool, self.sync, self.servers = pool, sync, servers
-        self.facts, self.tokenizer, self.tag = facts, tokenizer, tag
+        self.facts, self.tokenizer, self.run = facts, tokenizer, run
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
         self._prepare_seconds = 0.0  # of the last `publish`, to copy the weights
@@ -55,6 +58,8 @@ class ReplicaKeeper:
         self._goes_first = False  # newer weights wait for `_syncing`
         self._awaiting = set[Replica]()  # those that return with the next weights: the trainer no longer has the newest
         self._returning = set[Replica]()  # those that something tries to put back into service at this moment
+        self._left_to_others = False  # a server, because a run that came before this one trains with it
+        self._met = set[tuple[Replica, str]]()  # runs that came later and have sent weights to a server
         self._interrupted = set[Replica]()  # those that newer weights have interrupted, until they have returned
         self._idle_since: float | None = None  # no replica has worked or produced anything since then
         self._produced = 0  # tokens, completions and scores
@@ -63,6 +68,7 @@ class ReplicaKeeper:
         self._keeping = dict[Replica, asyncio.Task[None]]()
         self._tasks = set[asyncio.Task[None]]()
         for replica in pool.replicas:
+            replica.proof.run = run
             self._keeping[replica] = self._start(self._keep(replica))
         self._start(self._watch())
         if servers is None and pool.spec.url_file is not None:
@@ -93,7 +99,7 @@ class ReplicaKeeper:
 
     async def _prepare(self, update: WeightUpdate) -> StagedWeights:
         started_at = monotonic()
-        label = self.sync.label_of(self.tag, next(self._numbers), update.version)
+        label = self.sync.label_of(self.run, next(self._numbers), update.version)
         if self._newest is None:  # a server that came late must not end the run
             initial = [replica for replica in self.pool.serving if replica not in self._late]
             line = await self.sync.check(initial, update)
@@ -189,7 +195,21 @@ class ReplicaKeeper:
         assert self._newest is not None
         await replica.proof.answered()
         with replica.proof.proving(self.version, self._newest):
-            return await self.sync.push(replica, push_round)
+            try:
+                report = await self.sync.push(replica, push_round)
+            except UserError as error:
+                await self._check_alone(replica, error)
+                raise
+        replica.proof.saw(self._newest)
+        return report
+
+    async def _check_alone(self, replica: Replica, error: UserError) -> None:
+        """Raise ServerError if another run has sent its weights between ours: the server is not to blame."""
+        with suppress(ServerError, UserError):
+            await replica.health()
+        if replica.proof.rival is not None:
+            reason = f"another run has sent it weights meanwhile, {replica.proof.rival!r}"
+            raise ServerError(replica.url, "", reason) from error
 
     async def sleep(self) -> None:
         """See `ReplicaPool.sleep`. A server that is loading weights to return is put to sleep, too."""
@@ -221,8 +241,9 @@ class ReplicaKeeper:
         for address in addresses:
             if address.url not in known:
                 like = pool.known[0]
-                replica = Replica(address, like.dialect, pool.spec, self.tag)
+                replica = Replica(address, like.dialect, pool.spec, like.tag)
                 replica.facts = self.facts
+                replica.proof.run = self.run
                 replica.proof.set_version(0, like.proof.label if self._newest is None else None)
                 replica.status.check_soon.set()
                 self._late.add(replica)
@@ -244,9 +265,29 @@ class ReplicaKeeper:
         with suppress(ServerError, UserError):
             await replica.health()
             async with self._syncing:  # it may be loading weights at this moment
-                again = any(other.url == replica.url for other in self.pool.replicas)
+                again = any(other.url == replica.url and other is not replica for other in self.pool.replicas)
                 if not again and not is_incomplete((await replica.health()).weight_version):
                     await replica.resume()
+
+    def _leaves_to_other(self, replica: Replica) -> bool:
+        """Decide about a server that another run has given its weights. Two runs can't train with it: the one that came
+        later leaves it to the other, which gives it its own weights again. True: this run has left it."""
+        rival, replica.proof.rival = replica.proof.rival, None
+        run = run_of(rival)
+        if run is None:
+            return False
+        if came_before(run, self.run):
+            self._left_to_others = True
+            self.pool.bar(replica, f"another run trains with it, which came before this one: it has weights {rival!r}")
+            if replica.pause in ("held", "stopped"):
+                self._start(self._let_go(replica))
+            self._fail_if_none_works()
+            return True
+        if (replica, run) not in self._met:
+            self._met.add((replica, run))
+            said = f"engine: {replica.url}: another run, which came after this one, has sent it weights, {rival!r}"
+            self.pool.events.append(f"{said}; it is given those of this run again; {OTHERS}")
+        return False
 
     # ---- health ------------------------------------------------------------------------------------------------------
 
@@ -268,13 +309,15 @@ class ReplicaKeeper:
 
     async def _check(self, replica: Replica) -> None:
         pool, proof, received = self.pool, replica.proof, replica.received
-        label, loading, segments = proof.label, pool.loading, proof.unverified()
+        label, loading, parts = proof.label, pool.loading, proof.unverified()
         try:
             health = await replica.health()
         except (ServerError, UserError) as error:
             busy = isinstance(error, ServerError) and error.busy
             if not busy and replica.received == received:  # otherwise it produces tokens and is only slow
                 pool.eject(replica, error)
+            return
+        if self._leaves_to_other(replica):
             return
         settled = label == proof.label and not (loading or pool.loading)  # no new weights have come meanwhile
         problem = proof.problem(health, label if settled else None)
@@ -284,7 +327,7 @@ class ReplicaKeeper:
             pool.eject(replica, ServerError(replica.url, "", problem))
         elif replica.in_service:  # still
             if settled:
-                mark_confirmed(segments)
+                mark_confirmed(parts)
             replica.adapt(health.waiting, queued=len(pool.router) > 0)
             pool.trust(replica)
 
@@ -304,6 +347,8 @@ class ReplicaKeeper:
     async def _attempt_return(self, replica: Replica, *, holds_lock: bool) -> None:
         try:
             await self._check_return(replica)
+            if self._leaves_to_other(replica):
+                return
             if holds_lock:
                 await self._take_in(replica)
                 return
@@ -357,6 +402,8 @@ class ReplicaKeeper:
         await self._sleep_if_all_do(replica)
         if self._newest is not None:
             await replica.stop("interrupted")
+            with suppress(WrongAnswerError):  # what it has sampled can't be confirmed later
+                await proof.confirm(proof.label)
             try:
                 async with asyncio.timeout(None) as self._loading[replica]:
                     await self._push(replica)
@@ -431,7 +478,8 @@ class ReplicaKeeper:
         elif not pool.serving and self.servers is not None and self.servers.failure is not None:
             pool.give_up(self.servers.failure)
         elif all(replica.status.state in (State.LOCKED, State.BARRED) for replica in pool.replicas):
-            pool.give_up(no_replica_left(pool.replicas, "check token_env and the server's log, start it again"))
+            remedy = OTHERS if self._left_to_others else "check token_env and the server's log, start it again"
+            pool.give_up(no_replica_left(pool.replicas, remedy))
         elif self._idle_since is not None and now - self._idle_since >= pool.spec.away_seconds:
             busy = "lower engine.max_running or raise engine.away_seconds"
             pool.give_up(no_replica_left(pool.replicas, busy if pool.serving else "start it again"))

@@ -150,13 +150,16 @@ class ReplicaPool:
         finally:
             proof.attempts.remove(segment)
         try:
+            if segment.is_unverified and len(segment.marks) > 1:
+                raise WrongAnswerError("it was given weights before those that it had could be confirmed")
             if segment.is_unverified:
                 await proof.confirm(label, None if broken is None else CONFIRM_SECONDS)
         except WrongAnswerError as error:
-            self.counts["tokens_lost"] += job.forget(segment)
             replica.status.suspected(error.reason)
             if broken is None and cancel_reason is None:
+                self.counts["tokens_lost"] += job.forget(segment)
                 raise
+            self.counts["tokens_lost"] += job.forget_unconfirmed(segment)
         if broken is not None:
             raise broken
         return cancel_reason
@@ -168,10 +171,10 @@ class ReplicaPool:
         Raises:
             ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
         """
-        label = replica.proof.label
+        label, given = replica.proof.label, replica.proof.given
         scores = await replica.score(WrittenTokens.of(np.concatenate([prompt, tokens]), tokenizer), len(prompt))
         await replica.proof.confirm(label)
-        return scores if replica.proof.label == label else None
+        return scores if replica.proof.given == given else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
         """Handle an attempt that ended normally: the completion is finished, or was interrupted by a pause or an
@@ -313,6 +316,15 @@ class ReplicaPool:
         self.counts["ejected"] += 1
         self.events.append(f"engine: {replica.url} is out of service: {replica.status.reason}")
         self.router.leave(replica)
+        self.dispatch()
+
+    def bar(self, replica: Replica, reason: str) -> None:
+        """Take a replica out of service for good, or keep it out."""
+        if not replica.in_service:
+            self.events.append(f"engine: {replica.url} stays out of service: {reason}")
+        self.eject(replica, ServerError(replica.url, "", reason))
+        replica.status.removed(reason)
+        self.joining.discard(replica)
         self.dispatch()
 
     def welcome(self, replica: Replica) -> None:

@@ -4,23 +4,32 @@ A restarted server has its initial weights, under another label, until it is giv
 everything it has sampled since it was given our weights is from these weights: one answer confirms every completion
 that ended, or produced a token, before the question. A label proves nothing about the values of the weights:
 `weights/probe.py` checks those.
+
+Another run may send weights to the same server, which breaks no connection. So every completion is confirmed up to its
+last token, unless it names its weights itself; and what ran when weights were given again, and was not confirmed
+before, is confirmed by no later answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.client import RefusedError
 from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
+from proxima.engine.http.run_labels import run_of
 from proxima.engine.protocol import ServerError
+
+Part = tuple[JobSegment, int]  # its first tokens, so many
 
 
 class VersionProof:
     """The known facts about the weights of one replica.
 
-    `version` and `label`: the weights that it was given last. `attempts`: the segments that it is generating.
+    `version` and `label`: the weights that it was given last, and `given`, how often it was given any. `attempts`: the
+    segments that it is generating. `run`: this run, by `run_labels`. `rival`: the label of another run whose weights
+    have come to it since an earlier answer, so that this run is going on.
 
     Args:
         health: asks the server for its health.
@@ -30,6 +39,10 @@ class VersionProof:
         self._health = health
         self.version = 0
         self.label: str | None = None
+        self.given = 0
+        self.run: str | None = None
+        self.rival: str | None = None
+        self._seen: str | None = None  # the label that it reported last
         self.attempts: list[JobSegment] = []
         self._past_labels: dict[str, int] = {}  # weights that it has had since the attempts started
         self.settled = asyncio.Event()  # no weights are being proved
@@ -46,6 +59,7 @@ class VersionProof:
         for segment in self.attempts:
             segment.marks.append((len(segment.tokens), version))
         self.version, self.label = version, label
+        self.given += 1
         if label is not None:
             self._past_labels[label] = version
 
@@ -70,6 +84,19 @@ class VersionProof:
         """The versions that it had during an attempt, by label; empty: it does not report labels."""
         had = {version for _, version in job.current.marks} if job.current else set()
         return {label: version for label, version in self._past_labels.items() if version in had}
+
+    def saw(self, label: str | None) -> None:
+        """Note the label that the server reports."""
+        if label is None:
+            return
+        before, self._seen = self._seen, label
+        if before in (None, label):
+            return
+        run = run_of(label)
+        if run == self.run:
+            self.rival = None
+        elif run is not None:
+            self.rival = label
 
     def problem(self, health: ServerHealth, label: str | None) -> str | None:
         """Describe what is wrong with the weights that the server reports; None: nothing.
@@ -119,7 +146,7 @@ class VersionProof:
         """
         if label is None:  # it does not report its weights, and so accepts no new ones
             return
-        segments = self.unverified()
+        parts = self.unverified()
         try:
             problem = self.problem(await self.ask(seconds), label)
         except TimeoutError as error:
@@ -128,14 +155,14 @@ class VersionProof:
             raise WrongAnswerError(f"its weights could not be confirmed: {error.reason}") from error
         if problem is not None:
             raise WrongAnswerError(problem)
-        mark_confirmed(segments)
+        mark_confirmed(parts)
 
-    def unverified(self) -> list[JobSegment]:
-        """The segments of running attempts that already have a token: a later answer covers these."""
-        return [segment for segment in self.attempts if segment.tokens]
+    def unverified(self) -> list[Part]:
+        """What the running attempts have sampled so far: a later answer covers it, until weights are given again."""
+        return [(segment, len(segment.tokens)) for segment in self.attempts if len(segment.marks) == 1]
 
 
-def mark_confirmed(segments: list[JobSegment]) -> None:
-    """Mark segments as sampled by a server that has the weights it should have."""
-    for segment in segments:
-        segment.confirmed = True
+def mark_confirmed(parts: Sequence[Part]) -> None:
+    """Mark tokens as sampled by a server that has the weights it should have."""
+    for segment, length in parts:
+        segment.confirmed = max(segment.confirmed, length)

@@ -114,11 +114,13 @@ class UpdateInfo:
 
     kind: how they come, of `SOURCES`, or `package.module:Class` of your own that this server can import; see `Source`.
     content: what this kind needs.
+    label: of the weights. Those with another label belong to an update of another run.
     """
 
     kind: str
     content: dict[str, Any]
     last: bool = False
+    label: str = ""
 
 
 class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no types here
@@ -131,6 +133,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
     kernels: list[tuple[Any, Any]] | None = None
     whole = False  # the update that is open has received its last bucket
     own_fault = False  # of the last update that failed: the cause is here, not in another member of the group
+    label: str | None = None  # of what has come of the update that is open
     group: Any = None  # that of the last update, with its name
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
@@ -158,6 +161,7 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
             self._close()
         self.loaded = set[str]()
         self.whole = self.own_fault = False
+        self.label = None
         self.kernels = _forget_packed_experts(self.model)
         with self._closed_on_error():
             initialize_layerwise_reload(self.model)
@@ -173,9 +177,13 @@ class ProximaEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no ty
         """Load the buckets of an update. If that fails, the update is over: every layer has weights again.
 
         Raises:
-            RuntimeError: after the last bucket, some parameters have received no weights.
+            RuntimeError: after the last bucket, some parameters have received no weights; or the buckets before were of
+                another update.
         """
         with self._closed_on_error():
+            if self.label not in (None, update_info.label):
+                raise RuntimeError(f"another run is updating these weights, to {self.label}")
+            self.label = update_info.label
             taken: set[str] | None = set()
             with closing(_source_of(update_info.kind)(self, update_info.content)) as buckets:
                 for bucket in buckets:

@@ -16,6 +16,7 @@ from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.dialect import NewWeights, ServerFacts, WrittenTokens
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.run_labels import ADAPTED
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights.probe import (
     Bound,
@@ -31,7 +32,6 @@ from proxima.engine.http.weights.probe import (
 )
 from proxima.engine.http.weights.stream import check_held
 from proxima.engine.http.weights.transport import (
-    ADAPTED,
     PushRound,
     Receivers,
     WeightTransport,
@@ -110,9 +110,9 @@ class WeightSync:
     def _receivers(self, facts: Sequence[ServerFacts]) -> Receivers:
         return Receivers(facts, self.spec, self.setup.shares_devices, self.setup.adapter_rank)
 
-    def label_of(self, tag: str, number: int, version: int) -> str:
-        """The servers' name for the weights of an engine's publication `number`."""
-        return f"{tag}.{number}.v{version}{ADAPTED if self.transport.sends == 'adapters' else ''}"
+    def label_of(self, run: str, number: int, version: int) -> str:
+        """The servers' name for the weights of a run's publication `number`; see `run_labels`."""
+        return f"{run}.{number}.v{version}{ADAPTED if self.transport.sends == 'adapters' else ''}"
 
     async def check(self, replicas: Sequence[Replica], update: WeightUpdate) -> str | None:
         """Before the first weights, check that they can be sent as chosen to these servers. If they can't, and `auto`
@@ -270,8 +270,11 @@ class WeightSync:
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         self._labels.add(weights.handover.label)
         interrupt = self.spec.interrupt
-        if interrupt != "keep" or not facts.keeps_kv:  # kept completions keep their cache, which has another salt
-            await dialect.reset_prefix_cache(client, facts, running=interrupt == "recompute")
+        # kept completions keep their cache, which has another salt; but a server that returns may have cached under the
+        # salt of these weights what it computed with those of another run
+        again = push_round is None
+        if again or interrupt != "keep" or not facts.keeps_kv:
+            await dialect.reset_prefix_cache(client, facts, running=again or interrupt == "recompute")
         if self._images is not None:
             await dialect.forget_images(client, facts)
         await dialect.resume(client, facts)

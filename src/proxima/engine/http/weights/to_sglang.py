@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from proxima.engine.http.answer_values import one_line
 from proxima.engine.http.client import Deadline, ServerClient
 from proxima.engine.http.dialect import INCOMPLETE, UPDATE_POLLS, NewWeights, WeightsInFolder, is_incomplete
 from proxima.engine.protocol import ServerError
@@ -48,10 +49,13 @@ async def load_folder(client: ServerClient, weights: WeightsInFolder) -> None:
 async def receive_updates(client: ServerClient, weights: NewWeights, updates: AsyncIterator[Mapping[str, Any]]) -> None:
     """See `SglangDialect.load_updates`."""
     deadline = Deadline(weights.seconds)
-    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
+    incomplete = f"{INCOMPLETE}{weights.label}"
+    await _set_label(client, incomplete, deadline)
     await _begin_update(client, deadline)
+    await _set_label(client, incomplete, deadline)  # another run may have ended an update of its own in between
     async for update in updates:
         await _receive(client, update["content"], deadline)
+    await _check_alone(client, incomplete, deadline)
     await _end_update(client, deadline)
     await _set_label(client, weights.label, deadline)
 
@@ -158,8 +162,21 @@ async def wake(client: ServerClient) -> bool:
 
 
 async def _is_incomplete(client: ServerClient) -> bool:
+    return is_incomplete(await _label(client))
+
+
+async def _label(client: ServerClient) -> object:
     model = await client.get("/model_info")
-    return isinstance(model, Mapping) and is_incomplete(model.get("weight_version"))
+    return model.get("weight_version") if isinstance(model, Mapping) else None
+
+
+async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> None:
+    """Raise ServerError if the label is another one: another run has begun or ended an update, so that nobody knows
+    whose weights these are. The update is ended, and they are incomplete."""
+    if (found := await _label(client)) != label:
+        await _set_label(client, label, deadline)
+        await _end_update(client, deadline)
+        raise ServerError(client.url, "/model_info", f"another run is changing its weights: {one_line(found, 80)!r}")
 
 
 async def end_broken_update(client: ServerClient) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.engine.http.answer_values import value_at
+from proxima.engine.http.answer_values import short_text, value_at
 from proxima.engine.http.client import Deadline, ServerClient, answer_or_none, as_expected
 from proxima.engine.http.dialect import (
     ADAPTER,
@@ -27,10 +27,14 @@ async def transfer_weights(
     """See `VllmDialect.load_updates`."""
     deadline = Deadline(weights.seconds)
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=deadline.left, alone=True)
-    await _set_label(client, f"{INCOMPLETE}{weights.label}", deadline)
+    incomplete = f"{INCOMPLETE}{weights.label}"
+    await _set_label(client, incomplete, deadline)
     await start_update(client, deadline)
+    await _set_label(client, incomplete, deadline)  # another run may have ended an update of its own in between
     async for update in updates:
-        await client.post("/update_weights", {"update_info": update}, seconds=deadline.left, alone=True)
+        call = {"update_info": {**update, "label": weights.label}}
+        await client.post("/update_weights", call, seconds=deadline.left, alone=True)
+    await _check_alone(client, incomplete, deadline)
     finish = {"weight_version": weights.label}
     await client.post("/finish_weight_update", finish, seconds=deadline.left, alone=True)
 
@@ -57,6 +61,19 @@ async def transfer_adapter(client: ServerClient, facts: ServerFacts, weights: We
 async def _set_label(client: ServerClient, label: str, deadline: Deadline) -> None:
     body = {"new_version": label}
     await client.post("/update_weight_version", body, seconds=min(client.seconds, deadline.left))
+
+
+async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> None:
+    """Raise ServerError if the label is another one: another run has begun or ended an update, so that nobody knows
+    whose weights these are. The update is closed, and they are incomplete."""
+    path = "/weight_info"
+    answer = await client.get(path)
+    with as_expected(client, path, answer):
+        found = short_text(answer["weight_version"], "weight_version")
+    if found != label:
+        await _set_label(client, label, deadline)
+        await client.post("/finish_weight_update", {}, seconds=deadline.left, alone=True)
+        raise ServerError(client.url, path, f"another run is changing its weights: {found!r}")
 
 
 def files_of(url: str, weights: WeightsInFolder) -> AsyncIterator[Mapping[str, Any]]:

@@ -20,7 +20,6 @@ its caches, and compares its log-probs with the trainer's. It relies on this:
 """
 
 import asyncio
-import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -30,16 +29,15 @@ from urllib.parse import urlsplit
 
 from proxima.data import FieldError, UserError
 from proxima.data.kinds import class_of
-from proxima.engine.http.dialect import INCOMPLETE, NewWeights, ServerFacts
+from proxima.engine.http.dialect import NewWeights, ServerFacts
 from proxima.engine.http.replica import Replica
+from proxima.engine.http.run_labels import sends_whole_weights
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weights import TRANSPORTS
 from proxima.engine.protocol import EngineSetup, WeightUpdate
 
 SEEN = "set engine.weight_folder to a folder that the trainer and all servers see"
 UNSEEN = "servers on other machines do not see a folder of this one"
-ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone: the server still has its own base
-WHOLE = re.compile(rf"({INCOMPLETE})?[0-9a-f]{{8}}\.\d+\.v\d+(-perturbed)?")  # a label of a run that sends all weights
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ async def check_served_base(replica: Replica) -> None:
     """Raise UserError if an earlier run has sent this server whole weights: adapters belong to the base that it was
     started with. The probe finds another base only if that moves the log-probs by more than rounding does."""
     label = (await replica.dialect.health(replica.client, replica.facts)).weight_version
-    if label is not None and WHOLE.fullmatch(label):
+    if sends_whole_weights(label):
         reason = f"{replica.url} has weights of an earlier run ({label}) in place of the base of the adapters"
         raise UserError(reason, remedy="start it again, or set engine.adapters_only=false")
 
