@@ -181,16 +181,18 @@ class Slow:
 
     def __init__(self, hangs: str, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hangs, self.now, self.calls = hangs, 0.0, list[str]()
+        self.label = "default"
         monkeypatch.setattr(http_client, "monotonic", lambda: self.now)
 
     async def post(self, path: str, body: Any = None, *, seconds: float = 60.0, **_: Any) -> None:
         self.calls.append(path)
         self.now += seconds if path == self.hangs else 1.0
+        self.label = (body or {}).get("new_version", self.label)
         if path == self.hangs:
             raise ServerError(self.url, path, "no complete response in time")
 
     async def get(self, path: str) -> Any:
-        return {"data": []}
+        return {"weight_version": self.label}
 
 
 UPDATE = {"group": {"reused": True}, "tensors": [(("x", "float32", (1,), 0),)] * 3}

@@ -27,6 +27,7 @@ from proxima.engine.http.weights.probe import (
     trainer_log_prob,
 )
 from proxima.engine.http.weights.sync import WeightSync
+from proxima.engine.http.weights.transport import PushRound
 from proxima.engine.protocol import EngineSetup, ServerError, WeightUpdate
 from proxima.model.adapters.lora import Lora, attach
 from proxima.model.load import load
@@ -98,9 +99,11 @@ async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> Asy
         await sync.close()
 
 
-async def push(sync: WeightSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
+async def push(
+    sync: WeightSync, server: Any, module: torch.nn.Module, version: int = 0, push_round: PushRound | None = None
+) -> Any:
     sync.newest = await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}", server.facts.dtype)
-    return await sync.push(server)
+    return await sync.push(server, push_round)
 
 
 def names_of(loaded: LoadedModel) -> list[str]:
@@ -379,5 +382,16 @@ async def test_what_is_forgotten_depends_on_what_runs(
     facts = replace(FACTS, keeps_kv=keeps_kv)
     server = ModelServer(llama, facts=facts)
     async with syncing(llama, interrupt=interrupt) as sync:
-        await push(sync, server, llama.model)
+        await push(sync, server, llama.model, push_round=PushRound([server]))
     assert [call for call in server.calls if call.startswith("forget")] == calls * 2
+
+
+@pytest.mark.slow
+async def test_a_server_that_returns_forgets_what_others_may_have_computed(llama: LoadedModel) -> None:
+    """It was given these weights before, and then another run's; requests in between named these as their salt."""
+    server = ModelServer(llama, facts=replace(FACTS, keeps_kv=True))
+    async with syncing(llama, interrupt="keep") as sync:
+        await push(sync, server, llama.model, push_round=PushRound([server]))
+        assert "forget True" not in server.calls
+        await sync.push(server)
+    assert server.calls.count("forget True") == 1

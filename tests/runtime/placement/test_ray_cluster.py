@@ -1,5 +1,7 @@
 import os
+import socket
 import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,15 @@ import pytest
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_cluster
-from proxima.runtime.placement.ray_cluster import connected, fitted, kill_actor, python_path, reserve, start_actor
+from proxima.runtime.placement.ray_cluster import (
+    HeadWatch,
+    connected,
+    fitted,
+    kill_actor,
+    python_path,
+    reserve,
+    start_actor,
+)
 from tests.manual_clock import ManualClock
 
 pytest.importorskip("ray")
@@ -117,6 +127,46 @@ def test_a_cluster_that_ends_during_the_start_is_one_line(monkeypatch):
     monkeypatch.setattr(BUNDLES, "placement_group", lambda *_: SimpleNamespace(wait=wait))
     with pytest.raises(UserError, match=r"lost while .* PlacementGroupID\(ba46\) does not exist; .*--resume"):
         reserve(RayPlacement(), "ranks", {"CPU": 1.0})
+
+
+@contextmanager
+def listener(port=0):
+    with socket.create_server(("127.0.0.1", port)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_head_that_does_not_answer_is_lost_after_a_while(monkeypatch):
+    """One that is back before that is not."""
+    clock = ManualClock()
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=clock.now, sleep=clock.advance))
+    with listener() as port:
+        head = HeadWatch(f"127.0.0.1:{port}")
+        head.wait()
+    for _ in range(8):
+        clock.advance(3)
+        head.check()  # for 24 s
+    with listener(port):
+        clock.advance(3)
+        head.check()
+    with pytest.raises(UserError) as told:
+        head.wait()
+    assert clock.now() == 27 + 25 and "\n" not in str(told.value)
+    line = (
+        f"the head of the Ray cluster, 127.0.0.1:{port}, has not answered for 25 s; start the cluster again; --resume"
+    )
+    assert str(told.value).startswith(line)
+
+
+def test_a_head_is_not_asked_all_the_time(monkeypatch):
+    clock = ManualClock()
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=clock.now))
+    head, asked = HeadWatch("127.0.0.1:1"), []
+    monkeypatch.setattr(head, "answers", lambda: bool(asked.append(clock.now())))
+    monkeypatch.setattr(head, "_asked_at", 0.0)
+    for _ in range(3):
+        head.check()
+        clock.advance(1)
+    assert asked == [2.0]
 
 
 def test_devices_that_are_not_granted_in_time(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ import pytest
 
 from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
+from proxima.runtime.placement import ray_cluster as placed_on
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.node_actors import ActorPlace
+from proxima.runtime.placement.ray_cluster import HeadWatch
 from proxima.runtime.placement.ray_supervisor import RankEnd, RankGroup, first_cause, supervise
 from tests import ray_cluster
 from tests.manual_clock import ManualClock
@@ -185,6 +188,34 @@ def test_servers_are_started_while_ranks_run(monkeypatch):
     assert servers.grown == 3
 
 
+@pytest.mark.parametrize("ends", [None, [end(0, None), end(1, None)]], ids=["they live", "with their nodes"])
+def test_a_run_whose_head_is_lost_ends_with_one_line(ends, monkeypatch, capsys):
+    """Whatever Ray would ask the head for is not called: the call would wait for it. Ranks that live are ended."""
+    clock, ended = ManualClock(), []
+    time = SimpleNamespace(monotonic=clock.now, sleep=clock.advance)
+    for module in (ray_supervisor, placed_on):
+        monkeypatch.setattr(module, "time", time)
+    hosts = [SimpleNamespace(end=SimpleNamespace(remote=lambda rank=rank: ended.append(rank))) for rank in range(2)]
+
+    def start_group(*_):
+        head = HeadWatch("127.0.0.1:1")  # nobody listens there
+        return RankGroup(hosts=hosts, places=PLACES, reports=("a", "b"), bundles="those of the ranks", head=head)
+
+    def wait(calls, num_returns, timeout):
+        clock.advance(timeout)
+        return [], list(calls)
+
+    started_by(start_group, monkeypatch)
+    monkeypatch.setattr("ray.wait", wait)
+    for call in ("ray.nodes", "ray.kill", "ray.util.remove_placement_group"):
+        monkeypatch.setattr(call, lambda *_, **__: pytest.fail("the head was asked"))
+    if ends is not None:
+        monkeypatch.setattr(ray_supervisor, "await_ranks", lambda *_: ends)
+    with pytest.raises(UserError, match="the head of the Ray cluster, 127.0.0.1:1, has not answered for 25 s; start"):
+        supervise("a:b", RayPlacement(**PLACE, restarts=5), {})
+    assert ended == [0, 1] and capsys.readouterr().err == ""
+
+
 def test_ctrl_c_before_there_are_ranks(monkeypatch):
     def start_group(*_):
         os.kill(os.getpid(), signal.SIGINT)
@@ -275,4 +306,55 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch, capsys):
         eventually(lambda: not any(is_running(rank["pid"]) for rank in noted))
     finally:
         ray.shutdown()
+        cluster.shutdown()
+
+
+DRIVER = """
+import sys
+from proxima.config.sections.placement_section import RayPlacement
+from proxima.data import UserError
+from proxima.runtime.placement.ray_supervisor import supervise
+arguments = {{"folder": {folder!r}, "acts": []}}
+try:
+    sys.exit(supervise("{functions}:play", RayPlacement(**{place}, restarts=1), arguments))
+except UserError as error:
+    sys.exit(f"error: {{error}}")
+"""
+
+
+@pytest.mark.campaign(
+    "tests/runtime/placement/test_ray_supervisor.py::test_a_run_whose_head_is_lost_ends_with_one_line", minutes=2
+)
+@pytest.mark.waits
+@pytest.mark.parametrize("dies", [["gcs_server"], ["gcs_server", "raylet"]], ids=["the head", "its node"])
+def test_a_head_that_is_killed(dies, tmp_path, monkeypatch):
+    """Ray itself would end the process after a minute, with a line of its own about its insides."""
+    psutil = pytest.importorskip("psutil")
+    from ray.cluster_utils import Cluster
+
+    for name, value in (ray_cluster.QUIET | {"RAY_TMPDIR": ray_cluster.folder()}).items():
+        monkeypatch.setenv(name, value)
+    others = {child.pid for child in psutil.Process().children(recursive=True)}
+    node = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    log = tmp_path / "log"
+    try:
+        code = DRIVER.format(folder=str(tmp_path), functions=FUNCTIONS, place=PLACE)
+        with log.open("wb") as file:
+            environment = os.environ | {"RAY_ADDRESS": cluster.address}
+            driver = subprocess.Popen([sys.executable, "-c", code], stdout=file, stderr=file, env=environment)
+        eventually(lambda: len(records(tmp_path)) == 2, log)
+        own = [child for child in psutil.Process().children(recursive=True) if child.pid not in others]
+        killed = [child for child in own if child.name() in dies]
+        assert {child.name() for child in killed} == set(dies)
+        for child in killed:
+            child.kill()
+        assert driver.wait(timeout=600) == 1
+        *_, line = log.read_text().splitlines()
+        assert re.match(
+            r"error: the head of the Ray cluster, .*, has not answered for 25 s; .* --resume continues", line
+        )
+        assert "GCS" not in log.read_text()
+        eventually(lambda: not any(is_running(rank["pid"]) for rank in records(tmp_path)))
+    finally:
         cluster.shutdown()

@@ -104,6 +104,12 @@ class RankHost:
         if self.child is not None and self.child.process.poll() is None:
             self.child.process.send_signal(signal.SIGINT)
 
+    def end(self) -> None:
+        """End the rank and the actor."""
+        if self.child is not None:
+            self.child.process.kill()
+        os._exit(1)
+
 
 class EngineHost:
     """The actor of a server, which stops with it (`process.guardian`)."""

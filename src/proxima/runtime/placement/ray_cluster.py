@@ -21,6 +21,9 @@ from proxima.reward.workers.pool import WorkerPool
 ADDRESS = "RAY_ADDRESS"
 QUIET: Any = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}  # of `ray.init`
 WAIT_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
+# a head that has not answered for so long is lost; Ray, which waits for a minute, then ends the process with no word
+# about the run
+HEAD_SECONDS, HEAD_POLL = 25.0, 2.0
 
 
 @contextmanager
@@ -69,6 +72,56 @@ def _require_listener(address: str) -> None:
         reason = f"has no cluster: {error.strerror or error}"
         remedy = f"start the cluster, or correct the address or {ADDRESS}; null starts one on this machine"
         raise FieldError("placement.address", address, reason, remedy=remedy) from None
+
+
+class HeadWatch:
+    """Notices that the head of the cluster is gone: calls of Ray would wait for it, and the ranks that it leaves
+    running would be nobody's.
+
+    Args:
+        address: HOST:PORT of the head.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._asked_at = self._answered_at = time.monotonic()
+
+    def check(self) -> None:
+        """Ask it now and then.
+
+        Raises:
+            UserError: it has not answered for `HEAD_SECONDS`.
+        """
+        if time.monotonic() - self._asked_at >= HEAD_POLL:
+            self._require()
+
+    def wait(self) -> None:
+        """Return once it answers.
+
+        Raises:
+            UserError: as for `check`.
+        """
+        while not self._require():
+            time.sleep(WAIT_SECONDS)
+
+    def answers(self) -> bool:
+        """Ask it now."""
+        self._asked_at = time.monotonic()
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=WAIT_SECONDS).close()
+        except OSError:
+            return False
+        self._answered_at = self._asked_at
+        return True
+
+    def _require(self) -> bool:
+        if self.answers():
+            return True
+        if self._asked_at - self._answered_at >= HEAD_SECONDS:
+            reason = f"the head of the Ray cluster, {self.address}, has not answered for {HEAD_SECONDS:g} s"
+            raise UserError(reason, remedy="start the cluster again; --resume continues the run")
+        return False
 
 
 def first_line_of(error: BaseException) -> str:

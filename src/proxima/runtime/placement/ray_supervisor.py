@@ -22,6 +22,7 @@ from proxima.runtime.placement.node_actors import ActorPlace, RankHost
 from proxima.runtime.placement.rank_messages import FoldedLines
 from proxima.runtime.placement.ray_cluster import (
     ADDRESS,
+    HeadWatch,
     bundle_of,
     connected,
     first_line_of,
@@ -65,17 +66,22 @@ class RankGroup:
 
     Args:
         bundles: those of the ranks alone; None: they are the servers' too.
+        head: of the cluster.
     """
 
     hosts: Sequence[Any]
     places: Sequence[ActorPlace]
     reports: Sequence[Any]
     bundles: Any = None
+    head: HeadWatch | None = None
 
     def stop(self) -> None:
         """Kill the actors, and with them the processes, even if some have died before, and give back their bundles."""
         import ray
 
+        if self.head is not None and not self.head.answers():  # it is who kills, and who has the bundles
+            ray.wait([host.end.remote() for host in self.hosts], num_returns=len(self.hosts), timeout=GRACE_SECONDS)
+            return
         for host in self.hosts:
             kill_actor(host)
         if self.bundles is not None:
@@ -122,7 +128,7 @@ def supervise(
 
     Raises:
         FieldError: the cluster can't be reached, or lacks the devices; before anything is started.
-        UserError: the ranks can't be started.
+        UserError: the ranks can't be started, or the head of the cluster is lost.
         KeyboardInterrupt: Ctrl-C while they are being started.
     """
     with signals_restored(), connected(spec), signals_handled(signal.default_int_handler):  # Ray has set its own
@@ -134,8 +140,10 @@ def supervise(
             try:
                 with signals_handled(lambda number, frame: interrupts.append(number)):
                     ends = await_ranks(group, interrupts, placed)
+                    if first_cause(ends).killed and group.head is not None:  # perhaps its node was lost, and the head's
+                        group.head.wait()
             finally:
-                if placed is not None:
+                if placed is not None and (group.head is None or group.head.answers()):
                     placed.stop_growing()
                 group.stop()
             end = first_cause(ends)
@@ -160,6 +168,9 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
 
     Args:
         interrupts: a signal is added to them each time the user interrupts the run.
+
+    Raises:
+        UserError: the head of the cluster is lost.
     """
     import ray
 
@@ -189,6 +200,8 @@ def await_ranks(group: RankGroup, interrupts: Sequence[int], placed: EngineGroup
                 if rank > 0:
                     others.add(rank, line)
         others.flush()
+        if group.head is not None and not ends:
+            group.head.check()
         if placed is not None:
             placed.poll()
             if not ends and not interrupts:  # a run that ends, as it should or not, needs no server
@@ -272,7 +285,8 @@ def start_group(
         host.run.options(num_returns="streaming").remote(function, dict(arguments), common | variables, str(Path.cwd()))
         for host, variables in zip(hosts, rank_variables(places), strict=True)
     ]
-    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=reserved)
+    head = HeadWatch(str(context.gcs_address))
+    return RankGroup(hosts=hosts, places=places, reports=reports, bundles=reserved, head=head)
 
 
 def _not_started(error: Exception, spec: RayPlacement) -> UserError:
