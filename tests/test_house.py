@@ -150,6 +150,39 @@ def test_every_campaign_has_a_small_sibling(siblings):
             assert sibling in small, f"the sibling of {campaign} is no small test"
 
 
+TIME_OF_DAY = {  # modules that read the clock that can be set, and what for
+    "model/chat/template_inputs.py": "templates show today's date",
+    "rollout/episodes/formats/completions.py": "`created` of an answer",
+    "rollout/episodes/formats/responses.py": "`created_at` of an answer",
+    "rollout/episodes/sessions.py": "of lines of a log",
+    "runtime/state/folder.py": "since when a run is in use, for people",
+    "runtime/watch/clock.py": "`wall`, for people",
+    "view/trackers/mlflow.py": "of the points of a curve",
+    "proxima_tinker/service_app.py": "a seed",
+    "proxima_tinker/steady_time.py": "once, when the process begins",
+}
+SET_BY_PEOPLE = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
+
+
+def reads_of_the_time_of_day(nodes):
+    for node in nodes:
+        if (
+            isinstance(node, ast.Attribute)
+            and ast.unparse(node).replace("datetime.datetime", "datetime") in SET_BY_PEOPLE
+        ):
+            yield ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (f"time.{alias.name}" for alias in node.names if f"time.{alias.name}" in SET_BY_PEOPLE)
+
+
+def test_no_wait_and_no_age_is_measured_by_a_clock_that_can_be_set():
+    """It jumps by hours: a deadline would pass at once, or never; a file be deleted before its time."""
+    found = {name_of(path): set(reads_of_the_time_of_day(modules()[path].nodes)) for path in SOURCES}
+    assert {name for name, reads in found.items() if reads} == set(TIME_OF_DAY)
+    wrong = "from time import time, sleep\nend = time() + 5\nlate = datetime.now(UTC) > end or time.time() > 3"
+    assert [*reads_of_the_time_of_day(ast.walk(ast.parse(wrong)))] == ["time.time", "datetime.now", "time.time"]
+
+
 def test_no_name_says_old():
     """It hides which of the policies is meant: behavior, proximal, or the version before."""
     collected = []

@@ -246,8 +246,8 @@ async def test_an_update_is_not_ended_after_another_has_begun(module, tmp_path):
     client = fake.client()
 
     async def updates() -> Any:
-        async for update in to_vllm.files_of(client.url, mine):
-            yield update
+        async for bucket in to_vllm.files_of(client.url, mine):
+            yield bucket
         label = {"new_version": f"incomplete {other.label}"}
         for path, body in (
             ("finish_weight_update", {}),

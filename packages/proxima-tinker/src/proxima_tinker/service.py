@@ -14,7 +14,6 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import astuple, replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from proxima_tinker.request_log import MOST_WAITING, Answer, RequestLog, recorde
 from proxima_tinker.samplers import SampleOrder, Samplers
 from proxima_tinker.served_record import ServedRecord
 from proxima_tinker.served_settings import Settings
+from proxima_tinker.steady_time import date
 from proxima_tinker.trained_model import SLOTS, TrainedModel, check_adam
 from proxima_tinker.wire import forward_backward_answer, read_forward_backward
 from proxima_tinker.workers import ComputeLane, Workers
@@ -672,11 +672,6 @@ def _read(what: str, file: Path, written: Checksum | None = None) -> dict[str, T
         return load_file(checked(what, file, written))
     except (OSError, SafetensorError) as error:  # deleted at this moment
         raise UserError(f"{what} can't be read: {type(error).__name__}", remedy=OTHERS) from error
-
-
-def date(later: float = 0.0) -> str:
-    """The time after so many seconds, as the SDK reads it; a later one is greater as a text, too."""
-    return (datetime.now(UTC) + timedelta(seconds=later)).isoformat()
 
 
 def _json(**values: Any) -> Answer:

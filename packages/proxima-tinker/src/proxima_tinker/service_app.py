@@ -29,7 +29,8 @@ from proxima.system.damage import CHECKSUMS
 from proxima.system.full_disk import is_disk_full
 from proxima_tinker.datum import Array
 from proxima_tinker.samplers import SampleOrder, stop_settings
-from proxima_tinker.service import REQUESTS, Service, checked, date
+from proxima_tinker.service import REQUESTS, Service, checked
+from proxima_tinker.steady_time import date, now
 from proxima_tinker.wire import request_place
 
 POLL_SECONDS = 20.0  # the SDK gives up after 45
@@ -112,7 +113,7 @@ class ServiceApp:
     def _signed(self, request: Request) -> bool:
         """True for an address of a file that was given out, while it is valid."""
         path, until = request.url.path, request.query_params.get("until", "")
-        if request.method != "GET" or not until.isdecimal() or len(until) > 15 or int(until) < time.time():
+        if request.method != "GET" or not until.isdecimal() or len(until) > 15 or int(until) < now():
             return False
         sent = request.query_params.get("signature", "").encode()
         return hmac.compare_digest(sent, self._signature(path, until).encode())
@@ -161,7 +162,7 @@ class ServiceApp:
 
     def external_urls(self, request: Request) -> Any:
         files = self._files(request, "external")
-        place, until = request.url.path.rpartition("/external_weights_urls")[0], int(time.time() + URL_SECONDS)
+        place, until = request.url.path.rpartition("/external_weights_urls")[0], int(now() + URL_SECONDS)
         urls = {}
         for file in files:
             path = f"{place}/files/{file.name}"
