@@ -14,9 +14,9 @@ from proxima.task import TASKS
 from proxima_worlds import mcp
 from proxima_worlds.mcp import Mcp, ToolServer
 from proxima_worlds.openenv import OpenEnv
+from tests.damaged import damaged
 from tests.harbor_tasks import WORD, write_tasks
 
-ODD = [None, True, 0, -1, 1e308, float("nan"), "", "\ud800", "a" * 5000, [], [None], [[]], {}, {"a": 1}, [{"name": 3}]]
 TOML_ODD = ["true", "-1", "nan", '"x"', "[]", "{}", "[[1]]", "1979-05-27", '{A = {B = "c"}}', "1e400"]
 
 
@@ -60,19 +60,6 @@ def test_a_list_of_tools_has_an_end(cursor):
     with pytest.raises(ProgramFailed, match="has no end"):
         server(answer).tools()
     assert next(asked) <= mcp.MOST_PAGES
-
-
-def damaged(draw, value):
-    """A JSON value in which one part is another one."""
-    if draw.random() < 0.35 or not isinstance(value, dict | list) or not value:
-        return draw.choice(ODD)
-    if isinstance(value, list):
-        place = draw.randrange(len(value))
-        return [damaged(draw, each) if number == place else each for number, each in enumerate(value)]
-    name = draw.choice(list(value))
-    if draw.random() < 0.2:
-        return {key: each for key, each in value.items() if key != name}
-    return value | {name: damaged(draw, value[name])}
 
 
 TOOLS = {"tools": [{"name": "add", "description": "Add.", "inputSchema": {"type": "object", "properties": {}}}]}

@@ -16,6 +16,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.job_processes import GRACE_SECONDS, JobFailed, JobProcesses
 from proxima.environment.protocol import RewardWithParts
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
+from proxima.process.program import LONGEST_REASON
 from proxima.system.proxies import exempt_this_machine
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
@@ -254,15 +255,46 @@ class ProcessAgents:
             answer = await self._processes.process().ask(job.settings, job.clock)
         except JobFailed as failure:
             raise AgentFailed(failure.reason, None) from None
-        reward: AgentReward = answer.get("reward")
-        if "parts" in answer:
-            reward = RewardWithParts(value=answer["reward"], parts=answer["parts"])
+        reward = _reward_in(answer)
         if "error" in answer:
-            raise AgentFailed(f"the agent failed: {answer['error']}", reward, bool(answer.get("unscored")))
+            error = " ".join(str(answer["error"]).split())[:LONGEST_REASON]
+            raise AgentFailed(f"the agent failed: {error}", reward, bool(answer.get("unscored")))
         return reward
 
     def close(self) -> None:
         self._processes.close()
+
+
+def _reward_in(answer: Mapping[str, Any]) -> AgentReward:
+    """The reward in an answer of a process.
+
+    Raises:
+        AgentFailed: it is none.
+    """
+    given, parts = answer.get("reward"), answer.get("parts")
+    try:
+        if given is None:
+            return None
+        reward = _numbers(given) if isinstance(given, Mapping) else _number(given)
+        return reward if parts is None else RewardWithParts(value=reward, parts=_numbers(parts))
+    except (TypeError, AttributeError, OverflowError):
+        raise AgentFailed(f"its answer has no reward: {_short(given)}, with parts {_short(parts)}", None) from None
+
+
+def _number(value: Any) -> float:
+    """TypeError, OverflowError: it is none."""
+    if not isinstance(value, int | float):
+        raise TypeError(value)
+    return float(value)
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """TypeError, AttributeError, OverflowError: they are none."""
+    return {str(name): _number(value) for name, value in values.items()}
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:100]
 
 
 def _reward(line: str) -> AgentReward:

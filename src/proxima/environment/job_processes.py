@@ -217,10 +217,13 @@ class JobProcess:
 
     def _received(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
-            self._ready.set_result(None)
+            with suppress(InvalidStateError):  # it has said so before
+                self._ready.set_result(None)
             return
         if "held_by" in message:
             holder = message["held_by"]
+            if holder is not None and not isinstance(holder, int):
+                raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
             late = next((number for number, told in [*self.stopping.items()] if not told), None)
             number = late if holder is None else holder
             if number is not None:

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import FieldError
-from proxima.process.program import Program, ProgramFailed
+from proxima.data.json_reader import json_type
+from proxima.process.program import LONGEST_REASON, Program, ProgramFailed
 from proxima.system import foreign_folder
 
 FILES = str(foreign_folder.__file__)  # `foreign_runner` loads it, too
@@ -89,11 +90,13 @@ def _answered(
         while True:
             message = program.read()
             if "problem" in message:
-                raise FieldError(*message["problem"])
+                raise _problem(message["problem"])
             if "end" in message:
-                return facts, tuple(rows)
-            facts |= message.get("facts", {})
-            rows += [message["row"]] if "row" in message else []
+                return _described(facts), tuple(rows)
+            facts |= _object(message.get("facts", {}))
+            rows += [_row(message["row"])] if "row" in message else []
+            if size is not None and len(rows) > size:
+                raise ProgramFailed(f"it wrote more than the {size} rows that were asked for")
     except ProgramFailed as error:
         if not facts:
             raise FieldError("python", environment.python, f"is not a Python interpreter: {error}") from None
@@ -102,3 +105,43 @@ def _answered(
     finally:
         limit.cancel()
         program.kill()
+
+
+# ---- what the process writes: it runs code of others -----------------------------------------------------------------
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ProgramFailed(f"it wrote {json_type(value)} where an object was asked for")
+    return value
+
+
+def _problem(given: Any) -> FieldError:
+    """The error that it reports: a field, its value, and what is wrong."""
+    match given:
+        case [str(field), value, str(text)]:
+            return FieldError(field, value, " ".join(text.split())[:LONGEST_REASON])
+    raise ProgramFailed("it wrote a problem without a field, a value and a text")
+
+
+def _described(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts, with all that `ForeignEnvironment.facts` promises."""
+    texts, lists = ("python", "version"), ("rewards", "seats")
+    described = {"version": "", "sources": {}, "rewards": [], "seats": []} | facts
+    of_lists = all(isinstance(described[name], list) and all(map(_is_text, described[name])) for name in lists)
+    sources = _object(described["sources"])
+    if not of_lists or not all(map(_is_text, [*(described.get(name) for name in texts), *sources.values()])):
+        raise ProgramFailed("it wrote facts of other types than those of an environment")
+    return described
+
+
+def _row(given: Any) -> dict[str, Any]:
+    row = _object(given)
+    messages = row.get("messages")
+    if "answer" not in row or not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        raise ProgramFailed("it wrote a row without a list of messages and an answer")
+    return row
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
