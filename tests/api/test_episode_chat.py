@@ -51,7 +51,7 @@ class Heard(list):
         self.append(("piece", text))
 
     def turn(self, turn):
-        self.append(([call.name for call in turn.calls], [message["content"] for message, _ in turn.answers]))
+        self.append(([call.name for call in turn.calls], [answer.message["content"] for answer in turn.answers]))
 
     def over(self, reward):
         self.append(("over", reward))

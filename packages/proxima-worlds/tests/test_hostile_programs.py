@@ -2,6 +2,7 @@
 episode, or is one line, and nobody waits for what does not come."""
 
 import asyncio
+import json
 import queue
 import random
 from collections import Counter
@@ -9,9 +10,10 @@ from collections import Counter
 import pytest
 
 from proxima.data import FieldError
-from proxima.environment import agents
-from proxima.environment.agents import AgentJob, ProcessAgents, RewardWithParts
+from proxima.environment import job_processes
+from proxima.environment.agents import AgentJob, ProcessAgents
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.environment.protocol import RewardWithParts
 from proxima.process.program import ProgramFailed
 from proxima_worlds import foreign_environment
 from proxima_worlds.foreign_agents import Verifiers
@@ -30,7 +32,8 @@ class Written:
         if answers is None:
             self.messages.put(None)
 
-    def write(self, message):
+    def write_line(self, line):
+        message = json.loads(line)
         if "id" in message:
             for answer in self.answers(message["id"]):
                 self.messages.put(answer)
@@ -51,7 +54,7 @@ class Written:
 
 def played(monkeypatch, answers, before=({"ready": True},)):
     """The reward that a program's answers to a job give."""
-    monkeypatch.setattr(agents, "Program", lambda *_, **__: Written(before, answers))
+    monkeypatch.setattr(job_processes, "Program", lambda *_, **__: Written(before, answers))
     playing = ProcessAgents(("agent",), 1)
 
     async def play():

@@ -164,7 +164,7 @@ class EpisodeChat:
             played = replace(before, conversation=copy(before.conversation), turns=[*before.turns])
             if played.conversation.awaits_turn:  # it was stopped before the model could say anything
                 played.add(_unsampled(played, ()))
-            unseen = [message for message, _ in played.turns[-1].answers]
+            unseen = [answer.message for answer in played.turns[-1].answers]
             assert self.group is not None
             group, self.played = self.group, played
             played.conversation.observe(group.shown([*unseen, {"role": "user", "content": text}]))
@@ -223,7 +223,8 @@ class EpisodeChat:
         return cut
 
     async def _end(self, group: GroupTable, played: Played) -> None:
-        self.hears.over(self.table.reward(await group.reward(played)))
+        reward, _ = await group.reward(played)
+        self.hears.over(self.table.reward(reward))
         self.new()
 
 

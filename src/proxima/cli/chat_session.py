@@ -263,7 +263,9 @@ class EpisodeTalk:
     def turn(self, turn: PlayedTurn) -> None:
         print(flush=True)
         self.length = len(turn.completion.tokens)
-        self._print(answer_lines(turn.calls, [(message["role"], message["content"]) for message, _ in turn.answers]))
+        self._print(
+            answer_lines(turn.calls, [(answer.message["role"], answer.message["content"]) for answer in turn.answers])
+        )
 
     def over(self, reward: float | None) -> None:
         gained = "" if reward is None else f": reward {reward:g}"

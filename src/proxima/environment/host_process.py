@@ -238,7 +238,7 @@ def end(*, number: int, messages: list[dict[str, Any]] | None = None) -> dict[st
     said = {} if messages is None else {"messages": messages}
     value: dict[str, Any] = {"reward": None}
     if callable(get_reward := member(environment, "get_reward")):
-        value = reward_at_end(_called(environment, get_reward, **said), "get_reward", roles_of(environment))
+        value = reward_at_end(_called(environment, get_reward, **said), "get_reward", class_roles(environment))
     elif (reward := member(environment, "reward")) is not None:
         value = reward_at_end(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
@@ -256,14 +256,14 @@ def reward_at_end(value: Any, who: str, roles: Collection[str] = ()) -> dict[str
     return {"reward": reward_number(value, who)}
 
 
-def roles_of(environment: Any) -> Collection[str]:
+def class_roles(environment: Any) -> Collection[str]:
     """The roles of an environment's class; most have none."""
     roles = member(type(environment), "roles")
     return roles if isinstance(roles, list | tuple) else ()
 
 
 def _role(environment: Any, role: Any, who: str) -> str | None:
-    roles = roles_of(environment)
+    roles = class_roles(environment)
     if role is not None and role not in roles:
         raise BadAnswer(
             f"Reply.role of {who} is {role!r:.80}, but its class has the roles {', '.join(roles) or 'none'}"

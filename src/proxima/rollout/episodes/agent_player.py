@@ -41,6 +41,7 @@ from proxima.rollout.episodes.played import (
     EpisodePlayer,
     PartialPaths,
     Played,
+    TurnAnswer,
     failed_episode,
     row_of,
     sampled_turn,
@@ -519,7 +520,7 @@ class AgentEpisodes(EpisodePlayer):
             hidden = asked.messages[-1].content
         tools = parameters_of(asked.tools)
         if tools:
-            turn.read(read_calls(completion.text, self.tool_format, tools))
+            turn.said = read_calls(completion.text, self.tool_format, tools)
         if turn.calls:
             content = before_calls(hidden + content, self.tool_format, tools)[len(hidden) :]
         calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
@@ -562,7 +563,7 @@ class AgentEpisodes(EpisodePlayer):
                 observed = [self._message(message, asked.tools) for message in new]
                 conversation = copy(talk.played.conversation)
                 await asyncio.to_thread(conversation.observe, observed)
-                talk.played.turns[-1].answers = [(message, False) for message in observed]
+                talk.played.turns[-1].answers = [TurnAnswer(message) for message in observed]
                 talk.played.conversation, talk.answering = conversation, True
                 return talk
         talk = await asyncio.to_thread(self._new_talk, episode.request, asked, player)

@@ -21,10 +21,25 @@ from proxima.rollout.episodes.conversation import Conversation, Path
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.tool_use import ToolUse
 
+NO_PARTS: Mapping[str, float] = {}
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
 Deliver = Callable[[Completion | BaseException], None]
 EpisodeCallback = Callable[[EpisodeLife], None]
+
+
+@dataclass(frozen=True)
+class TurnAnswer:
+    """A message that answers a turn.
+
+    Args:
+        error: it says that a call failed.
+        call: number of the call in the turn that it answers; None: it answers no call that could be read.
+    """
+
+    message: Message
+    error: bool = False
+    call: int | None = None
 
 
 @dataclass(eq=False)
@@ -34,29 +49,29 @@ class PlayedTurn:
     Args:
         completion: the completion that the engine sampled.
         state: state of the environment before it; None: unnamed.
-        answers: the messages that answer it, each with True if it is an error.
-        answered: the number of the call that each of them answers; None: it answers no call that could be read.
+        answers: the messages that answer it.
         begun: the beginning of the message that its context has, see `Prompt.begun`.
         done: the environment has ended the episode.
-        calls, unreadable, written_as: of its `ReadMessage`.
+        said: its calls.
     """
 
     completion: Completion
     state: str | None
     begun: str = ""
-    calls: tuple[ToolCall, ...] = ()
-    unreadable: tuple[str, ...] = ()
-    written_as: str = ""
+    said: ReadMessage = field(default_factory=ReadMessage)
     reward: float = 0.0
-    answers: list[tuple[Message, bool]] = field(default_factory=list)
-    answered: list[int | None] = field(default_factory=list, init=False)
+    answers: list[TurnAnswer] = field(default_factory=list)
     done: bool = False
 
-    def read(self, message: ReadMessage) -> None:
-        """Take over what was read from the message."""
-        self.calls = message.calls
-        self.unreadable = message.unreadable
-        self.written_as = message.written_as
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls in it, in order."""
+        return self.said.calls
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """A reason for each call in it that can't be read."""
+        return self.said.unreadable
 
 
 @dataclass(eq=False)
@@ -68,7 +83,6 @@ class Played:
         initial_prompt: the prompt that it begins with.
         instance: its environment, an `Instance`; None for an external agent, which has its own.
         state: the environment's current name for its state.
-        parts: the values from which the reward was computed, by name.
         begun: the beginning of the turn that was asked for last.
     """
 
@@ -79,7 +93,6 @@ class Played:
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
     contexts: list[Ints] = field(default_factory=list)  # contexts of the turns so far
-    parts: Mapping[str, float] = field(default_factory=dict)
     begun: str = ""
 
     @property
@@ -127,8 +140,9 @@ class Played:
                 message["content"] = before_calls(text, use.tool_format, use.tools)
                 message["tool_calls"] = [_as_written(*each) for each in zip(names, turn.calls, strict=True)]
             said.append(message)
-            for (answer, _), call in zip(turn.answers, turn.answered, strict=True):
-                said.append(answer if call is None else {**answer, "tool_call_id": names[call]})
+            for answer in turn.answers:
+                named = {} if answer.call is None else {"tool_call_id": names[answer.call]}
+                said.append({**answer.message, **named})
         return said
 
     def so_far(
@@ -168,7 +182,9 @@ class Played:
             for first in [places[0][0]]
         ]
 
-    def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:
+    def completion(
+        self, *, cut: Cut, reward: float | None, attempts: int, parts: Mapping[str, float] = NO_PARTS
+    ) -> Completion:
         """Build the completion of the episode, without messages after the last turn: no turn is conditioned on them."""
         paths = self.conversation.paths()
         columns = [self._columns(path) for path in paths]
@@ -180,7 +196,7 @@ class Played:
         return Completion(
             **last,
             finish_reason="length" if cut else "stop",
-            episode=replace(episode, reward=reward, parts=self.parts),
+            episode=replace(episode, reward=reward, parts=parts),
             earlier=tuple(Completion(**of, finish_reason="stop", episode=path) for of, path in older),
         )
 
@@ -188,9 +204,9 @@ class Played:
         """Return the span with the data of its turn or of its answer."""
         turn = self.turns[span.turn]
         if span.role != "assistant":
-            return replace(span, error=any(error for _, error in turn.answers))
+            return replace(span, error=any(answer.error for answer in turn.answers))
         span = replace(span, state=turn.state, reward=turn.reward)
-        return replace(span, calls=turn.calls, unreadable=turn.unreadable, written_as=turn.written_as)
+        return replace(span, calls=turn.calls, unreadable=turn.unreadable, written_as=turn.said.written_as)
 
     def _columns(self, path: Path) -> dict[str, Any]:
         """Build the columns of a path: the engine's values for each sampled token; for other tokens, only the version

@@ -26,6 +26,7 @@ from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
 from proxima.environment.protocol import RewardWithParts
 from proxima.rollout.episodes.conversation import Conversation
 from proxima.rollout.episodes.played import (
+    NO_PARTS,
     Attempts,
     Deliver,
     EpisodeCallback,
@@ -33,6 +34,7 @@ from proxima.rollout.episodes.played import (
     PartialPaths,
     Played,
     PlayedTurn,
+    TurnAnswer,
     failed_episode,
     row_of,
     sampled_turn,
@@ -275,7 +277,8 @@ class GroupTable:
             completion = completion or await self._turn(played.next_request(self.room(played)))
             over, cut = await self.advance(played, completion)
             completion = None
-        return played.completion(cut=cut, reward=await self.reward(played), attempts=attempts)
+        reward, parts = await self.reward(played)
+        return played.completion(cut=cut, reward=reward, parts=parts, attempts=attempts)
 
     async def advance(self, played: Played, completion: Completion) -> tuple[bool, Cut]:
         """Add a turn of the model, and the answers to it.
@@ -296,15 +299,16 @@ class GroupTable:
         if len(played.turns) == self.rules.settings.turns:
             return True, "turns"
         try:
-            played.conversation.observe(self.shown([message for message, _ in turn.answers]))
+            played.conversation.observe(self.shown([answer.message for answer in turn.answers]))
         except UserError as error:  # the template fails for these messages, or a fork is refused
             raise GivenUp(str(error)) from None
         if self.room(played) < 1:
             return True, "context" if self._context_left(played) < 1 else "tokens"
         return False, ""
 
-    async def reward(self, played: Played) -> float | None:
-        """End the environment and return the reward of the whole episode; None if its environment gives none.
+    async def reward(self, played: Played) -> tuple[float | None, Mapping[str, float]]:
+        """End the environment and return the reward of the whole episode, None if its environment gives none, and the
+        values of which it was made.
 
         Raises:
             EnvironmentFailure: as `Instance.end`.
@@ -314,12 +318,11 @@ class GroupTable:
         at_end = await self._charged(played, instance.end(said))
         self.open.discard(instance)
         if not self.rules.rewards:
-            return None
-        if isinstance(at_end, RewardWithParts):
-            played.parts = at_end.parts
-            at_end = float(at_end.value)  # type: ignore[arg-type]  # no roles here
+            return None, NO_PARTS
+        given, parts = (at_end.value, at_end.parts) if isinstance(at_end, RewardWithParts) else (at_end, NO_PARTS)
+        assert not isinstance(given, Mapping)  # no roles play here
         of_turns = [turn.reward for turn in played.turns]
-        return sum(of_turns) + (at_end or 0.0)
+        return sum(of_turns) + (given or 0.0), parts
 
     async def _turn(self, request: Request) -> Completion:
         """Sample a further turn of the model."""
@@ -363,17 +366,19 @@ class GroupTable:
         answers = list[Answer]()
         use = self.use
         if use.tool_format:
-            turn.read(read_calls(turn.completion.text, use.tool_format, use.tools))
+            turn.said = read_calls(turn.completion.text, use.tool_format, use.tools)
             if turn.calls:
                 answers += await self._charged(played, played.instance.call(turn.calls))
-            turn.answers = [({"role": "tool", "content": f"error: {why}"}, True) for why in turn.unreadable]
-            turn.answered = [None] * len(turn.answers)
+            unread: list[Message] = [{"role": "tool", "content": f"error: {why}"} for why in turn.unreadable]
+            turn.answers = [TurnAnswer(message, error=True) for message in unread]
         if self.rules.responds and not answers and not turn.unreadable:
             answers = [await self._charged(played, played.instance.respond(turn.completion.text))]
         for number, answer in enumerate(answers):
             turn.reward += answer.reward
-            turn.answers += [(message, answer.error) for message in await self._numbered(answer.messages)]
-            turn.answered += [number if turn.calls else None] * len(answer.messages)
+            call = number if turn.calls else None
+            turn.answers += [
+                TurnAnswer(message, answer.error, call) for message in await self._numbered(answer.messages)
+            ]
             played.state = played.state if answer.state is None else answer.state
         turn.done = any(answer.done for answer in answers)
         return turn.done or not turn.answers
