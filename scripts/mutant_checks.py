@@ -10,7 +10,6 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress

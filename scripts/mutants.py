@@ -28,16 +28,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from proxima.evaluation.intervals import wilson
 from scripts.mutant_checks import run_tests, tests_of
 from scripts.mutations import ROOT, Mutant, mutants_of, mutated_source, sample
 
 RESULTS = ROOT / "benchmarks" / "results" / "mutants"
-MISSED = "missed"
-GOALS = {"data, core, training, rollout, runtime": 0.95, "the other rooms": 0.9}
+MISSED, UNDECIDED, GONE = "missed", "undecided", "gone"
+STRICT = ("core", "data", "rollout", "runtime", "training")  # rooms of the higher goal
 # What the tests import of others, imported once, before processes are forked.
 HEAVY = ("torch", "transformers", "numpy", "pyarrow.parquet", "hypothesis", "pydantic", "yaml", "httpx", "aiohttp")
 HEAVY += ("peft", "safetensors.torch", "tokenizers", "datasets", "scipy.stats", "uvicorn", "fastapi", "openai")
@@ -142,7 +144,7 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
                 found = run_tests(root, names, unfit_here, limit)
                 again = run_tests(root, alone(found.failed), unfit_here, limit) if found and found.failed else None
             if found is None:
-                return {"by": "no end", "passed": passed}
+                return {"by": f"{UNDECIDED}: its process did not end", "passed": passed}
             if not found.failed:
                 break
             if again is None or again.failed:
@@ -151,7 +153,7 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
                     return {"by": found.failed, "passed": passed + found.passed}
                 unfit.append(found.failed)
             if found.failed in unfit_here:
-                return {"by": f"undecided: {found.failed} can't be left out", "passed": passed}
+                return {"by": f"{UNDECIDED}: {found.failed} can't be left out", "passed": passed}
             unfit_here.append(found.failed)
         passed += found.passed
         complete = complete and found.complete
@@ -187,13 +189,85 @@ def run(seed: int, minutes: float, again: bool, only: list[str], limit: float) -
             if not asked or not any(text in row["mutant"] for text in only) or time.monotonic() > until:
                 continue
             if row["mutant"] not in mutants:
-                row[field] = {"by": "gone", "passed": 0}
+                row[field] = {"by": GONE, "passed": 0}
             else:
                 row[field] = outcome(root, mutants[row["mutant"]], limit, unfit)
             write(found)
             print(f"{row[field]['by']}  {row['place']}  {row['mutant']}  ({row[field]['passed']} passed)", flush=True)
     left = sum(row["first"] is None for row in found["mutants"])
     print(f"{seed}: {left} are left; fail without a mutant: {unfit}", flush=True)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """Mutants of some rooms: how many compute the same, are caught, and are missed.
+
+    What is none of these is not decided: it has not run, or its tests did not end.
+    """
+
+    same: int = 0
+    caught: int = 0
+    missed: int = 0
+
+    def cells(self) -> list[str]:
+        """Return the cells of a row: how many are decided, how many caught, their share, and its 95 % interval."""
+        decided = self.caught + self.missed
+        if not decided:
+            return ["0", "0", "", ""]
+        low, high = wilson(self.caught, decided)
+        share = f"{100 * self.caught / decided:.0f} %"
+        return [str(decided), str(self.caught), share, f"{100 * low:.0f} to {100 * high:.0f} %"]
+
+
+def count_of(rows: list[dict[str, Any]], fields: tuple[str, ...]) -> Count:
+    """Count mutants by the last of these fields that each has."""
+    same = equivalent()
+    count = Count()
+    for row in rows:
+        by = next((row[field]["by"] for field in reversed(fields) if row.get(field)), UNDECIDED)
+        if row["mutant"] in same:
+            count.same += 1
+        elif by == MISSED:
+            count.missed += 1
+        elif not by.startswith((UNDECIDED, GONE)):
+            count.caught += 1
+    return count
+
+
+def line(cells: list[str]) -> str:
+    """Return a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def tables() -> str:
+    """Return a table of all samples, and one of the rooms in the newest."""
+    samples = sorted((read(int(file.stem)) for file in RESULTS.glob("[0-9]*.json")), key=lambda found: found["seed"])
+    heads = ["sample", "drawn", "mutants", "the same", "decided", "caught", "share", "95 % interval", "caught now"]
+    lines = [line(heads), line(["---"] * len(heads))]
+    for found in samples:
+        rows = found["mutants"]
+        first, now = count_of(rows, ("first",)), count_of(rows, ("first", "now"))
+        cells = [str(found["seed"]), found["date"], str(len(rows)), str(first.same), *first.cells()]
+        lines.append(line([*cells, f"{now.caught} of {now.caught + now.missed}"]))
+    rows = samples[-1]["mutants"]
+    heads = [f"room, in {samples[-1]['seed']}", "decided", "caught", "share", "95 % interval"]
+    lines += ["", line(heads), line(["---"] * len(heads))]
+    groups = {room: [row for row in rows if row["room"] == room] for room in sorted({row["room"] for row in rows})}
+    groups[f"{', '.join(STRICT)}: goal 95 %"] = [row for row in rows if row["room"] in STRICT]
+    groups["the others: goal 90 %"] = [row for row in rows if row["room"] not in STRICT]
+    groups["all"] = rows
+    lines += [line([name, *count_of(of, ("first",)).cells()]) for name, of in groups.items()]
+    return "\n".join(lines)
+
+
+def with_tables(page: str) -> str:
+    """Return the page with the tables of today's results."""
+    before, mark, rest = page.partition("<!-- mutants -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return f"{before}{mark}{tables()}\n{end}{after}"
 
 
 def main() -> None:
@@ -216,6 +290,9 @@ def main() -> None:
         draw(chosen.seed, chosen.each)
     elif chosen.task == "run":
         run(chosen.seed, chosen.minutes, chosen.again, chosen.only, chosen.limit)
+    else:
+        page = ROOT / "tests" / "README.md"
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
