@@ -69,6 +69,56 @@ def test_a_failed_request_goes_to_another_replica_and_back_if_all_failed():
 
 
 @pytest.mark.slow
+@given(
+    failed=st.lists(st.booleans(), min_size=3, max_size=3),
+    serving=st.lists(st.booleans(), min_size=3, max_size=3).filter(any),
+    home=st.integers(0, 2),
+)
+@settings(max_examples=60)
+def test_nobody_is_sent_again_to_where_it_failed_while_another_may_do_it(failed, serving, home):
+    """Whatever the home of its prompt is; its siblings stay there."""
+    places = [Place() for _ in range(3)]
+    router = Router(places)
+    for place in places:
+        place.in_service = place is places[home]
+    sibling = job(0, 1)
+    router.add(sibling)
+    assert router.next_for(places[home]) is sibling
+    for place, serves in zip(places, serving, strict=True):
+        place.in_service = serves
+    again = job(0)
+    again.tried = {place for place, has_failed in zip(places, failed, strict=True) if has_failed}
+    untried = [place for place in places if place.in_service and place not in again.tried]
+    router.add(again)
+    (at,) = [place for place in places if list(router._queues[place]) == [again]]
+    assert at.in_service and (at in untried or not untried)
+    if places[home] in untried:
+        assert at is places[home]
+    if places[home].in_service:
+        router.add(sibling)
+        assert sibling in router._queues[places[home]]
+
+
+@pytest.mark.parametrize("failed", [(), (1,), (2,), (1, 2), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("out", [None, 1, 2])
+def test_one_with_room_takes_what_has_not_failed_there_or_has_failed_everywhere(failed, out):
+    """Everywhere is where it may run now."""
+    places = [Place() for _ in range(3)]
+    router = Router(places)
+    waiting = job(0)
+    places[1].in_service = places[2].in_service = False
+    router.add(waiting)
+    for number, place in enumerate(places):
+        place.in_service = number != out
+    places[0].assigned = places[0].limit
+    waiting.tried = {places[number] for number in failed}
+    everywhere = all(place in waiting.tried for place in places if place.in_service)
+    asking = 2 if out == 1 else 1
+    taken = router.next_for(places[asking])
+    assert taken is (waiting if asking not in failed or everywhere else None)
+
+
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=50)
 def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(data):
