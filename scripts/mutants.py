@@ -133,7 +133,7 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
     """Run the tests of a mutant; returns the one that catches it, or how many passed.
 
     Args:
-        limit: CPU seconds of each of the two parts, after which no test begins.
+        limit: CPU seconds of each of the two parts, after which no test begins; what is not caught then is not decided.
         unfit: tests that fail without the mutant too; those that are found are added.
     """
     passed, complete = 0, True
@@ -157,7 +157,7 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
             unfit_here.append(found.failed)
         passed += found.passed
         complete = complete and found.complete
-    return {"by": MISSED, "passed": passed} | ({} if complete else {"complete": False})
+    return {"by": MISSED if complete else f"{UNDECIDED}: the time was over", "passed": passed}
 
 
 def alone(failed: str) -> list[str]:
@@ -181,11 +181,12 @@ def run(seed: int, minutes: float, again: bool, only: list[str], limit: float) -
             for room in {row["room"] for row in found["mutants"]}
             for mutant in mutants_of(room, root)
         }
-        for row in found["mutants"]:
+        fresh_first = sorted(found["mutants"], key=lambda row: row["first"] is not None)
+        for row in fresh_first:
             if again:
                 asked = row["first"] is not None and row["first"]["by"] == MISSED and row["mutant"] not in same
             else:
-                asked = row["first"] is None
+                asked = row["first"] is None or row["first"]["by"].startswith(UNDECIDED)
             if not asked or not any(text in row["mutant"] for text in only) or time.monotonic() > until:
                 continue
             if row["mutant"] not in mutants:
@@ -194,8 +195,8 @@ def run(seed: int, minutes: float, again: bool, only: list[str], limit: float) -
                 row[field] = outcome(root, mutants[row["mutant"]], limit, unfit)
             write(found)
             print(f"{row[field]['by']}  {row['place']}  {row['mutant']}  ({row[field]['passed']} passed)", flush=True)
-    left = sum(row["first"] is None for row in found["mutants"])
-    print(f"{seed}: {left} are left; fail without a mutant: {unfit}", flush=True)
+    left = sum(row["first"] is None or row["first"]["by"].startswith(UNDECIDED) for row in found["mutants"])
+    print(f"{seed}: {left} are not decided; fail without a mutant: {unfit}", flush=True)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
