@@ -24,7 +24,7 @@ import pytest
 from scripts.mutations import PACKAGES, Mutant, rooms
 
 FILE, MEMORY = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
-HANGS = 300  # seconds of one test
+HANGS = 100  # seconds of one test
 # Runs from beginning to end, met by every mutant that nothing else has caught.
 WHOLE = ("tests/api", "tests/recipes", "tests/runtime/test_run.py", "tests/runtime/test_episode_run.py")
 WHOLE += ("tests/runtime/test_resumed_runs.py", "tests/cli/test_eval.py")
