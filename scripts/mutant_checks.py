@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import cache
@@ -24,11 +24,12 @@ import pytest
 from scripts.mutations import PACKAGES, Mutant, rooms
 
 FILE, MEMORY = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
-HANGS = 100  # seconds of one test
+HANGS = 100  # seconds of one test, after which it is interrupted; a fifth later its process is killed
 # Runs from beginning to end, met by every mutant that nothing else has caught.
 WHOLE = ("tests/api", "tests/recipes", "tests/runtime/test_run.py", "tests/runtime/test_episode_run.py")
 WHOLE += ("tests/runtime/test_resumed_runs.py", "tests/cli/test_eval.py")
 OWN = ("proxima", "tests", "packages", "conftest", "scripts")  # modules of the repository
+COLLECTED = 600  # seconds in which all tests are collected
 TOKEN = "PROXIMA_MUTANT"  # in the environment of all that a mutant's tests start
 
 
@@ -109,9 +110,10 @@ class Outcome:
 class FirstFailure:
     """A pytest plugin that puts quick tests first, and notes the first failure; no test begins after the limit."""
 
-    def __init__(self, files: list[str], limit: float) -> None:
+    def __init__(self, files: list[str], limit: float, begun: Callable[[str], None]) -> None:
         self.order = {file: number for number, file in enumerate(files)}
         self.limit = limit
+        self.begun = begun  # gets the name of each test
         self.outcome = Outcome()
 
     @pytest.hookimpl(trylast=True)
@@ -127,6 +129,7 @@ class FirstFailure:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        self.begun(item.nodeid)
         done = yield
         if not self.outcome.failed:
             self.outcome.passed += 1
@@ -160,10 +163,9 @@ def enter(root: Path, scratch: Path) -> None:
         del sys.modules[name]
 
 
-def run_here(root: Path, scratch: Path, names: list[str], without: list[str], limit: float) -> Outcome:
+def run_here(plugin: FirstFailure, root: Path, scratch: Path, names: list[str], without: list[str]) -> Outcome:
     """Run tests in this process up to the first failure."""
     enter(root, scratch)
-    plugin = FirstFailure(names, limit)
     options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-o", f"timeout={HANGS}"]
     options += ["--rootdir", str(root), "-m", "not campaign and not gpu"]
     options += [f"--deselect={name}" for name in without]
@@ -183,7 +185,7 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
         without: tests that are left out.
         limit: CPU seconds after which no test begins.
 
-    Returns: None if the process died, or did not end within ten times the limit and ten minutes.
+    Returns: None if the process died.
     """
     context = get_context("fork")
     token = uuid.uuid4().hex
@@ -197,7 +199,8 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
             os.dup2(output, 1)
             os.dup2(output, 2)
             try:
-                theirs.send(astuple(run_here(root, Path(scratch), names, without, limit)))
+                plugin = FirstFailure(names, limit, theirs.send)
+                theirs.send(astuple(run_here(plugin, root, Path(scratch), names, without)))
             finally:
                 os._exit(0)
 
@@ -205,7 +208,7 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
         process.start()
         theirs.close()
         try:
-            return Outcome(*ours.recv()) if ours.poll(10 * limit + 600) else None
+            return outcome_from(ours)
         except EOFError:
             return None
         finally:
@@ -213,6 +216,18 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
             end_leftovers(token)
+
+
+def outcome_from(pipe: Any) -> Outcome:
+    """Return the outcome that comes through a pipe after the names of the tests, as each begins; of the last test whose
+    name came, if nothing comes for too long: it hangs."""
+    begun: list[str] = []
+    while pipe.poll(1.2 * HANGS if begun else COLLECTED):
+        received = pipe.recv()
+        if isinstance(received, tuple):
+            return Outcome(*received)
+        begun.append(received)
+    return Outcome(failed=begun[-1] if begun else "collecting", passed=max(0, len(begun) - 1))
 
 
 def end_leftovers(token: str) -> None:

@@ -144,7 +144,7 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
                 found = run_tests(root, names, unfit_here, limit)
                 again = run_tests(root, alone(found.failed), unfit_here, limit) if found and found.failed else None
             if found is None:
-                return {"by": f"{UNDECIDED}: its process did not end", "passed": passed}
+                return {"by": f"{UNDECIDED}: its process died", "passed": passed}
             if not found.failed:
                 break
             if again is None or again.failed:

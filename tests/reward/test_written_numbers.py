@@ -1,5 +1,6 @@
 """Laws of a number as written: its value is that of the formula, in every form, and what no person writes is none."""
 
+from decimal import Decimal
 from fractions import Fraction
 from itertools import product
 
@@ -127,6 +128,19 @@ def test_two_numbers_are_the_same(first, second, same):
     assert same_number(one, other) is same and same_number(other, one) is same
 
 
+@pytest.mark.parametrize("leading", ["1", "3.1622", "9.9", "9.9995"])
+@pytest.mark.parametrize("exponent", range(-12, 4))
+def test_decimals_are_compared_at_six_places_and_five_digits(leading, exponent):
+    """Whichever is finer; to a fifth of the last place they are the same, and to seven tenths of it not."""
+    places = max(6, 4 - exponent)
+    first = Decimal(leading).scaleb(exponent)
+    written = f"{first:.{max(6, len(leading.partition('.')[2]) - exponent)}f}"
+    for part, same in (("0.2", True), ("0.7", False), ("-0.2", True), ("-0.7", False)):
+        second = first + Decimal(part).scaleb(-places)
+        if second >= Decimal(1).scaleb(exponent):  # one digit less begins another place
+            assert same_number(parse_number(written), parse_number(f"{second:f}")) is same, (written, second)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -168,7 +182,7 @@ def test_plain_arithmetic_within_its_bounds(text, value):
         (" miles per hour", True),
         (" small red apples and pears", False),  # a second thing
         (" small red apples from here", True),
-        (" small red apples from over there", False),  # six words
+        (" small red apples from out there", False),  # six words
         (" hundred", False),
         (" xy", False),
     ],
