@@ -129,16 +129,17 @@ def draw(seed: int, each: int) -> None:
     print(f"{seed}: {len(mutants)} mutants")
 
 
-def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[str, Any]:
+def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str], by: list[str]) -> dict[str, Any]:
     """Run the tests of a mutant; returns the one that catches it, or how many passed.
 
     Args:
         limit: CPU seconds of each of the two parts, after which no test begins; what is not caught then is not decided.
         unfit: tests that fail without the mutant too; those that are found are added.
+        by: the only tests that run; they decide nothing if they pass.
     """
     passed, complete = 0, True
     unfit_here = list(unfit)
-    for names in tests_of(mutant, root):
+    for names in [by] if by else tests_of(mutant, root):
         while True:
             with changed(root, mutant):
                 found = run_tests(root, names, unfit_here, limit)
@@ -157,6 +158,8 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str]) -> dict[
             unfit_here.append(found.failed)
         passed += found.passed
         complete = complete and found.complete
+    if by:
+        return {"by": f"{UNDECIDED}: the tests that were named pass", "passed": passed}
     return {"by": MISSED if complete else f"{UNDECIDED}: the time was over", "passed": passed}
 
 
@@ -165,7 +168,7 @@ def alone(failed: str) -> list[str]:
     return [failed.partition("[")[0]]
 
 
-def run(seed: int, minutes: float, again: bool, only: list[str], limit: float) -> None:
+def run(seed: int, minutes: float, again: bool, only: list[str], limit: float, by: list[str]) -> None:
     """Run what is not decided of a sample, or again what was missed."""
     found = read(seed)
     for name in HEAVY:
@@ -192,7 +195,7 @@ def run(seed: int, minutes: float, again: bool, only: list[str], limit: float) -
             if row["mutant"] not in mutants:
                 row[field] = {"by": GONE, "passed": 0}
             else:
-                row[field] = outcome(root, mutants[row["mutant"]], limit, unfit)
+                row[field] = outcome(root, mutants[row["mutant"]], limit, unfit, by)
             write(found)
             print(f"{row[field]['by']}  {row['place']}  {row['mutant']}  ({row[field]['passed']} passed)", flush=True)
     left = sum(row["first"] is None or row["first"]["by"].startswith(UNDECIDED) for row in found["mutants"])
@@ -284,13 +287,14 @@ def main() -> None:
     running.add_argument("--again", action="store_true", help="the missed ones, against the files as they are now")
     running.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
     running.add_argument("--limit", type=float, default=60, help="CPU seconds of each of a mutant's two parts")
+    running.add_argument("--by", nargs="+", default=[], metavar="TEST", help="run these tests alone")
     tasks.add_parser("table", help="write the tables of tests/README.md")
     chosen = parser.parse_args()
     os.chdir(ROOT)
     if chosen.task == "draw":
         draw(chosen.seed, chosen.each)
     elif chosen.task == "run":
-        run(chosen.seed, chosen.minutes, chosen.again, chosen.only, chosen.limit)
+        run(chosen.seed, chosen.minutes, chosen.again, chosen.only, chosen.limit, chosen.by)
     else:
         page = ROOT / "tests" / "README.md"
         page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

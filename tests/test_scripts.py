@@ -286,7 +286,7 @@ def test_a_mutant_is_caught_by_a_test_that_fails_with_it_and_passes_without(tmp_
     root.mkdir()
     found = repository_of_tests(root)
     unfit = []
-    outcomes = [mutants.outcome(root, found[change], 60, unfit) for change in ("2  ->  3", "1  ->  2")]
+    outcomes = [mutants.outcome(root, found[change], 60, unfit, []) for change in ("2  ->  3", "1  ->  2")]
     assert outcomes == [{"by": "tests/data/test_p.py::test_p", "passed": 1}, {"by": "missed", "passed": 2}]
     assert unfit == ["tests/core/test_z.py::test_fails"]
 
@@ -303,7 +303,7 @@ def test_the_first_outcome_stays_when_the_missed_are_run_again(tmp_path, monkeyp
     mutants.write({"seed": 5, "each": 3, "date": "2026-12-01", "commit": "HEAD", "mutants": rows})
     asked = []
 
-    def outcome(root, mutant, limit, unfit):
+    def outcome(root, mutant, limit, unfit, by):
         asked.append(mutant.name)
         return caught
 
@@ -312,9 +312,9 @@ def test_the_first_outcome_stays_when_the_missed_are_run_again(tmp_path, monkeyp
         mutants, "mutants_of", lambda room, root: [mutations.Mutant(room, "a.py", 0, 1, name) for name in names]
     )
     monkeypatch.setattr(mutants, "HEAVY", ())
-    mutants.run(5, 60, False, [""], 60)
+    mutants.run(5, 60, False, [""], 60, [])
     assert asked == []
-    mutants.run(5, 60, True, [""], 60)
+    mutants.run(5, 60, True, [""], 60, [])
     assert asked == [names[1]]
     assert [row["first"] for row in mutants.read(5)["mutants"]] == [caught, missed, missed]
     assert mutants.read(5)["mutants"][1]["now"] == caught
