@@ -6,13 +6,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxima.core.loss import check_values
 from proxima.data import UserError
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
+from tests.core.batches import packed
 from tests.engine.http.fake_model import STOP
 from tests.engine.http.plain_servers import RULES, requests
 
@@ -183,6 +186,17 @@ def test_impossible_tokens_and_log_probs_are_no_answer(tokens, log_prob, said):
     with pytest.raises(WrongAnswerError, match="a log-prob is"):
         job.append(Chunk(tokens=[0], log_prob=[-1.0], sampled_log_prob=[math.inf]), {})
     assert job.append(Chunk(tokens=[0, RULES.vocabulary - 1], log_prob=[0.0, -1.0]), {}) in (None, "stop")
+
+
+def test_a_log_prob_that_rounding_raised_above_0_can_be_trained_on():
+    """A server may round more than the loss allows."""
+    job, delivered = new_job()
+    job.begin(0)
+    job.append(Chunk(tokens=[0, 1], log_prob=[9e-4, -1.0], sampled_log_prob=[9e-4, -1.0]), {})
+    job.finish("abort")
+    sampled = torch.from_numpy(delivered[0].sampled_log_prob)
+    assert sampled.tolist() == [0.0, -1.0]
+    check_values(packed(log_prob=sampled, behavior_log_prob=sampled, advantage=torch.ones(2)))
 
 
 def test_the_answer_to_another_prompt_is_none():
