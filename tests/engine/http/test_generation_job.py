@@ -3,6 +3,7 @@ weights than it says."""
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,12 +13,17 @@ from hypothesis import strategies as st
 
 from proxima.core.loss import check_values
 from proxima.data import UserError
+from proxima.data.columns import SamplingMask
 from proxima.engine.http.answer_checks import WrongAnswerError
 from proxima.engine.http.dialect import Chunk
-from proxima.engine.http.generation_job import GenerationJob
+from proxima.engine.http.generation_job import CompletionRules, GenerationJob, JobSegment
+from proxima.engine.protocol import EngineSetup
+from proxima.model.positions import context_limit
+from proxima.model.pretrained import load_config
 from tests.core.batches import packed
 from tests.engine.http.fake_model import STOP
 from tests.engine.http.plain_servers import RULES, requests
+from tests.tiny import tiny_tokenizer
 
 LETTER = 1
 
@@ -240,3 +246,65 @@ def test_of_a_completion_under_a_grammar_no_piece_is_kept_but_the_whole():
     job.begin(0)
     job.append(chunk(4), {})
     assert (job.keep(), job.length) == (4, 4)
+
+
+def test_a_sampling_mask_is_of_the_tokens_that_are_kept():
+    """Also where an attempt is cut; and a greedy completion, which draws nothing, has none."""
+    rules = replace(RULES, sampling_mask=True)
+    job, delivered = new_job(rules=rules, top_k=2)
+    sets = [[0, LETTER], [LETTER, 4], [LETTER], [2, LETTER], [LETTER, 3]]
+
+    def masked(first, last):
+        return chunk(last - first, sampling_mask=SamplingMask.of_sets(sets[first:last]))
+
+    segment = job.begin(1)
+    job.append(masked(0, 1), {})
+    job.append(masked(1, 2), {})
+    segment.marks.append((2, 2))
+    job.append(masked(2, 3), {})
+    assert job.keep() == 2
+    job.begin(2)
+    job.append(masked(3, 5), {})
+    job.keep()
+    job.finish("abort")
+    mask = delivered[0].sampling_mask
+    kept = sets[:2] + sets[3:]
+    assert [sorted(mask.ids[a:b].tolist()) for a, b in pairwise(mask.offsets)] == [sorted(each) for each in kept]
+    for temperature, wanted in ((0.0, False), (0.5, True)):
+        other, _ = new_job(rules=rules, top_k=2, temperature=temperature)
+        assert other.masked is wanted
+
+
+@pytest.mark.parametrize("spans", [None, [(3, 0, 1)], [(3, 0, 1), (4, 1, 1)]])
+@pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.parametrize("tokens", [[], [LETTER]])
+def test_tokens_are_unverified_until_the_server_names_or_confirms_their_weights(tokens, confirmed, spans):
+    segment = JobSegment([(0, 3)], tokens=tokens, spans=spans, confirmed=confirmed)
+    assert segment.is_unverified == (tokens != [] and spans is None and not confirmed)
+    assert not segment.is_mismatched
+    for version in (3, 4, 5):
+        segment.mismatched = {version}
+        assert segment.is_mismatched == (version in [named for named, _, _ in spans or ()])
+
+
+def test_a_sampling_for_which_the_servers_report_no_log_probs_is_refused():
+    raw = replace(RULES, log_probs="raw")
+    for temperature in (0.0, 1.0):
+        job, _ = new_job(rules=raw, temperature=temperature)
+        assert job.failures == job.length == 0
+    with pytest.raises(
+        UserError, match=r"sampling\.temperature=0\.7, and the server reports log-probs of temperature 1"
+    ):
+        new_job(rules=raw, temperature=0.7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "held"), [(None, 0), (-1, -1), (0, 0), (1, 0)])
+def test_the_context_is_the_models_or_a_shorter_one_that_is_asked_for(asked, held, tiny_model):
+    path = str(tiny_model("llama"))
+    context = context_limit(load_config(path).get_text_config())
+    longest = None if asked is None else context + asked
+    setup = EngineSetup(model_path=path, tokenizer=tiny_tokenizer(), load_weights=None, max_length=longest)
+    rules = CompletionRules.of(setup)
+    assert rules.max_length == context + held
+    assert rules.routes is None and not rules.sampling_mask and not rules.latest_routes
