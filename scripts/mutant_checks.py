@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +25,7 @@ import pytest
 from scripts.mutations import PACKAGES, Mutant, rooms
 
 FILE, MEMORY = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
-HANGS = 100  # seconds of one test, after which it is interrupted; a fifth later its process is killed
+HANGS = 60  # seconds of one test, after which it is interrupted; a fifth later its process is killed
 # Runs from beginning to end, met by every mutant that nothing else has caught.
 WHOLE = ("tests/api", "tests/recipes", "tests/runtime/test_run.py", "tests/runtime/test_episode_run.py")
 WHOLE += ("tests/runtime/test_resumed_runs.py", "tests/cli/test_eval.py")
@@ -98,13 +99,13 @@ class Outcome:
     """How the tests of a mutant ended.
 
     `failed` is the first that failed, "" if none did; `passed` is how many did not; `complete` is False if the time was
-    over before the last.
+    over before the last. `hung`: the one that failed did not end by itself.
     """
 
     failed: str = ""
     passed: int = 0
     complete: bool = True
-    seconds: float = 0.0  # of CPU
+    hung: bool = False
 
 
 class FirstFailure:
@@ -113,6 +114,7 @@ class FirstFailure:
     def __init__(self, files: list[str], limit: float, begun: Callable[[str], None]) -> None:
         self.order = {file: number for number, file in enumerate(files)}
         self.limit = limit
+        self.started = time.monotonic()
         self.begun = begun  # gets the name of each test
         self.outcome = Outcome()
 
@@ -133,7 +135,7 @@ class FirstFailure:
         done = yield
         if not self.outcome.failed:
             self.outcome.passed += 1
-        if cpu_seconds() > self.limit:
+        if cpu_seconds() > self.limit or time.monotonic() - self.started > 4 * self.limit:
             self.outcome.complete = False
             item.session.shouldstop = "the time is over"
         return done
@@ -141,6 +143,7 @@ class FirstFailure:
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             self.outcome.failed = self.outcome.failed or report.nodeid
+            self.outcome.hung = self.outcome.hung or report.duration >= HANGS
 
 
 def cpu_seconds() -> float:
@@ -172,7 +175,6 @@ def run_here(plugin: FirstFailure, root: Path, scratch: Path, names: list[str], 
     code = int(pytest.main([*options, *names], plugins=[plugin]))
     if code not in (0, 2, 5) and not plugin.outcome.failed:
         plugin.outcome.failed = f"pytest ends with {code}"
-    plugin.outcome.seconds = cpu_seconds()
     return plugin.outcome
 
 
@@ -183,7 +185,7 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
         root: the copy of the repository.
         names: files of tests, or single ones.
         without: tests that are left out.
-        limit: CPU seconds after which no test begins.
+        limit: CPU seconds after which no test begins, or four times as many by the clock.
 
     Returns: None if the process died.
     """
@@ -227,7 +229,7 @@ def outcome_from(pipe: Any) -> Outcome:
         if isinstance(received, tuple):
             return Outcome(*received)
         begun.append(received)
-    return Outcome(failed=begun[-1] if begun else "collecting", passed=max(0, len(begun) - 1))
+    return Outcome(failed=begun[-1] if begun else "collecting", passed=max(0, len(begun) - 1), hung=True)
 
 
 def end_leftovers(token: str) -> None:

@@ -143,7 +143,9 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str], by: list
         while True:
             with changed(root, mutant):
                 found = run_tests(root, names, unfit_here, limit)
-                again = run_tests(root, alone(found.failed), unfit_here, limit) if found and found.failed else None
+                again = None
+                if found is not None and found.failed and not found.hung:
+                    again = run_tests(root, alone(found.failed), unfit_here, limit)
             if found is None:
                 return {"by": f"{UNDECIDED}: its process died", "passed": passed}
             if not found.failed:
