@@ -135,7 +135,7 @@ class FirstFailure:
         done = yield
         if not self.outcome.failed:
             self.outcome.passed += 1
-        if cpu_seconds() > self.limit or time.monotonic() - self.started > 4 * self.limit:
+        if cpu_seconds() > self.limit or time.monotonic() - self.started > 3 * self.limit:
             self.outcome.complete = False
             item.session.shouldstop = "the time is over"
         return done
@@ -185,7 +185,7 @@ def run_tests(root: Path, names: list[str], without: list[str], limit: float) ->
         root: the copy of the repository.
         names: files of tests, or single ones.
         without: tests that are left out.
-        limit: CPU seconds after which no test begins, or four times as many by the clock.
+        limit: CPU seconds after which no test begins, or three times as many by the clock.
 
     Returns: None if the process died.
     """

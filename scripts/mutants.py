@@ -2,7 +2,7 @@
 
     python scripts/mutants.py draw                         # a new sample, of a seed from the clock; prints the seed
     nice python scripts/mutants.py run SEED --minutes 30   # its tests; again until nothing is left
-    nice python scripts/mutants.py run SEED --again        # the missed ones, against the files as they are now
+    nice python scripts/mutants.py run SEED --again        # those not caught, against the files as they are now
     python scripts/mutants.py table                        # writes the tables of tests/README.md
 
 A mutant has a sign, an operator, a number, a truth value or a branch exchanged, `min` for `max` or the like, a call's
@@ -171,37 +171,37 @@ def alone(failed: str) -> list[str]:
 
 
 def run(seed: int, minutes: float, again: bool, only: list[str], limit: float, by: list[str]) -> None:
-    """Run what is not decided of a sample, or again what was missed."""
+    """Run what is not decided of a sample, or again what was not caught."""
     found = read(seed)
     for name in HEAVY:
         with suppress(ImportError):
             importlib.import_module(name)
     until = time.monotonic() + 60 * minutes
-    same = equivalent()
     unfit: list[str] = []
     field = "now" if again else "first"
+    asked = [row for row in found["mutants"] if is_asked(row, again) and any(text in row["mutant"] for text in only)]
+    asked.sort(key=lambda row: row["first"] is not None)  # what has not run at all comes first
     with copy_of(None if again else found["commit"]) as root:
-        mutants = {
-            mutant.name: mutant
-            for room in {row["room"] for row in found["mutants"]}
-            for mutant in mutants_of(room, root)
-        }
-        fresh_first = sorted(found["mutants"], key=lambda row: row["first"] is not None)
-        for row in fresh_first:
-            if again:
-                asked = row["first"] is not None and row["first"]["by"] == MISSED and row["mutant"] not in same
-            else:
-                asked = row["first"] is None or row["first"]["by"].startswith(UNDECIDED)
-            if not asked or not any(text in row["mutant"] for text in only) or time.monotonic() > until:
-                continue
-            if row["mutant"] not in mutants:
-                row[field] = {"by": GONE, "passed": 0}
-            else:
-                row[field] = outcome(root, mutants[row["mutant"]], limit, unfit, by)
+        mutants = {mutant.name: mutant for room in {row["room"] for row in asked} for mutant in mutants_of(room, root)}
+        for row in asked:
+            if time.monotonic() > until:
+                break
+            mutant = mutants.get(row["mutant"])
+            row[field] = {"by": GONE, "passed": 0}
+            if mutant is not None:
+                row[field] = outcome(root, mutant, limit, unfit, by)
             write(found)
             print(f"{row[field]['by']}  {row['place']}  {row['mutant']}  ({row[field]['passed']} passed)", flush=True)
-    left = sum(row["first"] is None or row["first"]["by"].startswith(UNDECIDED) for row in found["mutants"])
+    left = sum(is_asked(row, again=False) for row in found["mutants"])
     print(f"{seed}: {left} are not decided; fail without a mutant: {unfit}", flush=True)
+
+
+def is_asked(row: dict[str, Any], again: bool) -> bool:
+    """Return whether a mutant is to run: one that is not decided, or again one that was not caught."""
+    first = row["first"]
+    if again:
+        return first is not None and first["by"].startswith((MISSED, UNDECIDED)) and row["mutant"] not in equivalent()
+    return first is None or first["by"].startswith(UNDECIDED)
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
@@ -209,23 +209,25 @@ def run(seed: int, minutes: float, again: bool, only: list[str], limit: float, b
 
 @dataclass
 class Count:
-    """Mutants of some rooms: how many compute the same, are caught, and are missed.
-
-    What is none of these is not decided: it has not run, or its tests did not end.
-    """
+    """Mutants of some rooms that have run: how many compute the same, are caught, are missed, and are not decided."""
 
     same: int = 0
     caught: int = 0
     missed: int = 0
+    undecided: int = 0
 
     def cells(self) -> list[str]:
-        """Return the cells of a row: how many are decided, how many caught, their share, and its 95 % interval."""
-        decided = self.caught + self.missed
-        if not decided:
-            return ["0", "0", "", ""]
-        low, high = wilson(self.caught, decided)
-        share = f"{100 * self.caught / decided:.0f} %"
-        return [str(decided), str(self.caught), share, f"{100 * low:.0f} to {100 * high:.0f} %"]
+        """Return the cells of a row, with the share of the caught ones and its 95 % interval.
+
+        What is not decided counts as not caught: it takes longer to say that all tests pass than that one fails.
+        """
+        counts = [str(number) for number in (self.caught, self.missed, self.undecided)]
+        differing = self.caught + self.missed + self.undecided
+        if not differing:
+            return [*counts, "", ""]
+        low, high = wilson(self.caught, differing)
+        share = f"{100 * self.caught / differing:.0f} %"
+        return [*counts, share, f"{100 * low:.0f} to {100 * high:.0f} %"]
 
 
 def count_of(rows: list[dict[str, Any]], fields: tuple[str, ...]) -> Count:
@@ -233,12 +235,14 @@ def count_of(rows: list[dict[str, Any]], fields: tuple[str, ...]) -> Count:
     same = equivalent()
     count = Count()
     for row in rows:
-        by = next((row[field]["by"] for field in reversed(fields) if row.get(field)), UNDECIDED)
+        by = next((row[field]["by"] for field in reversed(fields) if row.get(field)), GONE)
         if row["mutant"] in same:
             count.same += 1
         elif by == MISSED:
             count.missed += 1
-        elif not by.startswith((UNDECIDED, GONE)):
+        elif by.startswith(UNDECIDED):
+            count.undecided += 1
+        elif by != GONE:
             count.caught += 1
     return count
 
@@ -251,15 +255,16 @@ def line(cells: list[str]) -> str:
 def tables() -> str:
     """Return a table of all samples, and one of the rooms in the newest."""
     samples = sorted((read(int(file.stem)) for file in RESULTS.glob("[0-9]*.json")), key=lambda found: found["seed"])
-    heads = ["sample", "drawn", "mutants", "the same", "decided", "caught", "share", "95 % interval", "caught now"]
+    counted = ["caught", "missed", "not decided", "share", "95 % interval"]
+    heads = ["sample", "drawn", "mutants", "the same", *counted, "caught now"]
     lines = [line(heads), line(["---"] * len(heads))]
     for found in samples:
         rows = found["mutants"]
         first, now = count_of(rows, ("first",)), count_of(rows, ("first", "now"))
         cells = [str(found["seed"]), found["date"], str(len(rows)), str(first.same), *first.cells()]
-        lines.append(line([*cells, f"{now.caught} of {now.caught + now.missed}"]))
+        lines.append(line([*cells, f"{now.caught} of {now.caught + now.missed + now.undecided}"]))
     rows = samples[-1]["mutants"]
-    heads = [f"room, in {samples[-1]['seed']}", "decided", "caught", "share", "95 % interval"]
+    heads = [f"room, in {samples[-1]['seed']}", *counted]
     lines += ["", line(heads), line(["---"] * len(heads))]
     groups = {room: [row for row in rows if row["room"] == room] for room in sorted({row["room"] for row in rows})}
     groups[f"{', '.join(STRICT)}: goal 95 %"] = [row for row in rows if row["room"] in STRICT]
@@ -286,7 +291,7 @@ def main() -> None:
     running = tasks.add_parser("run", help="run the tests of a sample")
     running.add_argument("seed", type=int)
     running.add_argument("--minutes", type=float, default=float("inf"), help="begin nothing after these")
-    running.add_argument("--again", action="store_true", help="the missed ones, against the files as they are now")
+    running.add_argument("--again", action="store_true", help="those not caught, against the files as they are now")
     running.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
     running.add_argument("--limit", type=float, default=60, help="CPU seconds of each of a mutant's two parts")
     running.add_argument("--by", nargs="+", default=[], metavar="TEST", help="run these tests alone")

@@ -319,8 +319,8 @@ def test_the_first_outcome_stays_when_the_missed_are_run_again(tmp_path, monkeyp
     assert [row["first"] for row in mutants.read(5)["mutants"]] == [caught, missed, missed]
     assert mutants.read(5)["mutants"][1]["now"] == caught
     table = mutants.tables().splitlines()
-    assert table[2] == "| 5 | 2026-12-01 | 3 | 1 | 2 | 1 | 50 % | 9 to 91 % | 2 of 2 |"
-    assert table[-1] == "| all | 2 | 1 | 50 % | 9 to 91 % |"
+    assert table[2] == "| 5 | 2026-12-01 | 3 | 1 | 1 | 1 | 0 | 50 % | 9 to 91 % | 2 of 2 |"
+    assert table[-1] == "| all | 1 | 1 | 0 | 50 % | 9 to 91 % |"
 
 
 def test_the_table_of_mutants_is_of_the_results():
