@@ -138,26 +138,24 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str], by: list
         by: the only tests that run; they decide nothing if they pass.
     """
     passed, complete = 0, True
-    unfit_here = list(unfit)
+    left_out = list(unfit)
     for names in [by] if by else tests_of(mutant, root):
         while True:
             with changed(root, mutant):
-                found = run_tests(root, names, unfit_here, limit)
-                again = None
-                if found is not None and found.failed and not found.hung:
-                    again = run_tests(root, alone(found.failed), unfit_here, limit)
-            if found is None:
-                return {"by": f"{UNDECIDED}: its process died", "passed": passed}
-            if not found.failed:
-                break
-            if again is None or again.failed:
-                without = run_tests(root, alone(found.failed), unfit_here, limit)
-                if without is not None and not without.failed:
-                    return {"by": found.failed, "passed": passed + found.passed}
-                unfit.append(found.failed)
-            if found.failed in unfit_here:
-                return {"by": f"{UNDECIDED}: {found.failed} can't be left out", "passed": passed}
-            unfit_here.append(found.failed)
+                found = run_tests(root, names, left_out, limit)
+                if found is None:
+                    return {"by": f"{UNDECIDED}: its process died", "passed": passed}
+                if not found.failed:
+                    break
+                function = found.failed.partition("[")[0]  # all of its cases, whose names may have blanks
+                fails = found.hung or failing(root, function, limit)
+            if fails and not failing(root, function, limit):
+                return {"by": found.failed, "passed": passed + found.passed}
+            if function in left_out:
+                return {"by": f"{UNDECIDED}: {function} can't be left out", "passed": passed}
+            left_out.append(function)
+            if fails:
+                unfit.append(function)
         passed += found.passed
         complete = complete and found.complete
     if by:
@@ -165,9 +163,10 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str], by: list
     return {"by": MISSED if complete else f"{UNDECIDED}: the time was over", "passed": passed}
 
 
-def alone(failed: str) -> list[str]:
-    """Return what runs a failed test again: its function, since the names of its cases may have blanks."""
-    return [failed.partition("[")[0]]
+def failing(root: Path, test: str, limit: float) -> bool:
+    """Return whether a test fails when it is run again."""
+    found = run_tests(root, [test], [], limit)
+    return found is None or bool(found.failed)
 
 
 def run(seed: int, minutes: float, again: bool, only: list[str], limit: float, by: list[str]) -> None:
