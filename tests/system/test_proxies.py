@@ -128,12 +128,13 @@ def test_other_addresses_are_asked_through_the_proxy(behind, proxy):
 def test_an_engine_on_another_machine_is_asked_without_the_proxy(monkeypatch):
     """It would see every prompt; only who says `proxied` is asked through it."""
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("OUR_KEY", "a-key-of-ours")
     url = "http://10.0.0.1:8000"
     for make in (http_client, async_http_client):
         assert make(url)._mounts == {}
         assert make(url, proxied=True)._mounts != {}
         assert make("http://127.0.0.1:8000", proxied=True)._mounts == {}
-    assert ServerClient(Address(url, allow_remote=True, token="key"))._http._mounts == {}
+    assert ServerClient(Address(url, token_env="OUR_KEY", allow_remote=True))._http._mounts == {}
 
 
 def test_a_proxy_without_a_usable_address_is_one_line(monkeypatch):
