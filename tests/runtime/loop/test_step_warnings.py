@@ -1,5 +1,5 @@
-"""What a run says of a step that taught it nothing, of completions without a score and of what differs; and no word of a
-sound step."""
+"""What a run says of a step that taught it nothing, of completions without a score and of what differs; of a sound step
+it says nothing."""
 
 from types import SimpleNamespace
 
