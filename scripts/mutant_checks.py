@@ -27,8 +27,14 @@ from scripts.mutations import PACKAGES, Mutant, rooms
 FILE, MEMORY = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
 HANGS = 60  # seconds of one test, after which it is interrupted; a fifth later its process is killed
 # Runs from beginning to end, met by every mutant that nothing else has caught.
-WHOLE = ("tests/api", "tests/recipes", "tests/runtime/test_run.py", "tests/runtime/test_episode_run.py")
-WHOLE += ("tests/runtime/test_resumed_runs.py", "tests/cli/test_eval.py")
+WHOLE = (
+    "tests/api",
+    "tests/recipes",
+    "tests/runtime/test_run.py",
+    "tests/runtime/test_episode_run.py",
+    "tests/runtime/test_resumed_runs.py",
+    "tests/cli/test_eval.py",
+)
 OWN = ("proxima", "tests", "packages", "conftest", "scripts")  # modules of the repository
 COLLECTED = 600  # seconds in which all tests are collected
 TOKEN = "PROXIMA_MUTANT"  # in the environment of all that a mutant's tests start

@@ -41,8 +41,25 @@ RESULTS = ROOT / "benchmarks" / "results" / "mutants"
 MISSED, UNDECIDED, GONE = "missed", "undecided", "gone"
 STRICT = ("core", "data", "rollout", "runtime", "training")  # rooms of the higher goal
 # What the tests import of others, imported once, before processes are forked.
-HEAVY = ("torch", "transformers", "numpy", "pyarrow.parquet", "hypothesis", "pydantic", "yaml", "httpx", "aiohttp")
-HEAVY += ("peft", "safetensors.torch", "tokenizers", "datasets", "scipy.stats", "uvicorn", "fastapi", "openai")
+HEAVY = (
+    "torch",
+    "transformers",
+    "numpy",
+    "pyarrow.parquet",
+    "hypothesis",
+    "pydantic",
+    "yaml",
+    "httpx",
+    "aiohttp",
+    "peft",
+    "safetensors.torch",
+    "tokenizers",
+    "datasets",
+    "scipy.stats",
+    "uvicorn",
+    "fastapi",
+    "openai",
+)
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -55,7 +72,8 @@ def results(seed: int) -> Path:
 
 def read(seed: int) -> dict[str, Any]:
     """Return a sample and what is known of it."""
-    return json.loads(results(seed).read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(results(seed).read_text(encoding="utf-8"))
+    return found
 
 
 def write(found: dict[str, Any]) -> None:
@@ -147,10 +165,10 @@ def outcome(root: Path, mutant: Mutant, limit: float, unfit: list[str], by: list
                     return {"by": f"{UNDECIDED}: its process died", "passed": passed}
                 if not found.failed:
                     break
-                function = found.failed.partition("[")[0]  # all of its cases, whose names may have blanks
-                fails = found.hung or failing(root, function, limit)
-            if fails and not failing(root, function, limit):
+                fails = found.hung or failing(root, found.failed, limit)
+            if fails and not failing(root, found.failed, limit):
                 return {"by": found.failed, "passed": passed + found.passed}
+            function = found.failed.partition("[")[0]  # with all its cases, of which many may be like it
             if function in left_out:
                 return {"by": f"{UNDECIDED}: {function} can't be left out", "passed": passed}
             left_out.append(function)
