@@ -73,6 +73,11 @@ def test_a_threshold_is_drawn_with_its_two_parts_and_the_tokens_that_each_masks(
         assert all(part.any() for part in parts)
         for part, of in zip(parts, drawn.values(), strict=True):
             assert of == dict(zip(position[part].tolist(), drawing.weighted[part].tolist(), strict=True))
+        (remark,) = figure.texts
+        width, height = drawing.size
+        x, y = remark.get_position()
+        assert remark.get_text() == drawing.remark
+        assert x * width == axes.get_position().x0 * width and 0 < y * height < axes.get_position().y0 * height - 20
         (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
         assert left < 1 and right > len(position)
         assert low <= min(0, drawing.allowed.min()) and high > max(delta, drawing.weighted.max())
