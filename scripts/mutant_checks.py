@@ -1,239 +1,246 @@
-"""What may catch a mutant: golden records, laws and tests, and the map of the lines that each of them executes.
+"""Which tests a mutant meets, and their first failure, from a process forked for them alone.
 
-The map has a piece for each file of tests, in .cache/mutants. A piece is stale once its file or anything that is
-mutated has changed.
+A mutant's file is in a copy of the repository, and so are the tests: what they import, and whatever they start, has
+the change.
 """
 
-import contextlib
-import dataclasses
-import hashlib
-import io
-import json
+import ast
+import os
+import resource
+import signal
 import sys
+import tempfile
 import time
-from collections import defaultdict
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from functools import cache
-from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.mutations import ROOMS, ROOT, Mutant, sources
+from scripts.mutations import PACKAGES, Mutant, rooms
 
-MAP = ROOT / ".cache" / "mutants"
-LONGEST = 30.0  # seconds of the tests that a mutant meets, as measured with the map
-DEFAULTS = "tests/test_house.py::test_the_reference_is_what_the_code_says"  # the page has those of all fields
-NEIGHBOURS = ["tests/test_house.py", "tests/api/test_python.py", "tests/cli/test_eval.py", "tests/runtime"]  # runs
-# tests/core/test_conformance.py would only repeat the laws; servers and clusters are other processes.
-LEFT_OUT = ("tests/core/test_conformance.py", "tests/engine/http", "tests/engine/serve", "tests/runtime/placement")
-OWN = ("proxima", "tests", "packages", "conftest", "scripts", "__")  # modules that a mutant may need anew
-OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
-Lines = dict[str, dict[str, list[int]]]  # path → lines of a statement → indices of checks
-
-
-def record_files() -> list[Path]:
-    """Return the files of golden records."""
-    return [file for folder in (ROOT / "tests" / "golden", OF_PEERS) for file in sorted(folder.glob("*.json"))]
-
-
-def golden() -> dict[str, Callable[[], bool]]:
-    """Return a check for each record: whether its verdict is as expected."""
-    from proxima_peers.verify.record import Record
-    from proxima_peers.verify.verification import verify_record
-
-    differs = [line.split(maxsplit=1) for line in (OF_PEERS / "differs.txt").read_text(encoding="utf-8").splitlines()]
-    reasons = {name: ("differs", reason.replace("+", ", ")) for reason, name in differs}
-    records = [record for file in record_files() for record in json.loads(file.read_text(encoding="utf-8"))]
-
-    def holds(record: dict[str, Any]) -> bool:
-        verdict = verify_record(record)
-        asked = verdict.status, verdict.reason
-        complete = set(Record.of(record).leaves) == set(verdict.compared)
-        return complete and asked == reasons.get(record["name"], ("matched", None))
-
-    return {record["name"]: lambda r=record: holds(r) for record in records}
+FILE, MEMORY = 1 << 30, 6 << 30  # bytes of a file, and of memory, that a mutant may write
+HANGS = 60  # seconds of one test, after which it is interrupted; a fifth later its process is killed
+# Runs from beginning to end, met by every mutant that nothing else has caught.
+WHOLE = (
+    "tests/api",
+    "tests/recipes",
+    "tests/runtime/test_run.py",
+    "tests/runtime/test_episode_run.py",
+    "tests/runtime/test_resumed_runs.py",
+    "tests/cli/test_eval.py",
+)
+OWN = ("proxima", "tests", "packages", "conftest", "scripts")  # modules of the repository
+COLLECTED = 600  # seconds in which all tests are collected
+TOKEN = "PROXIMA_MUTANT"  # in the environment of all that a mutant's tests start
 
 
-def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
-    """Return a check for each kind: whether `proxima check` finds nothing, with `cases` on the first few cases of each
-    law only."""
-    from proxima import core
-    from proxima.laws import law as one_law
-    from proxima.laws import spec_check
-
-    tables = {
-        name: getattr(core, "PENALTIES" if name == "penalty" else f"{name.upper()}S") for name in spec_check.SLOTS
-    }
-    full = spec_check.check_law
-
-    def holds(slot: str, kind: str) -> bool:
-        short = lambda law, spec: full(dataclasses.replace(law, cases=lambda: islice(law.cases(), cases)), spec)  # noqa: E731
-        spec_check.check_law = one_law.check_law = full if cases is None else short
-        return all(result.status != "FAILED" for result in spec_check.check_spec(slot, tables[slot][kind]()))
-
-    return {f"{slot}/{kind}": lambda s=slot, k=kind: holds(s, k) for slot, table in tables.items() for kind in table}
+def module_of(path: str) -> str:
+    """Return the name by which a file of sources is imported."""
+    name = path.partition("src/")[2].removesuffix(".py").replace("/", ".")
+    return name.removesuffix(".__init__")
 
 
-def run_tests(names: list[str], plugin: Any) -> int:
-    """Run tests up to the first failure; returns pytest's exit code."""
-    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "--rootdir", str(ROOT)]
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        return int(pytest.main([*options, "-m", "not campaign and not gpu", *names], plugins=[plugin]))
-
-
-class FirstFailure:
-    """A pytest plugin that remembers the first failure; a module that can't be imported is one."""
-
-    name = ""
-
-    def pytest_collectreport(self, report: Any) -> None:
-        if report.failed:
-            self.name = self.name or report.nodeid
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.name = self.name or report.nodeid
-
-
-# ---- the map: which checks execute a line ------------------------------------------------------------------------
-
-
-SEEN: set[int] = set()  # the numbers of the statements that were executed
-STATEMENTS: list[tuple[str, int, int]] = []  # by number: the file and the lines
-
-
-class Tracer:
-    """Records the statements of the rooms that something executes, and is a pytest plugin that does so for each test.
-    What a fixture of several tests executes counts for each of them."""
-
-    def __init__(self) -> None:
-        self.checks: dict[str, float] = {}  # name → seconds
-        self.lines: Lines = defaultdict(lambda: defaultdict(list))
-        self.shared: dict[Any, set[int]] = defaultdict(set)
-        self.failed: set[str] = set()
-
-    def of(self, name: str, run: Callable[[], bool]) -> bool:
-        """Record a check; returns whether it holds."""
-        SEEN.clear()
-        began = time.monotonic()
-        good = run()
-        self.note(name, time.monotonic() - began)
-        return good
-
-    def note(self, name: str, seconds: float) -> None:
-        self.checks[name] = round(seconds, 3)
-        for path, first, last in map(STATEMENTS.__getitem__, tuple(SEEN)):
-            self.lines[path][f"{first} {last}"].append(len(self.checks) - 1)
-
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        SEEN.clear()
-        began = time.monotonic()
-        yield
-        for fixtures in item._fixtureinfo.name2fixturedefs.values():
-            SEEN.update(*(self.shared.get(fixture, ()) for fixture in fixtures))
-        self.note(item.nodeid, time.monotonic() - began)
-
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
-        before = set(SEEN)
-        SEEN.clear()
-        yield
-        if fixturedef.scope != "function":
-            self.shared[fixturedef] |= SEEN
-        SEEN.update(before)
-
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed:
-            self.failed.add(report.nodeid)
-
-
-def test_files() -> list[str]:
-    """Return the files of the tests that the map is of, those of the rooms first."""
-    of_rooms = [folder for _, folders in ROOMS.values() for folder in folders]
-    found = [str(file.relative_to(ROOT)) for of in (of_rooms, NEIGHBOURS) for file in _files_below(of)]
-    return [file for file in found if not file.startswith(LEFT_OUT)]
-
-
-def _files_below(folders: list[str]) -> list[Path]:
-    places = [ROOT / folder for folder in folders]
-    return sorted({file for at in places for file in ([at] if at.is_file() else at.rglob("test_*.py"))})
+def imported(tree: ast.Module) -> set[str]:
+    """Return the full names of the modules, and of what is in them, that a file imports."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
 
 
 @cache
-def stamp_of_sources() -> str:
-    """Return a hash of all files that are mutated."""
-    return hashlib.sha256(b"".join(Path(file).read_bytes() for file in sorted(sources()))).hexdigest()
+def tests_and_imports(root: Path) -> dict[str, tuple[str, set[str]]]:
+    """Return each file of tests with its text and what it imports, the smallest first."""
+    folders = [root / "tests", *(root / f"packages/proxima-{name}/tests" for name in PACKAGES)]
+    found = {}
+    for file in sorted(file for folder in folders for file in folder.rglob("test_*.py")):
+        text = file.read_text(encoding="utf-8")
+        found[str(file.relative_to(root))] = text, imported(ast.parse(text))
+    return dict(sorted(found.items(), key=lambda item: len(item[1][0])))
 
 
-def piece(of: str) -> tuple[Path, str]:
-    """Return the file of a piece of the map, and the stamp that it has if nothing has changed since."""
-    files = [ROOT / of] if of.endswith(".py") else record_files() if of == "golden" else []
-    own = b"".join(file.read_bytes() for file in files)
-    return MAP / f"{of.replace('/', '.')}.json", hashlib.sha256(own + stamp_of_sources().encode()).hexdigest()
+def naming(mutant: Mutant, root: Path) -> list[str]:
+    """Return the files of tests that name the mutant's module, or import from a package above what it defines."""
+    module = module_of(mutant.path)
+    tree = ast.parse((root / mutant.path).read_text(encoding="utf-8"))
+    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    parts = module.split(".")
+    above = [".".join(parts[:length]) for length in range(1, len(parts))]
+    wanted = {f"{package}.{name}" for package in above for name in defined}
+    return [
+        file
+        for file, (text, imports) in tests_and_imports(root).items()
+        if module in text or module in imports or not wanted.isdisjoint(imports)
+    ]
 
 
-def draw(of: str) -> str:
-    """Write a piece of the map, of `golden`, `laws` or a file of tests; returns what fails on the source as it is."""
-    tracer, (file, stamp) = Tracer(), piece(of)
-    if of.endswith(".py"):
-        run_tests([of, "--maxfail=1000"], tracer)
-    else:
-        checks = golden() if of == "golden" else laws(cases=3)
-        tracer.failed = {name for name, run in checks.items() if not tracer.of(name, run)}
-    names = list(tracer.checks)
-    usable = {i for i, name in enumerate(names) if name not in tracer.failed}
-    lines = {
-        path: {line: own for line, checks in of_path.items() if (own := sorted(usable.intersection(checks)))}
-        for path, of_path in tracer.lines.items()
-    }
-    MAP.mkdir(parents=True, exist_ok=True)
-    modules = sorted(name for name in sys.modules if not name.startswith(OWN))
-    text = json.dumps({"stamp": stamp, "checks": tracer.checks, "lines": lines, "modules": modules})
-    file.with_suffix(".part").write_text(text, encoding="utf-8")
-    file.with_suffix(".part").rename(file)
-    return ", ".join(sorted(tracer.failed))
+def tests_of(mutant: Mutant, root: Path) -> list[list[str]]:
+    """Return the files of tests that a mutant meets, in two parts.
+
+    First those of its room that name its module, then those elsewhere that do, the other ones of its room, and a few
+    whole runs.
+    """
+    own = rooms(root)[mutant.room][1] + "/"
+    named = naming(mutant, root)
+    first = [file for file in named if file.startswith(own)]
+    elsewhere = [file for file in named if not file.startswith(own)]
+    files = list(tests_and_imports(root))
+    others = [file for file in files if file.startswith(own)]
+    whole = [file for file in files if file.startswith(WHOLE)]
+    second = [file for file in dict.fromkeys([*elsewhere, *others, *whole]) if file not in first]
+    return [part for part in (first, second) if part]
 
 
-def drawn(of: str) -> dict[str, Any] | None:
-    """Return a piece of the map; None if it is missing or stale."""
-    file, stamp = piece(of)
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return found if found.get("stamp") == stamp else None
+@dataclass
+class Outcome:
+    """How the tests of a mutant ended.
+
+    `failed` is the first that failed, "" if none did; `passed` is how many did not; `complete` is False if the time was
+    over before the last. `hung`: the one that failed did not end by itself.
+    """
+
+    failed: str = ""
+    passed: int = 0
+    complete: bool = True
+    hung: bool = False
 
 
-PIECES: dict[str, dict[str, Any]] = {}
+class FirstFailure:
+    """A pytest plugin that puts quick tests first, and notes the first failure; no test begins after the limit."""
+
+    def __init__(self, files: list[str], limit: float, begun: Callable[[str], None]) -> None:
+        self.order = {file: number for number, file in enumerate(files)}
+        self.limit = limit
+        self.started = time.monotonic()
+        self.begun = begun  # gets the name of each test
+        self.outcome = Outcome()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        def place(item: pytest.Item) -> tuple[bool, int]:
+            return item.get_closest_marker("slow") is not None, self.order.get(item.nodeid.partition("::")[0], 0)
+
+        items.sort(key=place)
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcome.failed = self.outcome.failed or report.nodeid
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        self.begun(item.nodeid)
+        done = yield
+        if not self.outcome.failed:
+            self.outcome.passed += 1
+        if cpu_seconds() > self.limit or time.monotonic() - self.started > 3 * self.limit:
+            self.outcome.complete = False
+            item.session.shouldstop = "the time is over"
+        return done
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.outcome.failed = self.outcome.failed or report.nodeid
+            self.outcome.hung = self.outcome.hung or report.duration >= HANGS
 
 
-def checks_at(of: str, mutant: Mutant) -> list[str]:
-    """Return the checks of a piece that execute the mutant's statement or, outside functions, anything in its file."""
-    first, last = mutant.lines if mutant.in_statement else (0, 10**6)  # a constant: whatever runs its file
-    names = list(PIECES[of]["checks"])
-    lines = PIECES[of]["lines"].get(mutant.path, {}).items()
-    own = (checks for place, checks in lines if _overlap(place, first, last))
-    return [names[i] for i in sorted({i for checks in own for i in checks})]
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, and of those that it has waited for."""
+    used = [resource.getrusage(of) for of in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(of.ru_utime + of.ru_stime for of in used)
 
 
-def _overlap(place: str, first: int, last: int) -> bool:
-    begin, end = map(int, place.split())
-    return begin <= last and first <= end
+def enter(root: Path, scratch: Path) -> None:
+    """Make this process one that was started in the copy, as what it starts will be."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE, FILE))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    os.chdir(root)
+    places = [str(root / "src"), *(str(root / f"packages/proxima-{name}/src") for name in PACKAGES), str(root)]
+    old = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [*places, *(place for place in sys.path if place not in old)]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(places), "TMPDIR": str(scratch), "PYTEST_DEBUG_TEMPROOT": str(scratch)}
+    tempfile.tempdir = None
+    for name in [name for name in sys.modules if name.startswith(OWN) and name != __name__]:
+        del sys.modules[name]
 
 
-def tests_of(room: str, mutant: Mutant) -> list[str]:
-    """Return the tests that a mutant meets: that of the page of defaults, if it is no function's; those of its room,
-    the quickest first, up to LONGEST seconds; then the others of the same files, which may use what one of them has
-    computed, up to half of that."""
-    first = "" if mutant.in_function else DEFAULTS
-    own, chosen, files = tuple(ROOMS[room][1]), [], set()
-    seconds = {name: s for of in PIECES if of.endswith(".py") for name, s in PIECES[of]["checks"].items()}
-    executing = {name for of in PIECES if of.endswith(".py") for name in checks_at(of, mutant)}
-    executing |= seconds.keys() & {first}
-    for few, limit in ((executing, LONGEST), (seconds.keys() - executing, LONGEST / 2)):
-        for name in sorted(few, key=lambda name: (name != first, not name.startswith(own), seconds[name])):
-            if (few is executing or name.partition("::")[0] in files) and limit > 0:
-                limit -= seconds[name]
-                chosen.append(name)
-                files.add(name.partition("::")[0])
-    return chosen
+def run_here(plugin: FirstFailure, root: Path, scratch: Path, names: list[str], without: list[str]) -> Outcome:
+    """Run tests in this process up to the first failure."""
+    enter(root, scratch)
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-seed=0", "-o", f"timeout={HANGS}"]
+    options += ["--rootdir", str(root), "-m", "not campaign and not gpu"]
+    options += [f"--deselect={name}" for name in without]
+    code = int(pytest.main([*options, *names], plugins=[plugin]))
+    if code not in (0, 2, 5) and not plugin.outcome.failed:
+        plugin.outcome.failed = f"pytest ends with {code}"
+    return plugin.outcome
+
+
+def run_tests(root: Path, names: list[str], without: list[str], limit: float) -> Outcome | None:
+    """Run tests in a forked process up to the first failure, and end what they leave behind.
+
+    Args:
+        root: the copy of the repository.
+        names: files of tests, or single ones.
+        without: tests that are left out.
+        limit: CPU seconds after which no test begins, or three times as many by the clock.
+
+    Returns: None if the process died.
+    """
+    context = get_context("fork")
+    token = uuid.uuid4().hex
+    ours, theirs = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(dir=root.parent, ignore_cleanup_errors=True) as scratch:
+
+        def work() -> None:
+            os.setsid()
+            os.environ[TOKEN] = token
+            output = os.open(root.parent / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            try:
+                plugin = FirstFailure(names, limit, theirs.send)
+                theirs.send(astuple(run_here(plugin, root, Path(scratch), names, without)))
+            finally:
+                os._exit(0)
+
+        process = context.Process(target=work)
+        process.start()
+        theirs.close()
+        try:
+            return outcome_from(ours)
+        except EOFError:
+            return None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)
+            process.join()
+            end_leftovers(token)
+
+
+def outcome_from(pipe: Any) -> Outcome:
+    """Return the outcome that comes through a pipe after the names of the tests, as each begins; of the last test whose
+    name came, if nothing comes for too long: it hangs."""
+    begun: list[str] = []
+    while pipe.poll(1.2 * HANGS if begun else COLLECTED):
+        received = pipe.recv()
+        if isinstance(received, tuple):
+            return Outcome(*received)
+        begun.append(received)
+    return Outcome(failed=begun[-1] if begun else "collecting", passed=max(0, len(begun) - 1), hung=True)
+
+
+def end_leftovers(token: str) -> None:
+    """Kill the processes that have this token in their environment."""
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{TOKEN}={token}".encode() in (place / "environ").read_bytes().split(b"\0"):
+                os.kill(int(place.name), signal.SIGKILL)

@@ -141,22 +141,24 @@ time.sleep(60)
     assert (tmp_path / "checkpoint").exists()
 
 
-def of_source(folder, text):
-    """The mutants of a file, and what each changes."""
-    (folder / "spec.py").write_text(text)
-    values = list(mutations.mutants_of(folder / "spec.py", folder))
+def tiny_repository(root, text, room="core"):
+    """A repository of one room with one file; returns its mutants, and what each changes."""
+    folder = root / "src" / "proxima" / room
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    (folder / "spec.py").write_text(text, encoding="utf-8")
+    values = list(mutations.mutants_of(room, root))
     return values, [mutant.name.split("  ", 1)[1] for mutant in values]
 
 
 def test_a_mutant_is_the_source_with_one_change(tmp_path):
     source = "class Spec:\n    def __call__(self, x):\n        return -x if 0 < x <= 9 else x - 1\n"
-    values, changes = of_source(tmp_path, source)
+    values, changes = tiny_repository(tmp_path, source)
     signs = ["0 < x <= 9  ->  0 > x <= 9", "0 < x <= 9  ->  0 < x >= 9", "-x  ->  +x", "x - 1  ->  x + 1"]
-    assert [change for change, mutant in zip(changes, values, strict=True) if mutant.signs][1:] == signs
     results = {}
     for mutant, change in zip(values, changes, strict=True):
-        scope = {"percent_off": mutants.percent_off}
-        exec(mutations.mutated(tmp_path / "spec.py", mutant.site), scope)
+        scope = {}
+        exec(mutations.mutated_source(source, mutant.site, specs=True), scope)
         results[change] = [scope["Spec"]()(x) for x in (-2, 2, 20)]
     assert results.pop(changes[0]) == pytest.approx([-3.03, -2.02, 19.19])
     assert results == {
@@ -171,6 +173,29 @@ def test_a_mutant_is_the_source_with_one_change(tmp_path):
     }
 
 
+def test_a_result_one_percent_off_is_that_of_a_spec(tmp_path):
+    _, changes = tiny_repository(tmp_path, "class Page:\n    def __call__(self):\n        return 1\n", room="view")
+    assert changes == ["1  ->  2"]
+
+
+def test_the_rest_of_a_mutants_text_stays(tmp_path):
+    """Several lines, characters of several bytes, and what binds more tightly than the change."""
+    source = """def f(x):  # é
+    y = 'é' * (
+        x
+        - 2
+    ) * 3  # why
+    x.clear()
+    return not x == y
+"""
+    values, changes = tiny_repository(tmp_path, source)
+    texts = {change: mutations.mutated_source(source, m.site) for m, change in zip(values, changes, strict=True)}
+    assert texts["x - 2  ->  x + 2"] == source.replace("x\n        - 2", "(x + 2)")
+    assert texts["x.clear()  ->  pass"] == source.replace("x.clear()", "pass")
+    assert texts["not x == y  ->  x == y"] == source.replace("not x == y", "(x == y)")
+    assert texts["3  ->  4"] == source.replace("* 3", "* 4")
+
+
 def test_what_is_changed_and_what_is_not(tmp_path):
     """Errors, messages, annotations and imports stay, and of a check of a field all but the signs."""
     source = """
@@ -183,7 +208,7 @@ def loss(x: list[1], y=True):
     x.clear()
     return max(x, y) and not x.sum(0.5)
 """
-    values, changes = of_source(tmp_path, source)
+    _, changes = tiny_repository(tmp_path, source)
     assert changes == [
         "True  ->  False",
         "0 < x  ->  0 > x",
@@ -198,75 +223,109 @@ def loss(x: list[1], y=True):
         "x.sum  ->  x.mean",
         "0.5  ->  1.0",
     ]
-    assert [mutant.lines for mutant in values[:3]] == [(3, 3), (4, 4), (5, 5)]
-    assert [mutant.in_function for mutant in values[:2]] == [False, True]
 
 
-def test_a_mark_says_which_statements_were_executed(tmp_path):
-    source = """
-def loss(x):
-    if (x >
-            0):
-        x = [
-            1]
-    else:
-        try:
-            raise ValueError
-        except ValueError:
-            x = 2
-    return x
-"""
-    (tmp_path / "spec.py").write_text(source)
-    code, places = mutations.marked(tmp_path / "spec.py", first=7)
-    assert places == [(3, 4), (12, 12), (5, 6), (8, 8), (9, 9), (11, 11)]
-    seen = []
-    scope = {"__seen__": seen.append}
-    exec(code, scope)
-    assert (scope["loss"](-1), [places[number - 7][0] for number in seen]) == (2, [3, 8, 9, 11, 12])
+def test_every_room_with_sources_is_drawn_from():
+    packages = {path.parents[2].name for path in SCRIPTS.parent.glob("packages/*/src/*/__init__.py")}
+    own = {path.parent.name for path in SCRIPTS.parent.glob("src/proxima/*/*.py")}
+    assert set(mutations.rooms()) == own | {name.removeprefix("proxima-") for name in packages}
+    for sources, tests in mutations.rooms().values():
+        assert (SCRIPTS.parent / sources).is_dir() and (SCRIPTS.parent / tests).is_dir()
+
+
+def test_a_sample_is_of_all_rooms_and_larger_where_the_room_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutations, "PACKAGES", ())
+    tiny_repository(tmp_path, "x = [1, 2, 3]\n", room="small")
+    tiny_repository(tmp_path, f"x = {list(range(2, 2102))}\n", room="large")
+    drawn = mutations.sample(7, 2, tmp_path)
+    assert [mutant.room for mutant in drawn] == ["large", "small", "large", "small", "large"]
+    assert mutations.sample(7, 1, tmp_path) == [*drawn[:2], drawn[2]]
+    assert mutations.sample(8, 2, tmp_path) != drawn
+
+
+def repository_of_tests(root):
+    """A repository whose `core.spec` doubles: one test sees 0, one starts a process and sees 3, two always fail."""
+    values, changes = tiny_repository(root, "def f(x):\n    return x * 2\n\n\ndef g():\n    return 1\n")
+    (root / "src" / "proxima" / "__init__.py").touch()
+    call = "subprocess.check_output([sys.executable, '-c', 'from proxima.core.spec import f; print(f(3))'])"
+    files = {
+        "tests/core/test_f.py": "from proxima.core.spec import f\ndef test_f():\n    assert f(0) == 0\n",
+        "tests/core/test_z.py": "import proxima.core\ndef test_fails():\n    assert False\n",
+        "tests/data/test_p.py": f"import subprocess, sys\ndef test_p():\n    assert {call} == b'6\\n'\n",
+        "tests/data/test_other.py": "def test_other():\n    assert False\n",
+        "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow', 'campaign', 'gpu']\n",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return dict(zip(changes, values, strict=True))
+
+
+def test_a_mutant_meets_what_names_its_module_first_and_then_its_room(tmp_path):
+    found = repository_of_tests(tmp_path)
+    parts = mutant_checks.tests_of(found["1  ->  2"], tmp_path)
+    assert parts == [["tests/core/test_f.py"], ["tests/data/test_p.py", "tests/core/test_z.py"]]
+
+
+def test_what_a_package_passes_on_is_of_the_module_that_defines_it(tmp_path):
+    mutant = repository_of_tests(tmp_path)["1  ->  2"]
+    (tmp_path / "tests" / "data" / "test_g.py").write_text("from proxima.core import g\n")
+    (tmp_path / "tests" / "data" / "test_h.py").write_text("from proxima.core import h\n")
+    mutant_checks.tests_and_imports.cache_clear()
+    assert mutant_checks.naming(mutant, tmp_path) == [
+        "tests/data/test_g.py",
+        "tests/core/test_f.py",
+        "tests/data/test_p.py",
+    ]
 
 
 @pytest.mark.slow
-def test_what_a_test_starts_has_the_mutant_too(tmp_path, monkeypatch):
-    """`--by` runs tests over a copy of the repository."""
-    for module in (mutants, mutations):
-        monkeypatch.setattr(module, "ROOT", tmp_path)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    shutil.copytree(SCRIPTS, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    call = "subprocess.check_output([sys.executable, '-c', 'import spec; print(spec.f(4))'])"
-    test = f"import subprocess, sys\n\ndef test_f():\n    assert {call} == b'2\\n'\n"
-    (tmp_path / "test_spec.py").write_text(test)
-    values, changes = of_source(tmp_path, "def f(x):\n    return x - 2\n")
-    found = [mutants.first_failure_anew(["test_spec.py"], mutant) for mutant in (None, *values)]
-    assert changes == ["x - 2  ->  x + 2", "2  ->  3"] and found == [None, *["test_spec.py::test_f"] * 2]
+def test_a_mutant_is_caught_by_a_test_that_fails_with_it_and_passes_without(tmp_path):
+    """Also by one that starts a process of its own; what fails without the mutant is left out."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    found = repository_of_tests(root)
+    unfit = []
+    outcomes = [mutants.outcome(root, found[change], 60, unfit, []) for change in ("2  ->  3", "1  ->  2")]
+    assert outcomes == [{"by": "tests/data/test_p.py::test_p", "passed": 1}, {"by": "missed", "passed": 2}]
+    assert unfit == ["tests/core/test_z.py::test_fails"]
 
 
-def test_a_larger_sample_contains_a_smaller_one():
-    small, large = (mutations.sample("tinker", size, 7) for size in (5, 9))
-    assert large[:5] == small and len({mutant.name for mutant in large}) == 9
+def test_the_first_outcome_stays_when_the_missed_are_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "RESULTS", tmp_path)
+    (tmp_path / "equivalent.txt").write_text("core/a.py  3  ->  4  #  nobody reads it\n")
+    caught, missed = {"by": "tests/test_a.py::test_a", "passed": 3}, {"by": "missed", "passed": 9}
+    names = ["core/a.py  1  ->  2", "core/a.py  2  ->  3", "core/a.py  3  ->  4"]
+    rows = [
+        {"room": "core", "mutant": name, "place": "a:1", "first": first}
+        for name, first in zip(names, (caught, missed, missed), strict=True)
+    ]
+    mutants.write({"seed": 5, "each": 3, "date": "2026-12-01", "commit": "HEAD", "mutants": rows})
+    asked = []
 
+    def outcome(root, mutant, limit, unfit, by):
+        asked.append(mutant.name)
+        return caught
 
-def test_a_sample_keeps_a_mutant_whose_function_has_moved():
-    drawn = mutations.sample("tinker", None, 7)
-    moved = next(mutant for mutant in reversed(drawn) if sum(m.change == mutant.change for m in drawn) == 1)
-    kept = mutations.sample("tinker", 3, 7, [f"elsewhere.py{moved.change}", "gone.py.f()  1  ->  2"])
-    assert kept == [moved, *drawn[:2]]
-
-
-def test_a_mutant_meets_what_executes_it_and_a_constant_its_whole_file(monkeypatch):
-    checks = {"tests/data/test_a.py::a": 1.0, "tests/data/test_a.py::b": 9.0, "tests/core/test_c.py::c": 0.1}
-    lines = {"spec.py": {"3 3": [0, 2], "9 9": [1]}, "other.py": {"3 3": [1]}}
-    checks |= {"tests/data/test_a.py::beside": 2.0, "tests/data/test_z.py::elsewhere": 0.1}
-    monkeypatch.setattr(mutant_checks, "PIECES", {"tests/a.py": {"checks": checks, "lines": lines}})
-    inside = mutations.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
-    constant = mutations.Mutant("spec.py", 1, (1, 1), "spec.py  -1  ->  +1")
-    a, b, c, beside, _ = checks
-    assert mutant_checks.tests_of("data", inside) == [a, c, beside, b]  # of its room first, then the rest of the files
-    assert mutant_checks.tests_of("data", constant) == [a, b, c, beside]
+    monkeypatch.setattr(mutants, "outcome", outcome)
+    monkeypatch.setattr(
+        mutants, "mutants_of", lambda room, root: [mutations.Mutant(room, "a.py", 0, 1, name) for name in names]
+    )
+    monkeypatch.setattr(mutants, "HEAVY", ())
+    mutants.run(5, 60, False, [""], 60, [])
+    assert asked == []
+    mutants.run(5, 60, True, [""], 60, [])
+    assert asked == [names[1]]
+    assert [row["first"] for row in mutants.read(5)["mutants"]] == [caught, missed, missed]
+    assert mutants.read(5)["mutants"][1]["now"] == caught
+    table = mutants.tables().splitlines()
+    assert table[2] == "| 5 | 2026-12-01 | 3 | 1 | 1 | 1 | 0 | 50 % | 9 to 91 % | 2 of 2 |"
+    assert table[-1] == "| all | 1 | 1 | 0 | 50 % | 9 to 91 % |"
 
 
 def test_the_table_of_mutants_is_of_the_results():
     page = (SCRIPTS.parent / "tests" / "README.md").read_text(encoding="utf-8")
-    assert mutants.with_table(page) == page
+    assert mutants.with_tables(page) == page
 
 
 def test_a_function_is_slow_if_most_of_its_cases_are():

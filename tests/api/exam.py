@@ -17,3 +17,10 @@ class Exam:
 
     def get_reward(self) -> float:
         return 0.5
+
+
+class Hinted(Exam):
+    """An exam that adds to the question."""
+
+    def reset(self, seed: int) -> str:
+        return " Think first."

@@ -110,6 +110,19 @@ def test_an_episode_that_the_environment_ends_is_judged(table, roomy):
     assert chat.ask("6*7?") == "" and heard[-2:] == [(["submit"], ["thanks"]), ("over", 0.5)] and chat.played is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("environment", "shown"), [("Hinted", [("opening", "6*7? Think first.")]), ("Exam", [])])
+def test_a_question_that_the_environment_rewrote_is_shown(table, roomy, environment, shown):
+    """Of the first message of a chat only, and if it is another."""
+    heard = Heard()
+    made = table(f"task={{kind: seeds, count: 3, environment: 'tests.api.exam:{environment}'}}")
+    chat = EpisodeChat(made, Says("Hm…", "42"), Sampling(max_tokens=40), 0, heard)
+    for text in ("6*7?", "Well?"):
+        chat.ask(text)
+    assert [event for event in heard if event[0] == "opening"] == shown
+    assert heard[: len(shown)] == shown
+
+
 def test_an_environment_that_asks_needs_no_person(table):
     with pytest.raises(UserError, match="writes the question itself; proxima eval plays"):
         table(*GAME).require_question()

@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from proxima.cli.explanation import facts_of, header_of, laid_out, text_of, values_table
+from proxima.cli.explanation import facts_of, header_of, laid_out, source_lines, text_of, values_table
 from proxima.config.batch_arithmetic import batch_of, longest_prompt
 from proxima.config.problems import ConfigError
 from proxima.config.resolution import resolve
@@ -223,3 +223,32 @@ def test_null_is_refused_or_has_a_meaning_in_every_field(recipe):
             assert text_of(resolved)
             read += 1
     assert 10 < read < len(paths)
+
+
+@pytest.mark.slow
+def test_each_source_of_a_mix_has_a_line_of_how_it_is_played_and_scored():
+    numbers = {"kind": "arithmetic", "size": 4}
+    tools = ["proxima.environment.builtin:calculate", "proxima.environment.builtin:python"]
+    sources = [
+        {"name": "sums", "task": numbers, "sampling": {"max_tokens": 5}},
+        {"name": "tools", "task": numbers | {"tools": tools}, "episode": {"turns": 4}},
+        {
+            "name": "game",
+            "task": {"kind": "seeds", "count": 4, "environment": {"kind": "guess", "low": 1, "high": 3}},
+            "reward": [{"kind": "environment"}, {"kind": "format", "pattern": "x", "weight": 0.5}],
+            "sampling": {"temperature": 0.7},
+        },
+        {"name": "named", "task": numbers | {"environment": "guess"}, "reward": [{"kind": "environment"}]},
+    ]
+    tree = {"model": {"path": "org/model"}, "task": {"kind": "mix", "tasks": sources}, "reward": [{"kind": "number"}]}
+    words = ["algorithm.preset=grpo", "sampling.max_tokens=9", "episode.turns=3"]
+    lines = source_lines(resolve(tree, words).config)
+    assert lines == [
+        "source   sums: answered once, 5 tokens each at temperature 1, rewarded by number",
+        f"source   tools: played in {', '.join(tools)}, 4 turns at most, 9 tokens each at temperature 1, "
+        "rewarded by number",
+        "source   game: played in guess, 3 turns at most, 9 tokens each at temperature 0.7, "
+        "rewarded by environment + format",
+        "source   named: played in guess, 3 turns at most, 9 tokens each at temperature 1, rewarded by environment",
+    ]
+    assert source_lines(resolve(tree | {"task": numbers}, words).config) == []

@@ -1,10 +1,15 @@
 """Fields of specs that make no sense, alone or beside others: what is said names the field and its bound."""
 
+import dataclasses
 import math
+import operator
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from proxima import core
 from proxima.core import Cppo, Dppo, Drpo, Importance, MismatchGuard, PpoClip, Rejection, SequenceMeanTokenSumNorm
 from proxima.core.advantage.token import Gae
 from proxima.core.advantage.turn import Gigpo, TurnReturns
@@ -82,3 +87,62 @@ SIGMOID = PREFERENCES["sigmoid"]
 def test_a_field_that_makes_no_sense_is_named(spec: Any, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(FieldError, match=f"^{message}"):
         spec(**fields)
+
+
+TABLES = {
+    "surrogates": core.SURROGATES,
+    "corrections": core.CORRECTIONS,
+    "penalties": core.PENALTIES,
+    "aggregates": core.AGGREGATES,
+    "distillations": core.DISTILLATIONS,
+    "advantages": core.ADVANTAGES,
+    "selections": core.SELECTIONS,
+    "preferences": core.PREFERENCES,
+}
+INTERVAL = re.compile(r"in ([\[(])([-\d.]+), ([-\d.]+)([\])])")
+BOUND = re.compile(r"(>=|>|<=|<) (-?[\d.]+)")
+COMPARED = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
+PROBED = (-math.inf, -2.0, -1.0, 0.0, 0.5, 1.0, 2.0, math.inf, math.nan)
+
+
+def bounds_of(message: str) -> list[tuple[str, float]]:
+    """The comparisons that a message asks for, such as `must be in [0, 1)` or `must be > 0 and finite`."""
+    asked = message.partition(" must be ")[2]
+    if found := INTERVAL.match(asked):
+        opening, low, high, closing = found.groups()
+        return [(">=" if opening == "[" else ">", float(low)), ("<=" if closing == "]" else "<", float(high))]
+    bounds = [(sign, float(number)) for sign, number in BOUND.findall(asked.partition(";")[0])[:1]]
+    return bounds + [("<", math.inf)] * (bounds != [] and " and finite" in asked)
+
+
+def said_of(make: Callable[..., Any], name: str, value: float) -> str:
+    """What is said of the value of a field; empty if it is none of this field, or none."""
+    try:
+        make(**{name: value})
+    except FieldError as error:
+        return str(error) if str(error).startswith(f"{name}={value}") else ""
+    except (TypeError, ValueError):
+        return ""
+    return ""
+
+
+@pytest.mark.parametrize("slot", TABLES)
+def test_a_number_is_refused_exactly_where_it_says(slot: str) -> None:
+    """On its bound and on both sides of it, in every spec: `must be >= 0` allows 0, and `must be > 0` does not."""
+    checked = 0
+    for kind, spec in TABLES[slot].items():
+        numbers = [
+            each.name for each in dataclasses.fields(spec) if isinstance(getattr(spec(), each.name), int | float)
+        ]
+        for name in numbers:
+            said = [said_of(spec, name, value) for value in PROBED]
+            for message in {text.partition(" must be ")[2].partition(";")[0]: text for text in said if text}.values():
+                bounds = bounds_of(message)
+                near = {bound + step for _, bound in bounds for step in (-1e-3, 0, 1e-3)}
+                for value in {*near, *PROBED} if bounds else ():
+                    allowed = all(COMPARED[sign](value, bound) for sign, bound in bounds)
+                    about = said_of(spec, name, value)
+                    assert not (allowed and bounds_of(about) == bounds), (kind, about)
+                    assert allowed or about, (kind, name, value, "is allowed, though", message)
+                    checked += 1
+    assert checked

@@ -2,10 +2,11 @@ r"""What texts vote for, with the real shapes of answers: \boxed, ####, tags, pl
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 
 import pytest
 
-from proxima.data.flow import Completion
+from proxima.data.flow import Completion, Prompt
 from proxima.evaluation.votes import ANSWER_EXTRACTORS, answer_extractor, canonical
 from proxima.reward import REWARDS
 from proxima.reward.math.marked import Boxed, Gsm8kReward
@@ -42,6 +43,16 @@ def vote(rewards, text, begun="", stopped_by=""):
 def test_the_answer_in_a_text(reward):
     answers = FOUND.get(reward, {}) | dict.fromkeys(SILENT.get(reward, ()))
     assert {text: vote([reward], text) for text in answers} == answers
+
+
+@pytest.mark.parametrize("ignore_case", [False, True])
+def test_two_answers_vote_together_where_the_reward_takes_one_for_the_other(ignore_case):
+    reward = Exact(ignore_case=ignore_case)
+    answers = ["Paris", " Paris\n", "paris", "PARIS", "straße", "STRASSE", "Lyon", "Paris."]
+    for first, second in product(answers, answers):
+        prompt = Prompt(uid=0, messages=(), tokens=[1], answer=first)
+        score = reward.score_one(prompt, Completion.of_text(0, 0, second))
+        assert (vote([reward], first) == vote([reward], second)) == bool(score.correct), (first, second)
 
 
 def test_a_whole_text_is_what_the_policy_wrote_itself():

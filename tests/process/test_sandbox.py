@@ -175,3 +175,15 @@ def test_a_python_for_root_alone_is_named(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, umask=0o077)
     line = [tmp_path / "venv" / "bin" / "python", "-c", IN_A_SANDBOX, str(sandbox.PACKAGE.parent)]
     assert "chmod -R go+rX" in subprocess.run(line, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "limited"), [({}, []), ({"processes": 1}, ["--nproc=1"]), ({"processes": 256}, ["--nproc=256"])]
+)
+def test_processes_are_limited_where_a_number_is_given(fields, limited, monkeypatch):
+    """By default the program sets its own limit."""
+    monkeypatch.setattr(sandbox, "_found", lambda name: name)
+    line = sandbox.bubblewrap_arguments(Sandbox(kind="bubblewrap", **fields), ["program"], 7)
+    assert [word for word in line if word.startswith("--nproc")] == limited
+    assert ("prlimit" in line) == bool(limited) and line[-1] == "program"
+    assert line[line.index("--seccomp") + 1] == "7"

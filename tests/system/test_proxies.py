@@ -16,7 +16,7 @@ from proxima.environment.agent_kinds import AgentSpec
 from proxima.environment.agents import AgentJob
 from proxima.process.program import Program
 from proxima.reward.http import Http
-from proxima.system.http_clients import http_client
+from proxima.system.http_clients import async_http_client, http_client
 from proxima.system.proxies import EXEMPT, PROXIES, exempt_this_machine, reaches_this_machine
 from tests.reward.server import scorer
 
@@ -123,6 +123,18 @@ def test_other_addresses_are_asked_through_the_proxy(behind, proxy):
     elif behind in ("HTTP_PROXY", "ALL_PROXY"):
         reward.check()
         assert proxy.asked[0].startswith(b"POST http://scorer.example:81/score")
+
+
+def test_an_engine_on_another_machine_is_asked_without_the_proxy(monkeypatch):
+    """It would see every prompt; only who says `proxied` is asked through it."""
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")
+    monkeypatch.setenv("OUR_KEY", "a-key-of-ours")
+    url = "http://10.0.0.1:8000"
+    for make in (http_client, async_http_client):
+        assert make(url)._mounts == {}
+        assert make(url, proxied=True)._mounts != {}
+        assert make("http://127.0.0.1:8000", proxied=True)._mounts == {}
+    assert ServerClient(Address(url, token_env="OUR_KEY", allow_remote=True))._http._mounts == {}
 
 
 def test_a_proxy_without_a_usable_address_is_one_line(monkeypatch):

@@ -1,15 +1,21 @@
 """From scored groups to updates: order, invalid scores, what is dropped and why, and the split."""
 
+import math
 from dataclasses import replace
+from fractions import Fraction
+from itertools import groupby, pairwise
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.group import Gdpo, Grpo
 from proxima.core.advantage.token import Gae
 from proxima.core.selection.dropping import Prune
 from proxima.runtime.loop.step_review import rollout_metrics
-from proxima.training.batch_builder import BatchBuilder
+from proxima.training.batch_builder import BatchBuilder, split_into_updates
 from proxima.training.learner import drop_mismatched
 from proxima.training.objectives.protocol import TokenStatistics
 from tests.training.episodes import group_of, model, path
@@ -102,6 +108,31 @@ def test_the_deal_is_of_the_original_groups():
     groups = [group(uid, [1, 1] if uid in (0, 1, 2) else [uid, 0]) for uid in range(6)]
     chosen = algorithm("drop_uniform_groups", updates=3).step_batch(groups, 1)
     assert [groups_of(chosen, update) for update in chosen.updates] == [[3, 3], [4, 4, 5, 5]]
+
+
+@pytest.mark.slow
+@given(
+    counts=st.lists(st.integers(0, 3), min_size=1, max_size=9),
+    updates=st.integers(1, 5),
+    epochs=st.integers(1, 3),
+    step=st.integers(0, 3),
+)
+@settings(max_examples=60)
+def test_every_epoch_has_each_completion_once_in_updates_of_equally_many_groups(counts, updates, epochs, step):
+    """Of the original groups, whatever was dropped from them; a group is not divided."""
+    uids = [10 + 3 * number for number in range(len(counts))]
+    items = [SimpleNamespace(uid=uid, key=(uid, i, 0)) for uid, n in zip(uids, counts, strict=True) for i in range(n)]
+    parts = split_into_updates(items, uids, 1, step, updates=updates, epochs=epochs)
+    keys = [item.key for item in items]
+    assert all(parts)
+    assert sorted(key for part in parts for key in part) == sorted(epochs * keys)
+    shares = [math.floor(len(uids) * Fraction(i, updates)) for i in range(updates + 1)]
+    first = [[key for uid in uids[a:b] for key in keys if key[0] == uid] for a, b in pairwise(shares)]
+    assert [list(part) for part in parts[: sum(map(bool, first))]] == [part for part in first if part]
+    for part in parts:
+        owners = [uid for uid, _ in groupby(key[0] for key in part)]
+        assert len(owners) == len(set(owners)) <= -(-len(uids) // updates)
+        assert all(sum(key[0] == uid for key in part) == counts[uids.index(uid)] for uid in owners)
 
 
 def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():

@@ -64,9 +64,9 @@ class GroupStep:
     micro_batches: int
     budget: int
     updates: int
-    kept: int | None = None
-    at_once: int | None = None
-    greedy: bool = False
+    kept: int | None
+    at_once: int | None
+    greedy: bool
 
     @property
     def generated(self) -> int:

@@ -170,3 +170,36 @@ def test_an_automatic_limit_halves_with_each_break_of_a_busy_server():
         assert replica.limit == 4  # that many of the eight it may run
 
     asyncio.run(two_busy_answers())
+
+
+@pytest.mark.parametrize("line", [None, "the servers share a folder"])
+def test_the_first_weights_are_checked_with_the_servers_that_were_there_and_with_no_late_one(line):
+    """A server that came late must not end the run, and later weights are not checked again."""
+    early, late, away = (object() for _ in range(3))
+    asked, prepared = [], []
+
+    class Sync:
+        async def check(self, replicas, update):
+            asked.append((replicas, update))
+            return line
+
+        async def prepare(self, update, label, dtype):
+            prepared.append((update, label, dtype))
+            return "staged"
+
+        def label_of(self, tag, number, version):
+            return f"{tag} {number} {version}"
+
+    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
+    keeper.pool = SimpleNamespace(serving=[early, late], replicas=[early, late, away], events=["a word before"])
+    keeper.sync, keeper.tag, keeper._numbers = Sync(), "tag", itertools.count(1)
+    keeper.facts, keeper._late, keeper._newest = SimpleNamespace(dtype="float32"), {late}, None
+    first, second = SimpleNamespace(version=3), SimpleNamespace(version=4)
+    assert asyncio.run(keeper._prepare(first)) == "staged"
+    assert asked == [([early], first)]
+    assert keeper.pool.events == ["a word before"] + [line] * (line is not None)
+    keeper._newest = "tag 1 3"
+    asyncio.run(keeper._prepare(second))
+    assert len(asked) == 1
+    assert prepared == [(first, "tag 1 3", "float32"), (second, "tag 2 4", "float32")]
+    assert 0 <= keeper._prepare_seconds < 600

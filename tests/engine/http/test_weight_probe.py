@@ -287,6 +287,27 @@ def test_nan_is_beyond_every_bound() -> None:
         check_distance("a", "version 1", values, values + np.nan, Bound(1.0, 1.0))
 
 
+@pytest.mark.parametrize(
+    ("away", "proven"),
+    [
+        ([0.5, 0.5, 0.5, 0.5], True),  # the mean is on its bound, and then the largest on its own
+        ([0.0, 2.0, 0.0, 0.0], True),
+        ([0.75, 0.75, 0.5, 0.5], False),  # the mean alone is beyond
+        ([0.0, 0.0, 0.0, -2.25], False),  # the largest alone; a distance has no sign
+        ([1.0, -1.0, 1.0, -1.0], False),
+    ],
+)
+def test_both_the_mean_and_the_largest_distance_have_a_bound(away: list[float], proven: bool) -> None:
+    expected = np.array([-1.0, -2.0, -3.0, -4.0], np.float32)
+    reported = expected + np.array(away, np.float32)
+    if proven:
+        figures = check_distance("a", "version 1", expected, reported, Bound(0.5, 2.0))
+        assert figures["probe_mean"] == np.abs(away).mean() and figures["probe_max"] == np.abs(away).max()
+    else:
+        with pytest.raises(UserError, match="a does not compute with the weights of version 1"):
+            check_distance("a", "version 1", expected, reported, Bound(0.5, 2.0))
+
+
 def test_bounds_are_of_the_servers_dtype() -> None:
     exact, coarse = bound_of(FACTS, None), bound_of(replace(FACTS, dtype="bfloat16"), None)
     assert exact.mean < coarse.mean / 10

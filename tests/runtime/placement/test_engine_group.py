@@ -16,6 +16,7 @@ from proxima.config.sections.placement_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve.launch import Serve
+from proxima.runtime.placement import engine_group
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
 from proxima.runtime.placement.launcher import KEY, SERVERS, placed_engine
 from proxima.runtime.placement.node_actors import ActorPlace
@@ -106,6 +107,25 @@ def group(tmp_path):
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
         engine.place = ActorPlace(node=gpus[0], host="h", address="a", port=1, gpus=gpus)
     return group
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "reserved"),
+    [
+        ({"ranks": 4, "engines": 2, "colocate": True}, 2.0, {"CPU": 3.0, "GPU": 2.0}),
+        ({"ranks": 4, "engines": 2, "gpus_per_engine": 3.0}, 3.0, {"CPU": 1.0, "GPU": 3.0}),
+        ({"ranks": 4, "engines": 2, "gpus_per_engine": 0.0}, 0.0, {"CPU": 1.0}),
+    ],
+)
+def test_a_server_asks_for_its_own_devices_or_for_those_of_its_ranks(settings, gpus, reserved, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: [{"Alive": True}]))
+    monkeypatch.setattr(engine_group, "reserve", lambda spec, name, bundle: asked.append(bundle))
+    for name in ("_require_reach", "_await_all"):
+        monkeypatch.setattr(EngineGroup, name, lambda group, **_: None)
+    made = EngineGroup(RayPlacement(**settings), EnginePlan(arguments={}, file=tmp_path / "servers.txt"))
+    assert made.resources == {"num_cpus": 1.0, "num_gpus": gpus} and asked == [reserved]
+    assert made.remote is False and len(made.engines) == 2
 
 
 def test_the_devices_of_a_server_are_shared_out_to_its_ranks(group):

@@ -26,12 +26,18 @@ class WrongAnswerError(ValueError):
         return str(self)
 
 
-def check_finite(values: Floats) -> None:
-    """Raise WrongAnswerError unless all are finite log-probs."""
+def checked_log_probs(values: Floats) -> Floats:
+    """The log-probs of an answer, 0 where rounding has raised one above it: `core` takes less of that for rounding, and
+    would refuse to train on it.
+
+    Raises:
+        WrongAnswerError: one of them is not finite, or more than `SLACK` above 0.
+    """
     if not np.isfinite(values).all():
         raise WrongAnswerError(f"a log-prob is {values[~np.isfinite(values)][0]}")
     if len(values) and values.max() > SLACK:
         raise WrongAnswerError(f"a log-prob is {values.max():g}, above 0")
+    return np.minimum(values, 0)
 
 
 def mask_of(chunk: Chunk) -> SamplingMask:

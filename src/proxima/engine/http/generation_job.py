@@ -11,8 +11,8 @@ from proxima.data.flow import Completion, FinishReason
 from proxima.data.random import server_seed
 from proxima.engine.http.answer_checks import (
     WrongAnswerError,
-    check_finite,
     check_sampling,
+    checked_log_probs,
     log_prob_columns,
     mask_of,
     spans_of,
@@ -215,9 +215,12 @@ class GenerationJob:
         assert segment is not None
         before = len(segment.tokens)
         self._check(chunk)
+        log_prob = checked_log_probs(chunk.log_prob)
+        beside = np.full_like(log_prob, np.nan)
+        if chunk.sampled_log_prob is not None:
+            beside = checked_log_probs(chunk.sampled_log_prob)
         segment.tokens += chunk.tokens.tolist()
-        beside = np.full_like(chunk.log_prob, np.nan) if chunk.sampled_log_prob is None else chunk.sampled_log_prob
-        segment.log_probs += zip(chunk.log_prob.tolist(), beside.tolist(), strict=True)
+        segment.log_probs += zip(log_prob.tolist(), beside.tolist(), strict=True)
         if self.masked:
             segment.masks.append(mask_of(chunk))
         if self.length > self.limit:
@@ -254,9 +257,6 @@ class GenerationJob:
         impossible = chunk.tokens[(chunk.tokens < 0) | (chunk.tokens >= self.rules.vocabulary)]
         if len(impossible):
             raise WrongAnswerError(f"token {impossible[0]} of a vocabulary of {self.rules.vocabulary}")
-        check_finite(chunk.log_prob)
-        if chunk.sampled_log_prob is not None:
-            check_finite(chunk.sampled_log_prob)
 
     def _asked(self) -> Ints:
         """The tokens that the current attempt asked the server to continue."""

@@ -9,7 +9,7 @@ from typing import Literal
 
 from proxima.data import UserError
 from proxima.data.columns import Floats
-from proxima.engine.http.answer_checks import WrongAnswerError, check_finite
+from proxima.engine.http.answer_checks import WrongAnswerError, checked_log_probs
 from proxima.engine.http.client import Address, RefusedError, ServerClient
 from proxima.engine.http.dialect import Chunk, Dialect, ServerFacts, ServerHealth, WrittenTokens
 from proxima.engine.http.generation_job import GenerationJob
@@ -214,9 +214,9 @@ class Replica:
             self.scoring -= 1
         if len(scores) != (count := len(tokens.read) - first):
             raise WrongAnswerError(f"{len(scores)} scores of {count} tokens")
-        check_finite(scores)
+        checked = checked_log_probs(scores)
         self.succeeded()
-        return scores
+        return checked
 
     # ---- pauses ------------------------------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class EngineGroup:
 
         self.spec, self.plan, self.key = spec, plan, secrets.token_urlsafe(24)
         self.remote = sum(node["Alive"] for node in ray.nodes()) > 1 or spec.max_engines > spec.engines
-        gpus = spec.gpus_of_ranks if spec.colocate else spec.gpus_per_engine
+        gpus = spec.gpus_of_server
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
         self.alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
         self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else self.alone)
