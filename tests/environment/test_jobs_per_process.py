@@ -1,11 +1,22 @@
 """How many processes play, which of them gets an episode, and what becomes of one that may get no more."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 
 import pytest
 
-from proxima.environment import agents
-from proxima.environment.agents import ProcessAgents
+from proxima.environment import job_processes
+from proxima.environment.job_processes import JobProcesses
+
+
+@dataclass(eq=False)
+class Started:
+    waiting: list[int] = field(default_factory=list)
+    retired: bool = False
+    ended: bool = False
+
+    @property
+    def load(self):
+        return len(self.waiting)
 
 
 @pytest.fixture
@@ -14,11 +25,11 @@ def started(monkeypatch):
     made = []
 
     def start(command, name, grace):
-        made.append(SimpleNamespace(waiting=[], retired=False, ended=False))
+        made.append(Started())
         return made[-1]
 
-    monkeypatch.setattr(agents, "_AgentProcess", start)
-    monkeypatch.setattr(agents, "usable_cores", lambda: 3)
+    monkeypatch.setattr(job_processes, "JobProcess", start)
+    monkeypatch.setattr(job_processes, "usable_cores", lambda: 3)
     return made
 
 
@@ -35,19 +46,19 @@ def started(monkeypatch):
     ],
 )
 def test_processes_are_as_many_as_the_episodes_need(started, workers, episodes, played):
-    host = ProcessAgents(["program"], workers)
+    host = JobProcesses(["program"], workers)
     for number in range(episodes):
-        host._worker().waiting.append(number)
+        host.process().waiting.append(number)
     assert [len(each.waiting) for each in started] == played
 
 
 def test_one_that_is_retired_gets_no_episode_and_is_forgotten_at_its_end(started):
-    host = ProcessAgents(["program"], 1)
-    first = host._worker()
+    host = JobProcesses(["program"], 1)
+    first = host.process()
     first.retired = True
-    second = host._worker()
-    assert second is not first and second is host._worker()
+    second = host.process()
+    assert second is not first and second is host.process()
     assert host._retired == [first]
     first.ended = True
-    host._worker()
+    host.process()
     assert host._retired == [] and started == [first, second]
