@@ -43,9 +43,8 @@ def test_what_an_earlier_path_trains(proxima, recipe, tiny_model, here):
 
 def test_a_call_of_the_first_tool_is_made():
     tools = {"add": {"properties": {"a": {}, "b": {}}}}
-    world = SimpleNamespace(
-        template=SimpleNamespace(tokenizer=None), rules=SimpleNamespace(tool_format="hermes", tools=tools)
-    )
+    use = SimpleNamespace(template=SimpleNamespace(tokenizer=None), tool_format="hermes", tools=tools)
+    world = SimpleNamespace(use=use)
     call, sentence = ScriptedEngine(world).turns
     assert read_calls(call, "hermes", {}).calls == (ToolCall(name="add", arguments={"a": "7", "b": "7"}),)
     assert sentence == "It is 7."
