@@ -187,19 +187,19 @@ def test_the_first_weights_are_checked_with_the_servers_that_were_there_and_with
             prepared.append((update, label, dtype))
             return "staged"
 
-        def label_of(self, tag, number, version):
-            return f"{tag} {number} {version}"
+        def label_of(self, run, number, version):
+            return f"{run} {number} {version}"
 
     keeper = ReplicaKeeper.__new__(ReplicaKeeper)
     keeper.pool = SimpleNamespace(serving=[early, late], replicas=[early, late, away], events=["a word before"])
-    keeper.sync, keeper.tag, keeper._numbers = Sync(), "tag", itertools.count(1)
+    keeper.sync, keeper.run, keeper._numbers = Sync(), "run", itertools.count(1)
     keeper.facts, keeper._late, keeper._newest = SimpleNamespace(dtype="float32"), {late}, None
     first, second = SimpleNamespace(version=3), SimpleNamespace(version=4)
     assert asyncio.run(keeper._prepare(first)) == "staged"
     assert asked == [([early], first)]
     assert keeper.pool.events == ["a word before"] + [line] * (line is not None)
-    keeper._newest = "tag 1 3"
+    keeper._newest = "run 1 3"
     asyncio.run(keeper._prepare(second))
     assert len(asked) == 1
-    assert prepared == [(first, "tag 1 3", "float32"), (second, "tag 2 4", "float32")]
+    assert prepared == [(first, "run 1 3", "float32"), (second, "run 2 4", "float32")]
     assert 0 <= keeper._prepare_seconds < 600
