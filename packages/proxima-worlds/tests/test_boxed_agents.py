@@ -16,12 +16,13 @@ import pytest
 
 from proxima.data import FieldError
 from proxima.environment.agent_kinds import AgentSpec, as_in_recipe, make_agent
-from proxima.environment.agents import AgentJob, CommandAgents, start_program
+from proxima.environment.agents import AgentJob, CommandAgents, ProgramGroups, start_program
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.children import ENDS_WITH_US
 from proxima.process.sandbox import bubblewrap_problem
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.worlds import Play, make_worlds
-from proxima_worlds import container_guardian, containers
+from proxima_worlds import boxed_agents, container_guardian, containers
 from proxima_worlds.boxed_agents import ended
 from proxima_worlds.containers import RELAY, Container, ensure_image
 from tests.containers import busybox_image as busybox_image
@@ -145,6 +146,39 @@ def test_a_second_ctrl_c_leaves_no_command_of_the_engine():
         return process.returncode
 
     assert asyncio.run(run()) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("command", "code"), [("head -c 400000 /dev/zero", 0), ("exec yes", -signal.SIGKILL)])
+def test_what_nobody_reads_keeps_no_command_of_the_engine(command, code, monkeypatch):
+    """One that ends by itself is not killed."""
+    monkeypatch.setattr(boxed_agents, "END_SECONDS", 60.0 if code == 0 else 0.2)
+
+    async def run():
+        process = await start_program(["sh", "-c", command], os.environ, start_new_session=True)
+        await asyncio.sleep(0.3)  # until asyncio reads no more, either
+        async with asyncio.timeout(100):
+            await ended(process)
+        return process.returncode
+
+    assert asyncio.run(run()) == code
+
+
+def test_what_a_killed_program_leaves_behind_holds_up_nobody():
+    """It has the program's output, in a session of its own."""
+    word = f"{600 + os.getpid() / 1e7:.7f}"
+
+    async def run():
+        process = await start_program(["sh", "-c", f"setsid sleep {word} & exec yes"], os.environ, **ENDS_WITH_US)
+        async with asyncio.timeout(100):
+            async with ProgramGroups().killed_at_end(process):
+                await asyncio.sleep(0.3)
+        return process.returncode
+
+    try:
+        assert asyncio.run(run()) == -signal.SIGKILL
+    finally:
+        for pid in with_word("cmdline", word):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("moment", ["while they start", "while they run"])

@@ -159,6 +159,7 @@ class ProgramGroups:
         finally:
             kill_group(process.pid)
             self._running.discard(process)
+            close_pipes(process)
             await process.wait()
 
     def kill(self) -> None:
@@ -186,6 +187,12 @@ class LocalRunner:
 
     def close(self) -> None:
         self._programs.kill()
+
+
+def close_pipes(process: asyncio.subprocess.Process) -> None:
+    """Close our ends of the pipes of a process that was killed. asyncio's `wait` waits for them, too, and they may hold
+    what nobody reads, or be held open by what the process has left behind."""
+    process._transport.close()  # type: ignore[attr-defined]  # there is no public way
 
 
 async def start_program(

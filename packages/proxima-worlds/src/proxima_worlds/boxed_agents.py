@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from proxima.data import as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
-from proxima.environment.agents import AgentJob, ProgramGroups, start_program
+from proxima.environment.agents import AgentJob, ProgramGroups, close_pipes, start_program
 from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
 from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
 from proxima_worlds.containers import (
@@ -152,12 +152,20 @@ async def ended(process: asyncio.subprocess.Process) -> None:
     """Wait until an engine's command has ended; it is killed if it does not, or when the task that waits is cancelled,
     as by a second Ctrl-C."""
     try:
-        await asyncio.wait_for(process.wait(), END_SECONDS)
+        async with asyncio.timeout(END_SECONDS):
+            await asyncio.gather(process.wait(), _discarded(process.stdout), _discarded(process.stderr))
     except (TimeoutError, asyncio.CancelledError) as reason:
         kill_group(process.pid)
+        close_pipes(process)
         await process.wait()
         if isinstance(reason, asyncio.CancelledError):
             raise
+
+
+async def _discarded(pipe: asyncio.StreamReader | None) -> None:
+    """Read what is left in a pipe: asyncio takes no process for ended that has said more than was read."""
+    while pipe is not None and await pipe.read(PART):
+        pass
 
 
 @asynccontextmanager
