@@ -172,6 +172,28 @@ def test_an_automatic_limit_halves_with_each_break_of_a_busy_server():
     asyncio.run(two_busy_answers())
 
 
+async def test_loading_that_was_interrupted_may_be_interrupted_again():
+    """While it is on its way out: the trainer wants the server's devices, or newer weights come."""
+
+    async def asleep():
+        pass
+
+    keeper = ReplicaKeeper.__new__(ReplicaKeeper)
+    keeper.pool = SimpleNamespace(asleep=False, sleep=asleep)
+    keeper._interrupted, keeper._syncing, keeper._goes_first = set(), asyncio.Lock(), False
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as loading:
+            keeper._loading = {"replica": loading}
+            async with keeper._before_returns():
+                await keeper.sleep()
+            await asyncio.sleep(100)
+    await keeper.sleep()
+    keeper._interrupted.clear()
+    async with keeper._before_returns():
+        pass
+    assert loading.expired()
+
+
 @pytest.mark.parametrize("line", [None, "the servers share a folder"])
 def test_the_first_weights_are_checked_with_the_servers_that_were_there_and_with_no_late_one(line):
     """A server that came late must not end the run, and later weights are not checked again."""

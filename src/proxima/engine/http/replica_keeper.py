@@ -113,7 +113,7 @@ class ReplicaKeeper:
         """Hold `_syncing`. Servers that wait for it to return wait again: they would load outdated weights. One that is
         loading them is interrupted, but once."""
         for replica in self._loading.keys() - self._interrupted:
-            self._loading[replica].reschedule(0.0)
+            self._interrupt(replica)
             self._interrupted.add(replica)
         self._goes_first = True
         try:
@@ -214,9 +214,15 @@ class ReplicaKeeper:
     async def sleep(self) -> None:
         """See `ReplicaPool.sleep`. A server that is loading weights to return is put to sleep, too."""
         self.pool.asleep = True
-        for loading in self._loading.values():
-            loading.reschedule(0.0)
+        for replica in self._loading:
+            self._interrupt(replica)
         await self.pool.sleep()
+
+    def _interrupt(self, replica: Replica) -> None:
+        """End the loading of weights of a replica that returns."""
+        loading = self._loading[replica]
+        if not loading.expired():  # one that newer weights have ended may still be on its way out
+            loading.reschedule(0.0)
 
     # ---- servers that join and leave ---------------------------------------------------------------------------------
 
