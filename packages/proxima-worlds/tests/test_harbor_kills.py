@@ -54,7 +54,9 @@ def runs(busybox_image, tmp_path_factory):
 
 @pytest.mark.parametrize("seed", campaign(SIBLING, range(8), minutes=1))
 def test_a_run_is_killed_with_the_containers_of_its_tasks(runs, tmp_path, seed):
-    (killed, seconds), folder, draws = runs, tmp_path / "run", random.Random(seed)
+    killed, seconds = runs
+    folder = tmp_path / "run"
+    draws = random.Random(seed)
     for _ in range(2):
         pid = killed.start(folder)
         time.sleep(seconds * draws.random())

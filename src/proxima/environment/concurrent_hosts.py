@@ -28,7 +28,7 @@ from proxima.environment.host_process import (
     tool_error,
     tools_of_row,
 )
-from proxima.environment.hosts import EnvironmentFailure, Hosts, Instance
+from proxima.environment.hosts import EnvironmentFailure, Hosts, Instance, too_slow
 from proxima.environment.interface import (
     EnvironmentInterface,
     EnvironmentSpec,
@@ -57,7 +57,8 @@ class ConcurrentHosts:
         self, spec: EnvironmentSpec, starts_per_second: float | None = None, seconds: float = math.inf
     ) -> None:
         assert spec.kind is not None
-        self.spec, self.seconds = spec, seconds
+        self.spec = spec
+        self.seconds = seconds
         self._starts = StartRate(starts_per_second)
         bound = f"can't be given beside the environment {spec.kind!r}, which has its own"
         require(not spec.tools, "tools", list(spec.tools), bound)
@@ -153,8 +154,9 @@ class ConcurrentInstance(Instance):
             value = await clock.within(jobs[job](**arguments))
         except TimeoutError as error:
             self.drop()
-            late = f"its environment took longer than {self._hosts.seconds:g} s (episode.seconds)"
-            raise EnvironmentFailure(late if clock.late else f"TimeoutError: {error}") from error
+            if clock.late:
+                raise too_slow(self._hosts.seconds) from error
+            raise EnvironmentFailure(f"TimeoutError: {error}") from error
         except EnvironmentFailure:
             self.drop()
             raise

@@ -24,7 +24,7 @@ from typing import Any
 from proxima.data import FieldError
 from proxima.data.flow import ESCAPED_PLACEHOLDER, IMAGE_PLACEHOLDER
 from proxima.environment import interface
-from proxima.environment.interface import brought_schemas, member, read_interface, tool_of
+from proxima.environment.interface import brought_schemas, class_roles, member, read_interface, tool_of
 from proxima.environment.protocol import Reply, RewardWithParts
 
 LONGEST = 1 << 20  # characters of a message
@@ -254,12 +254,6 @@ def reward_at_end(value: Any, who: str, roles: Collection[str] = ()) -> dict[str
     if roles and isinstance(value, Mapping):
         return {"reward": {str(role): reward_number(of, f"{role} of {who}") for role, of in value.items()}}
     return {"reward": reward_number(value, who)}
-
-
-def class_roles(environment: Any) -> Collection[str]:
-    """The roles of an environment's class; most have none."""
-    roles = member(type(environment), "roles")
-    return roles if isinstance(roles, list | tuple) else ()
 
 
 def _role(environment: Any, role: Any, who: str) -> str | None:

@@ -45,6 +45,11 @@ class EnvironmentFailure(Exception):
         self.reason, self.collateral = reason, collateral
 
 
+def too_slow(seconds: float) -> EnvironmentFailure:
+    """The failure of an episode whose environment takes longer than this, `episode.seconds`."""
+    return EnvironmentFailure(f"its environment took longer than {seconds:g} s (episode.seconds)")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """An environment's answer to a turn.
@@ -182,7 +187,8 @@ class Instance:
         """
         self._host.alive.add(self._number)
         opened = await self._run("open_environment", row=dict(row), seed=seed)
-        self.state, self.role = opened["state"], opened.get("role")
+        self.state = opened["state"]
+        self.role = opened.get("role")
         self.opening = None if opened["opening"] is None else tuple(opened["opening"])
         self.interface = self.interface.with_row(opened)
 

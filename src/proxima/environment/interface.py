@@ -350,11 +350,15 @@ def read_interface(*, kind: str | None, arguments: Mapping[str, Any], tools: Seq
     return read
 
 
+def class_roles(environment: Any) -> Sequence[str]:
+    """The roles of an environment's class; most have none."""
+    roles = member(type(environment), "roles")
+    return roles if isinstance(roles, list | tuple) else ()  # a user's class may have another member of this name
+
+
 def _roles(kind: str, environment: Any) -> list[str]:
     """The roles of a class; FieldError if their names can't be those of roles."""
-    roles = member(type(environment), "roles")
-    if not isinstance(roles, list | tuple):  # a user's class may have another member of this name
-        return []
+    roles = class_roles(environment)
     require(are_roles(roles), "environment", kind, f"has the roles {list(roles)!r:.80}, which {NAMES_OF_ROLES}")
     return list(roles)
 

@@ -58,7 +58,8 @@ def remove(engine: str, containers: Sequence[str], volumes: Sequence[str] = ()) 
 
 def clean(engine: str, run: str, folder: str) -> None:
     """Remove all that a run has left, until no command of it is at work that could create more."""
-    deadline, quiet, mute = time.monotonic() + SECONDS, 0, 0
+    deadline = time.monotonic() + SECONDS
+    quiet = mute = 0  # looks in a row
     while quiet < QUIET and mute < MUTE and time.monotonic() < deadline:
         left = names(engine, run)
         kept = volumes(engine, run)

@@ -248,17 +248,21 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
 
 def roles_have_their_baselines(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
     """Refuse what knows one reward of an episode where each role has its own."""
-    for error in without_roles(algorithm) if roles_of(r.get("task")) else ():
+    if not roles_of(r.get("task")):
+        return
+    for error in without_roles(algorithm):
         yield error.field, f"{error.value!r} {error.requirement}"
 
 
 def without_roles(algorithm: AlgorithmConfig) -> Iterator[FieldError]:
     """What of an algorithm knows one reward of an episode, and no roles."""
     if needs_baseline(algorithm.advantage):
-        kind, bound = ADVANTAGES.kind_of(algorithm.advantage), "compares with one greedy episode, not with each role"
+        kind = ADVANTAGES.kind_of(algorithm.advantage)
+        bound = "compares with one greedy episode, not with each role"
         yield FieldError("algorithm.advantage.kind", kind, bound, remedy="use rloo or grpo, or an agent without roles")
     if algorithm.preference is not None:
-        kind, remedy = PREFERENCES.kind_of(algorithm.preference), "set it to null, or use an agent without roles"
+        kind = PREFERENCES.kind_of(algorithm.preference)
+        remedy = "set it to null, or use an agent without roles"
         yield FieldError("algorithm.preference.kind", kind, "compares whole answers", remedy=remedy)
 
 

@@ -278,7 +278,8 @@ class ReplicaKeeper:
     def _leaves_to_other(self, replica: Replica) -> bool:
         """Decide about a server that another run has given its weights. Two runs can't train with it: the one that came
         later leaves it to the other, which gives it its own weights again. True: this run has left it."""
-        rival, replica.proof.rival = replica.proof.rival, None
+        rival = replica.proof.rival
+        replica.proof.rival = None
         run = run_of(rival)
         if run is None:
             return False

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from proxima.engine.http.dialect import INCOMPLETE
 
 ADAPTED = ".adapters"  # at the end of a run's labels if it sends adapters alone: the server still has its own base
-DIGITS, MOST = 4, 0xFFFF  # of the place among the runs
+DIGITS = 4  # hexadecimal ones, of the place among the runs
+MOST = 0xFFFF  # the last place
 LABEL = re.compile(
     rf"(?:{INCOMPLETE})?(?P<run>[0-9a-f]{{8}}|[0-9a-f]{{12}})\.\d+\.v\d+(?P<adapted>{re.escape(ADAPTED)})?(?:-perturbed)?"
 )

@@ -22,7 +22,7 @@ from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.call_readers import read_calls
 from proxima.environment.concurrent_hosts import AnyHosts
-from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
+from proxima.environment.hosts import Answer, EnvironmentFailure, Instance, too_slow
 from proxima.environment.protocol import RewardWithParts
 from proxima.rollout.episodes.conversation import Conversation
 from proxima.rollout.episodes.played import (
@@ -346,7 +346,7 @@ class GroupTable:
             raise
         self._charge(sample, began, instance.seconds - before)
         if instance.seconds > limit:
-            raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
+            raise too_slow(limit)
         return result
 
     def _charge(self, sample: int, began: float, own: float) -> None:

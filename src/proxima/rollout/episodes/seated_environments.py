@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from proxima.data.flow import Message
 from proxima.environment.agents import AgentFailed, AgentJob, AgentReward, AgentsInside
 from proxima.environment.concurrent_hosts import AnyHosts
-from proxima.environment.hosts import Answer, EnvironmentFailure, Instance
+from proxima.environment.hosts import Answer, EnvironmentFailure, Instance, too_slow
 from proxima.rollout.episodes.formats.chat import ChatAnswer, ChatMessage, ChatRefused, ChatRequest
 
 T = TypeVar("T")
@@ -24,7 +24,8 @@ class SeatedEnvironments(AgentsInside):
     """
 
     def __init__(self, hosts: AnyHosts, seconds: float) -> None:
-        self.hosts, self.seconds = hosts, seconds
+        self.hosts = hosts
+        self.seconds = seconds
 
     @property
     def roles(self) -> Sequence[str]:
@@ -109,7 +110,7 @@ class SeatedEnvironments(AgentsInside):
         """Count a call that has ended: what it took in the worker is the episode's own time, the rest was a wait."""
         job.clock.worked(instance.seconds - before)
         if instance.seconds > self.seconds:
-            raise EnvironmentFailure(f"its environment took longer than {self.seconds:g} s (episode.seconds)")
+            raise too_slow(self.seconds)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""

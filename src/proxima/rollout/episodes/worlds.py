@@ -280,7 +280,8 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     """
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
     field = "environment" if world.hosts.spec.kind else "tools"
-    problem, chat, use = None, None, world.use
+    problem, chat = None, None
+    use = world.use
     with closing(EventLoopThread("proxima-episode-trial")) as loop:
         for prompt in prompts[:TRIED]:
             use, begun = loop.call(_begin_twice(world, prompt, seed))

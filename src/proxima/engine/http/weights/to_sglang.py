@@ -173,7 +173,8 @@ async def _label(client: ServerClient) -> object:
 async def _check_alone(client: ServerClient, label: str, deadline: Deadline) -> None:
     """Raise ServerError if the label is another one: another run has begun or ended an update, so that nobody knows
     whose weights these are. The update is ended, and they are incomplete."""
-    if (found := await _label(client)) != label:
+    found = await _label(client)
+    if found != label:
         await _set_label(client, label, deadline)
         await _end_update(client, deadline)
         raise ServerError(client.url, "/model_info", f"another run is changing its weights: {one_line(found, 80)!r}")
