@@ -9,6 +9,7 @@ import pytest
 
 from proxima.process.children import describe_exit, start_module
 from proxima.process.program import LINE_BYTES, Program, ProgramFailed
+from proxima.process.sandbox import Sandbox
 from proxima.process.worker import ForkServer, KeptWorker
 from tests.processes import assert_all_end, eventually, family, is_stopped
 
@@ -187,3 +188,6 @@ def test_a_kept_worker_that_is_killed_is_replaced():
 
 def test_how_a_process_ended():
     assert describe_exit(3) == "exit code 3" and describe_exit(-11) == "SIGSEGV"
+    assert describe_exit(-40) == "signal 40"
+    sandbox = Sandbox(kind="bubblewrap")
+    assert [sandbox.exit_code(code) for code in (0, 128, 137, 168, 255)] == [0, 128, -9, -40, 255]

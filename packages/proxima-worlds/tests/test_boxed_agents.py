@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,6 +180,27 @@ def test_what_a_killed_program_leaves_behind_holds_up_nobody():
     finally:
         for pid in with_word("cmdline", word):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("code", [0, 3, 255])
+def test_the_exit_code_is_that_of_the_program(code, monkeypatch):
+    """asyncio waits for a process in a thread of its own, which may be late."""
+    waitpid = os.waitpid
+
+    def late(pid, options):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # ended, and nobody has asked for its code
+        time.sleep(0.2)
+        return waitpid(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", late)
+
+    async def run():
+        process = await start_program(["sh", "-c", f"exit {code}"], os.environ, **ENDS_WITH_US)
+        async with asyncio.timeout(100), ProgramGroups().killed_at_end(process):
+            await process.stdout.read()
+        return process.returncode
+
+    assert asyncio.run(run()) == code
 
 
 @pytest.mark.parametrize("moment", ["while they start", "while they run"])

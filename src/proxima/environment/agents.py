@@ -191,8 +191,16 @@ class LocalRunner:
 
 def close_pipes(process: asyncio.subprocess.Process) -> None:
     """Close our ends of the pipes of a process that was killed. asyncio's `wait` waits for them, too, and they may hold
-    what nobody reads, or be held open by what the process has left behind."""
-    process._transport.close()  # type: ignore[attr-defined]  # there is no public way
+    what nobody reads, or be held open by what the process has left behind.
+
+    Closing its transport would also ask for the exit code; where that is faster than the thread of asyncio that waits
+    for the process, nobody would learn it.
+    """
+    transport = process._transport  # type: ignore[attr-defined]  # there is no public way
+    for descriptor in range(3):
+        pipe = transport.get_pipe_transport(descriptor)
+        if pipe is not None:
+            pipe.close()
 
 
 async def start_program(

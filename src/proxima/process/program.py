@@ -13,7 +13,15 @@ from contextlib import suppress
 from itertools import count
 from typing import IO, Any
 
-from proxima.process.children import ENDS_WITH_US, Child, describe_exit, kill_group, start_module, wait_or_kill
+from proxima.process.children import (
+    ENDS_WITH_US,
+    Child,
+    describe_exit,
+    kill_group,
+    of_program,
+    start_module,
+    wait_or_kill,
+)
 from proxima.process.json_lines import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message
@@ -98,8 +106,8 @@ class Program:
             self._process.wait(EXIT_SECONDS)
         self._errors.join(EXIT_SECONDS)
         code = self._process.returncode
-        if self._channel is not None and code is not None and code - 128 in signal.valid_signals():
-            code = 128 - code  # as the guardian says it
+        if self._channel is not None and code is not None:
+            code = of_program(code)  # as the guardian says it
         how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
 

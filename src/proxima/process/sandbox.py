@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from proxima.process.children import of_program
+
 GROUP = "proxima.sandboxes"  # entry points: the name of a kind that another distribution brings → a `SandboxKind`
 OWN_CHOICES = ("auto", "bubblewrap", "none")
 WORKERS_MEMORY_MB = 1024  # of a sandbox with a limit, besides the workers': their fork server with its libraries
@@ -90,7 +92,7 @@ class Sandbox:
 
     def exit_code(self, code: int) -> int:
         """The exit code of the program, -N after signal N, given that of the command."""
-        return 128 - code if self.kind != "none" and code > 128 else code
+        return code if self.kind == "none" else of_program(code)
 
 
 def usable_kind(choice: str) -> str:

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxima.process.children import ONE_THREAD, Child, start_module
+from proxima.process.children import ONE_THREAD, Child, signal_name, start_module
 from proxima.process.json_lines import LineChannel
 from proxima.process.sandbox import SandboxMissing
 
@@ -235,7 +235,7 @@ class Worker:
 def _death(status: int, cpu_seconds: float | None) -> str:
     if status == signal.SIGPROF:
         return f"timed out after {cpu_seconds:g} s of CPU time"
-    return f"its worker died ({signal.Signals(status).name})" if status else "its worker ended"
+    return f"its worker died ({signal_name(status)})" if status else "its worker ended"
 
 
 class KeptWorker:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from proxima.data import as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
 from proxima.environment.agents import AgentJob, ProgramGroups, close_pipes, start_program
-from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
+from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group, of_program
 from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
 from proxima_worlds.containers import (
     PORT,
@@ -103,7 +103,8 @@ class ContainerRunner:
                     await ended(process)
 
     def describe(self, code: int, errors: str) -> str:
-        how = f"{describe_exit(128 - code)} (exit code {code})" if 128 < code < 160 else f"exit code {code}"
+        its_own = of_program(code)
+        how = describe_exit(its_own) if its_own == code else f"{describe_exit(its_own)} (exit code {code})"
         said = last_lines(errors)
         return ": ".join(filter(None, [f"{how} of its container", SAID.get(code, ""), said]))
 
