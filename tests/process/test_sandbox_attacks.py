@@ -169,9 +169,10 @@ def test_a_reward_scores_every_attack_with_0(scene):
 @pytest.mark.campaign(f"{HERE}::test_code_does_not_get_out_of_a_container")
 def test_a_reward_scores_every_attack_in_a_container_with_0(scene, podman):
     codes = [f"```python\n{scene.program(attack)}\n```" for attack in ATTACKS]
+    before = left()  # the container of the tests of this module, if one has run here
     with runner(UnitTests(seconds=SECONDS, memory_mb=MEMORY_MB, sandbox="container"), workers=4) as made:
         scores = ask(made, ["assert add(1, 2) == 3"], *codes)
         for attack, score in zip(ATTACKS, scores, strict=True):
             assert (score.valid, score.value, score.error) == (True, 0, None), (attack.name, score)
         assert forks_of_servers() == []
-    assert scene.escapes("") == [] and left() == []
+    assert scene.escapes("") == [] and left() == before
