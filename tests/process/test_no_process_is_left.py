@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from proxima.process.children import describe_exit, start_module
+from proxima.process.children import start_module
+from proxima.process.exit_status import describe_exit
 from proxima.process.program import LINE_BYTES, Program, ProgramFailed
 from proxima.process.sandbox import Sandbox
 from proxima.process.worker import ForkServer, KeptWorker

@@ -15,7 +15,8 @@ from proxima.environment.episode_clock import EpisodeClock
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.job_processes import GRACE_SECONDS, JobFailed, JobProcesses
 from proxima.environment.protocol import RewardWithParts
-from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group
+from proxima.process.children import ENDS_WITH_US, kill_group
+from proxima.process.exit_status import describe_exit
 from proxima.process.program import LONGEST_REASON
 from proxima.system.proxies import exempt_this_machine
 

@@ -23,7 +23,8 @@ from proxima.data import UserError
 from proxima.experiments.run_progress import RunProgress, RunState
 from proxima.experiments.run_reader import read_summary
 from proxima.experiments.sweep_plan import PlannedRun, Sweep
-from proxima.process.children import describe_exit, kill_group, wait_or_kill
+from proxima.process.children import kill_group, wait_or_kill
+from proxima.process.exit_status import describe_exit
 from proxima.runtime.state.folder import FolderLock, RunFolder
 from proxima.runtime.watch.interrupt import signals_handled
 from proxima.runtime.watch.observer import Record

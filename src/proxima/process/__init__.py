@@ -1,7 +1,8 @@
 """Other processes: how they start, what they may use, what they say, and that none of them outlives the run.
 
     children       starts a module in another process, a `Child` with a socket to it, that ends when this process does;
-                   kills a group or a tree; says what an exit code means
+                   kills a group or a tree
+    exit_status    how a process ended, in words
     entry          the first thing in such a process, and in those below it
     limits         memory, files, and what code may not do
     sandbox        which sandbox a program runs in, and the command line that puts it there; the interface of kinds of

@@ -134,25 +134,3 @@ def kill_children(besides: Set[int] = frozenset()) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
-
-
-def describe_exit(code: int, said: str = "") -> str:
-    """Describe how a process ended, given its exit code, where -N is signal N, and what it said last."""
-    how = f"exit code {code}" if code >= 0 else signal_name(-code)
-    if code == -signal.SIGKILL:
-        how += ", which the kernel sends when memory runs out"
-    return f"{how}: {said}" if said else how
-
-
-def of_program(code: int) -> int:
-    """The exit code of a program, -N after signal N, given that of the command which ran it, 128 + N. A program that
-    itself ends with a code above 128, as 255, is not taken for a killed one where that is no signal."""
-    return 128 - code if code - 128 in signal.valid_signals() else code
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal; most of the real-time ones have none."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

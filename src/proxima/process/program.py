@@ -13,15 +13,8 @@ from contextlib import suppress
 from itertools import count
 from typing import IO, Any
 
-from proxima.process.children import (
-    ENDS_WITH_US,
-    Child,
-    describe_exit,
-    kill_group,
-    of_program,
-    start_module,
-    wait_or_kill,
-)
+from proxima.process.children import ENDS_WITH_US, Child, kill_group, start_module, wait_or_kill
+from proxima.process.exit_status import describe_exit, of_program
 from proxima.process.json_lines import parse_line
 
 LINE_BYTES = 1 << 24  # maximum of a message

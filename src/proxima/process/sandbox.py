@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from proxima.process.children import of_program
+from proxima.process.exit_status import of_program
 
 GROUP = "proxima.sandboxes"  # entry points: the name of a kind that another distribution brings → a `SandboxKind`
 OWN_CHOICES = ("auto", "bubblewrap", "none")

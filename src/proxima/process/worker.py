@@ -19,7 +19,8 @@ from queue import SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxima.process.children import ONE_THREAD, Child, signal_name, start_module
+from proxima.process.children import ONE_THREAD, Child, start_module
+from proxima.process.exit_status import signal_name
 from proxima.process.json_lines import LineChannel
 from proxima.process.sandbox import SandboxMissing
 

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 from proxima.data import as_field_errors, within
 from proxima.environment.agent_kinds import AgentSandbox, AgentSpec
 from proxima.environment.agents import AgentJob, ProgramGroups, close_pipes, start_program
-from proxima.process.children import ENDS_WITH_US, describe_exit, kill_group, of_program
+from proxima.process.children import ENDS_WITH_US, kill_group
+from proxima.process.exit_status import describe_exit, of_program
 from proxima.process.sandbox import Sandbox, SandboxMissing, program_paths, usable_kind
 from proxima_worlds.containers import (
     PORT,

@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from proxima.process.children import ONE_THREAD, START, Child, describe_exit, kill_group, placed, wait_for
+from proxima.process.children import ONE_THREAD, START, Child, kill_group, placed, wait_for
+from proxima.process.exit_status import describe_exit
 from proxima.process.program import keep_last
 from proxima.process.sandbox import Sandbox, random_user, shown_paths
 from proxima_worlds.containers import (

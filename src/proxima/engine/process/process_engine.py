@@ -41,7 +41,8 @@ from proxima.engine.protocol import (
 )
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.process.children import describe_exit, start_module
+from proxima.process.children import start_module
+from proxima.process.exit_status import describe_exit
 
 HEALTH_SECONDS = 5.0  # that `health` waits for the process
 BEATS = 4  # health checks per timeout of an answer

@@ -20,7 +20,8 @@ import httpx
 
 from proxima.data import FieldError, UserError, require
 from proxima.engine.serve.launch import LAUNCHES, Launch, Serve, find_executable, variable_value
-from proxima.process.children import describe_exit, start_module
+from proxima.process.children import start_module
+from proxima.process.exit_status import describe_exit
 from proxima.system.http_clients import http_client
 
 BEAT = 0.25  # seconds between two polls of a server

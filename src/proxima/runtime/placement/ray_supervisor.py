@@ -16,7 +16,7 @@ from typing import Any
 from proxima.config.resolved import Resolved
 from proxima.config.sections.placement_section import STARTED_BY, RayPlacement
 from proxima.data import UserError
-from proxima.process.children import describe_exit
+from proxima.process.exit_status import describe_exit
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.node_actors import ActorPlace, RankHost
 from proxima.runtime.placement.rank_messages import FoldedLines
