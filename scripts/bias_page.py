@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from io import StringIO
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -22,6 +23,7 @@ from proxima.core.advantage.token import Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
 from proxima.core.loss import Correction, policy_loss
+from proxima.core.proximal import VersionChain, chained_log_prob
 from proxima.core.surrogate import SURROGATES
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
@@ -32,6 +34,7 @@ WORLDS = 3
 DISTANCES = (0.1, 0.3, 1.0)
 UPDATE = 0.1
 PAIRS = 1000
+LAGS, AGED = (1, 2, 4, 8), 0.2  # versions; the distance of each from the one before
 CENTERED = {"vocabulary": 4, "horizon": 3}  # a world with a tail of several tokens
 
 HEAD = """\
@@ -142,6 +145,11 @@ class InFlight:
 def in_flight(case: Case, world: EnumerableWorld, *, distance: float) -> Figures:
     run = InFlight.of(world, distance)
     proximal = run.behavior if case.name.startswith("behavior") else world.log_prob(run.policy)
+    return moments_of(case, world, run, proximal)
+
+
+def moments_of(case: Case, world: EnumerableWorld, run: "InFlight", proximal: Tensor) -> Figures:
+    """The gradient of a loss on what was sampled before, against the true one of the current policy."""
     moments = world.moments(
         run.policy,
         run.behavior,
@@ -153,12 +161,40 @@ def in_flight(case: Case, world: EnumerableWorld, *, distance: float) -> Figures
     return Figures.of(moments, world.gradient(run.policy))
 
 
-def weight_std(case: Case, seed: int, distance: float) -> float:
+@dataclass(frozen=True)
+class Aged(InFlight):
+    """Completions of version 0, trained at a later one, the proximal and the current policy."""
+
+    @classmethod
+    def after(cls, world: EnumerableWorld, lag: int, distance: float, chain: VersionChain | None) -> "Aged":
+        """After `lag` versions, each at a distance from the one before. `following` is version 1, or with a chain what
+        its steps reach."""
+        versions = [world.policy(0)]
+        for step in range(1, lag + 1):
+            versions.append(versions[-1] + world.policy(step, distance))
+        behavior, *later = [world.log_prob(version) for version in versions]
+        if chain is None:
+            return cls(versions[-1], behavior, later[0])
+
+        *between, proximal = later
+        way = [behavior, *between]
+        steps = [chain.step(after, before) for before, after in pairwise(way)]
+        chained = torch.stack(steps).sum(0) if steps else torch.zeros_like(behavior)
+        cached = between[-1] if between else torch.full_like(behavior, math.nan)
+        age = torch.zeros(len(behavior), dtype=torch.long)
+        following = chained_log_prob(behavior, proximal, cached, chained, age, lag, chain)
+        return cls(versions[-1], behavior, following)
+
+
+def aged(case: Case, world: EnumerableWorld, *, lag: int, chain: VersionChain | None) -> Figures:
+    run = Aged.after(world, lag, AGED, chain)
+    return moments_of(case, world, run, world.log_prob(run.policy))
+
+
+def weight_std(case: Case, world: EnumerableWorld, run: InFlight) -> float:
     """Return the standard deviation of the correction's weight over sampled tokens."""
-    world = EnumerableWorld(seed=seed)
     if case.correction is None:
         return 0.0
-    run = InFlight.of(world, distance)
     batch = PolicyBatch(
         log_prob=world.log_prob(run.policy),
         loss_mask=torch.ones(len(world.row), dtype=torch.bool),
@@ -245,7 +281,7 @@ def page() -> str:
         worlds=WORLDS,
         variations=", ".join(f"{variation(d):.3f}" for d in DISTANCES),
     )
-    parts = on_policy_part(), off_policy_part(), centering_part(), in_flight_part()
+    parts = on_policy_part(), off_policy_part(), centering_part(), in_flight_part(), aged_part()
     more = group_part(), pool_part(), turn_part(), agent_part(), role_part(), bound_part()
     return "\n".join([head, *(line for part in (*parts, *more) for line in part)])
 
@@ -356,12 +392,52 @@ before its first update, the current one.
         cells = []
         for d in (UPDATE, 0.3):
             figures = averaged(partial(in_flight, distance=d), case).cells()
-            cells += [figures[0], figures[3], f"{mean(weight_std(case, seed, d) for seed in range(WORLDS)):.3f}"]
+            worlds = [EnumerableWorld(seed=seed) for seed in range(WORLDS)]
+            spread = mean(weight_std(case, world, InFlight.of(world, d)) for world in worlds)
+            cells += [figures[0], figures[3], f"{spread:.3f}"]
         rows.append([case.name, *cells])
     yield plain_table(header, rows)
     yield """
 The segment-wise weight moves a token one version on, not all the way to the proximal policy: the weights
 themselves vary less, and the bias is between that of the decoupled weight and that of none."""
+
+
+def aged_part() -> Iterator[str]:
+    yield f"""
+## Weights over several versions
+
+Completions of version v, trained at version v + lag; each version is {AGED:g} from the one before, in a direction of
+its own. A [chain](async.md#weights-over-several-versions) bounds the ratio of each step from above, a decoupled weight
+that of the whole way, a segment-wise one has the first step alone. "std" is that of the weight.
+"""
+    header = ["weight", *(f"{column} at lag {lag}" for lag in LAGS for column in ("bias", "spread", "std"))]
+    rows = []
+    for case, chain in chains():
+        cells = []
+        for lag in LAGS:
+            figures = averaged(partial(aged, lag=lag, chain=chain), case).cells()
+            worlds = [EnumerableWorld(seed=seed) for seed in range(WORLDS)]
+            spread = mean(weight_std(case, world, Aged.after(world, lag, AGED, chain)) for world in worlds)
+            cells += [figures[0], figures[3], f"{spread:.3f}"]
+        rows.append([case.name, *cells])
+    yield plain_table(header, rows)
+
+
+def chains() -> list[tuple[Case, VersionChain | None]]:
+    """Return −A r with weights from the version that sampled to the current one, and the chain of each."""
+    importance = CORRECTIONS["importance"]
+    unbounded = importance(bound="none", towards="next")
+    cases: list[tuple[Case, VersionChain | None]] = [
+        (Case("no correction", unmasked()), None),
+        (Case("decoupled, unbounded", unmasked(), importance(bound="none")), None),
+        (Case("decoupled, truncated at 2", unmasked(), importance(upper=2.0)), None),
+        (Case("decoupled, truncated at 1.2", unmasked(), importance(upper=1.2)), None),
+        (Case("segment-wise", unmasked(), unbounded), None),
+        (Case("segment-wise, truncated at 1.2", unmasked(), importance(upper=1.2, towards="next")), None),
+    ]
+    for cap in (2.0, 1.2):
+        cases.append((Case(f"chained, each step at most {cap:g}", unmasked(), unbounded), VersionChain(cap=cap)))
+    return cases
 
 
 def group_part() -> Iterator[str]:

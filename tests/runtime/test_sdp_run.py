@@ -121,6 +121,45 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     assert from_cache > 20 and missing == 0
 
 
+def test_a_chain_has_the_steps_of_all_versions_and_has_them_again(tiny_model, tmp_path):
+    """Killed after two steps and resumed; against the saved weights of every version."""
+    model, folder, cap = tiny_model("llama"), tmp_path / "run", 1.05
+    config = tree(
+        model,
+        algorithm={"preset": "chained", "chain": {"cap": cap}},
+        algorithm__next_from="trainer",
+        runtime__max_concurrent_rollouts=6,
+        train__steps=6,
+        **SHORT,
+    )
+    interrupt(go, folder, config, "after step 3")
+    kept = read_next_policy(saved_in(folder)[-1].path / NEXT_POLICY)
+    assert kept and all((entry.newest >= 0).any() for entry in kept)
+    assert go(folder, config, resume=True).status == "done"
+    run = RunFolder(folder)
+    weights = {0: model} | {c.facts["policy_version"]: c.path / "model" for c in checkpoints(run.checkpoints)}
+    stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
+    steps_taken, bounded = set(), 0
+    for step in range(1, 7):
+        rows = [row for row in read_rows(run.rollout_file(step)) if row.get("chained_log_ratio") is not None]
+        facts = ("prompt_tokens", "tokens", "temperature")
+        items = [Trajectory(group=i, **{name: row[name] for name in facts}) for i, row in enumerate(rows)]
+        log_probs = {version: stack.log_prob(items) for version, stack in stacks.items() if version < step}
+        for i, row in enumerate(rows):
+            own, known = np.array(row["policy_version"]), ~np.isnan(np.array(row["next_log_prob"], np.float32))
+            for token in known.nonzero()[0]:
+                way = [row["behavior_log_prob"][token]]
+                way += [float(log_probs[version][i][token]) for version in range(own[token] + 1, step - 1)]
+                taken = np.minimum(np.diff(way), np.log(cap))
+                assert row["chained_log_ratio"][token] == pytest.approx(taken.sum(), abs=1e-3)
+                assert row["next_log_prob"][token] == pytest.approx(way[-1], abs=3e-4)
+                steps_taken.add(len(taken))
+                bounded += int((np.diff(way) > np.log(cap)).any())
+    assert max(steps_taken) >= 2 and bounded
+    last = steps_of(folder)[-1]
+    assert last["next/missing_fraction"] == 0 and 0 <= last["next/capped_fraction"] <= 1
+
+
 def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypatch):
     from proxima.engine.local.local_engine import LocalEngine
 

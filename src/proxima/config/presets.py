@@ -102,6 +102,9 @@ ALGORITHMS: dict[str, Preset] = {
     # AReaL, segment-wise decoupled PPO: `decoupled` with the weight of each token towards the version right after the
     # one that sampled it. Published at max_head_offpolicyness 2: runtime.max_lag=2.
     "sdp": decoupled_ppo("next", "next"),
+    # `sdp` with weights over all versions since the one that sampled a token, each step bounded, and no further bound.
+    "chained": decoupled_ppo("next", "next")
+    | {"chain": {"cap": 2.0}, "correction": [{"kind": "importance", "bound": "none", "towards": "next"}]},
     # arXiv 2504.02546: centred rewards, scaled up where few completions of a batch are rewarded; no trust region and no
     # KL: one update on fresh data.
     "gpg": preset("reinforce", advantage={"kind": "gpg"}),

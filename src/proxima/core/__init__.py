@@ -52,7 +52,7 @@ from proxima.core.loss import (
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
 from proxima.core.preference import PREFERENCES
 from proxima.core.preference.protocol import PreferencePairs
-from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
+from proxima.core.proximal import VersionChain, chained_log_prob, interpolated_proximal, segment_wise_log_prob
 from proxima.core.selection import SELECTIONS
 from proxima.core.selection.protocol import Selection, select
 from proxima.core.surrogate import SURROGATES
@@ -106,12 +106,13 @@ PENALTIES = Kinds(
 )
 
 __all__ = [
-    "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",
-    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo", "GeoMean",
-    "GroupAdvantage", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
-    "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
-    "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
-    "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum", "ValueLoss",
-    "distillation_loss", "gradient_weight", "health", "interpolated_proximal", "merge_metrics", "mismatch_metrics",
-    "needs_precompute", "policy_loss", "precompute", "segment_wise_log_prob", "select",
+    "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS",
+    "PENALTIES", "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo",
+    "Drpo", "GeoMean", "GroupAdvantage", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak",
+    "Penalty", "PolicyBatch", "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss",
+    "Sapo", "Selection", "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo",
+    "Spread", "SumCount", "Surrogate", "TokenAdvantage", "TokenLoss", "TokenMean", "TokenRewards", "TokenSum",
+    "ValueLoss", "VersionChain", "chained_log_prob", "distillation_loss", "gradient_weight", "health",
+    "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
+    "segment_wise_log_prob", "select",
 ]  # fmt: skip

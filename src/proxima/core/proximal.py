@@ -1,6 +1,8 @@
-"""Log-probs of policies between the one that sampled a token and the current one: interpolated, or of the version right
-after the sampling one."""
+"""Log-probs of policies between the one that sampled a token and the current one: interpolated, of the version right
+after the sampling one, or reached from it step by step."""
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -86,3 +88,75 @@ def segment_wise_log_prob(
     return torch.where(
         policy_version < 0, torch.nan, torch.where(age == 0, behavior_log_prob.detach().to(proximal.dtype), older)
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VersionChain:
+    """Weigh a token over all versions since it was sampled, with a bound on each step.
+
+        w = prod_k min(pi_{k+1} / pi_k, cap)        k = v, ..., V - 1        pi_v = mu, pi_V = pi_prox
+
+    v is the version that sampled the token, V the newest. A segment-wise weight has the first of these factors alone,
+    a decoupled one has bound(pi_prox / mu): one bound for the way from v to V.
+
+    Args:
+        cap: the largest ratio of one step, > 1; inf: the product is pi_prox / mu, without a bound.
+        versions: the versions after its own, >= 0, under which a token's log-prob is computed; the way from the last of
+            them to pi_prox is one step. null: all versions; 0: one step, the decoupled weight. Each version costs a
+            forward pass of the completions that are waiting.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: a version under which a log-prob is missing is left out: the step passes over it, and has one bound. A
+        token of the newest version has weight 1. Steps down are not bounded, as in truncated importance sampling: the
+        weight of a token that the policy has left goes to 0.
+    Source: ours. Truncated importance sampling, Ionides 2008, at each step of segment-wise decoupled PPO (AReaL).
+    """
+
+    cap: float = 2.0
+    versions: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.cap > 1, "cap", self.cap, "must be > 1: a smaller bound would shrink weights that are right")
+        require(self.versions is None or self.versions >= 0, "versions", self.versions, "must be >= 0, or none")
+
+    def step(self, later: Tensor, earlier: Tensor) -> Tensor:
+        """log min(ratio, cap) of log-probs, nats, [N] each, detached."""
+        change = finite_log_prob(later.detach()) - finite_log_prob(earlier.detach())
+        return change.clamp(max=math.log(self.cap))
+
+
+def chained_log_prob(
+    behavior_log_prob: Tensor,
+    proximal_log_prob: Tensor,
+    cached_log_prob: Tensor,
+    chained_log_ratio: Tensor,
+    policy_version: Tensor,
+    current_version: int,
+    chain: VersionChain,
+    *,
+    check: bool = True,
+) -> Tensor:
+    """[N] log-probs, detached, whose distance from the behavior policy's is the log of a chain's weight.
+
+        log mu + chained + log min(pi_prox / cached, cap)        of a token of version V: log mu
+
+    Args:
+        behavior_log_prob, proximal_log_prob: [N] float, nats.
+        cached_log_prob: [N] float, nats, under the newest version for which one was computed; NaN where none was.
+        chained_log_ratio: [N] float, nats, the bounded steps from mu to that version; not read where there is none.
+        policy_version: [N] int; negative: unknown, which is treated as old. current_version: V.
+        chain: the bound.
+        check: refuse a later version; costs one device sync.
+    Returns: [N] in the dtype of `proximal_log_prob`.
+    Raises: ValueError for a version later than the current one.
+    """
+    if check and bool((policy_version > current_version).any()):
+        latest = f"policy_version {int(policy_version.max())}"
+        raise ValueError(f"chained_log_prob: {latest} is later than current_version {current_version}.")
+    proximal = proximal_log_prob.detach()
+    behavior, cached, chained = (
+        x.detach().to(proximal.dtype) for x in (behavior_log_prob, cached_log_prob, chained_log_ratio)
+    )
+    known = ~cached.isnan()
+    last = chain.step(proximal, torch.where(known, cached, behavior))
+    log_weight = torch.where(known, chained, 0.0) + last
+    return torch.where(policy_version == current_version, behavior, behavior + log_weight)

@@ -106,6 +106,8 @@ TOKEN_COLUMNS: dict[str, TokenColumn] = {column.name: column for column in (
                 meaning="the one of the two that the algorithm chose; null if dropped"),
     TokenColumn(name="next_log_prob", dtype="float32", by="batch", unit="nats", stored="always", shown=True,
                 meaning="under the version after the sampling one, of proximal=next; NaN: none"),
+    TokenColumn(name="chained_log_ratio", dtype="float32", by="batch", unit="nats", stored="where it occurs",
+                meaning="of algorithm.chain: the bounded steps from μ to next_log_prob, then of a later version"),
     TokenColumn(name="behavior_top_k_log_prob", dtype="float32", axes="T K", by="batch", unit="nats",
                 meaning="of the tokens `top_k`, as the engine reported them"),
     TokenColumn(name="loss_mask", dtype="bool", by="batch", meaning="the token enters the loss"),

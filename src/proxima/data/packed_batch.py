@@ -96,6 +96,7 @@ class PackedBatch:
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
     next_log_prob: Annotated[Tensor | None, "float N"] = None
+    chained_log_ratio: Annotated[Tensor | None, "float N"] = None
     reference_log_prob: Annotated[Tensor | None, "float N"] = None
     reward: Annotated[Tensor | None, "float N"] = None
     returns: Annotated[Tensor | None, "float N"] = None

@@ -33,6 +33,7 @@ class Trajectory(Columns):
         echo: [T] float32, the weight of the token's cross-entropy, for observations that the policy learns to predict.
         taught: [T] int32, 1 where the token learns from the teacher alone, 0 where from rewards alone; None: from both.
         proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes computed them.
+        chained_log_ratio: [T] float32, nats, the bounded steps from μ to `next_log_prob`, of a `VersionChain`.
         top_k, behavior_top_k_log_prob: [T, K] int32 and float32 (nats), if requested from the engine.
         teacher_log_prob: [T] float32, nats, if requested from a teacher.
         bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32 (nats), the tokens that have their own bucket in
@@ -68,6 +69,7 @@ class Trajectory(Columns):
     taught: Ints | None = None
     proximal_log_prob: Floats | None = None
     next_log_prob: Floats | None = None
+    chained_log_ratio: Floats | None = None
     reference_log_prob: Floats | None = None
     top_k: Ints | None = None
     behavior_top_k_log_prob: Floats | None = None

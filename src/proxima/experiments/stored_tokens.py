@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core import CORRECTIONS, SURROGATES, interpolated_proximal
+from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.loss import Correction, Surrogate
-from proxima.core.proximal import segment_wise_log_prob
+from proxima.core.proximal import VersionChain, chained_log_prob, interpolated_proximal, segment_wise_log_prob
 from proxima.core.token_reasons import TokenReasons
 from proxima.data.policy_batch import PolicyBatch
 
@@ -37,6 +37,7 @@ class LossSpecs:
     corrections: tuple[Correction, ...] = ()
     proximal: str = "behavior"
     next_missing: str = "decoupled"
+    chain: VersionChain | None = None
     first_forward: bool = True  # a recomputed `proximal` comes from the first forward of the update
     problem: str = ""
 
@@ -56,6 +57,7 @@ class LossSpecs:
                 corrections=tuple(_made(CORRECTIONS, spec) for spec in corrections),
                 proximal=str(algorithm.get("proximal") or "behavior"),
                 next_missing=str(algorithm.get("next_missing") or "decoupled"),
+                chain=None if algorithm.get("chain") is None else VersionChain(**algorithm["chain"]),
                 first_forward=updates == 1 and algorithm.get("reward_kl") is None,
             )
         except KeyError as error:
@@ -125,6 +127,11 @@ class StoredTokens:
             return None
         cached = self._column("next_log_prob")
         cached = torch.full_like(proximal, torch.nan) if cached is None else cached
+        if self.specs.chain is not None:
+            steps = self._column("chained_log_ratio")
+            steps = torch.full_like(proximal, torch.nan) if steps is None else steps
+            columns = behavior, proximal, cached, steps, self._versions
+            return chained_log_prob(*columns, self.version, self.specs.chain, check=False)
         segment_wise = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
         if self.specs.next_missing == "decoupled":
             return torch.where(segment_wise.isnan(), proximal, segment_wise)

@@ -1,9 +1,12 @@
 """The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after the one that
-sampled it.
+sampled it; with a `VersionChain`, under later ones too.
 
 While V is the newest version, tokens of version V - 1 that no step has consumed get log pi_V: those of completions in
 the queue, of unfinished groups, and of completions still running. A step at a later version reads them. The engine
 computes them in a hook before it pauses for V + 1, or the trainer does before it updates V.
+
+A chain does so for tokens of versions V - 1, V - 2, ... too. Of each token it keeps the first and the newest log-prob,
+and the sum of the bounded steps between them: what a token takes does not grow with its age.
 """
 
 import asyncio
@@ -12,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from proxima.core.proximal import VersionChain
 from proxima.data import UserError
 from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt
@@ -21,6 +26,7 @@ from proxima.engine.protocol import Engine, InFlight, ScoreRequest
 from proxima.rollout.collector import Pending
 
 SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
+ROUNDING = 1e-4  # nats; a sum of float32 steps that differs by less from the whole way was not shortened
 Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
 Playing = Callable[[Sequence[InFlight]], Sequence[tuple[InFlight, Bools]]]
 LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
@@ -37,7 +43,12 @@ class NextLogProbs(Columns):
     turn: int
     tokens: Ints  # [T] int32
     policy_version: Ints  # [T] int32
-    log_prob: Floats  # [T] float32, nats, each under the version after its own; NaN where unknown
+    log_prob: Floats  # [T] float32, nats, each under the version after its own, or `newest`; NaN where unknown
+    # with a chain: the version of `log_prob`, -1 where it is unknown; the log-prob under the first version; nats, the
+    # bounded steps from it to the newest
+    newest: Ints | None = None
+    first_log_prob: Floats | None = None
+    bounded_steps: Floats | None = None
 
     @property
     def key(self) -> Key:
@@ -81,8 +92,8 @@ class Segment:
 class NextPolicy:
     """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
 
-    Each log-prob is written once. A token that was missed while its next version was the newest never gets one, and is
-    counted.
+    Without a chain each log-prob is written once. A token that was missed while its next version was the newest never
+    gets one, and is counted. With a chain it gets that of the version after.
 
     Args:
         engine: generates the completions; in `before_pause` it also scores.
@@ -93,6 +104,7 @@ class NextPolicy:
         file: the name of the checkpoint's file, and the function that writes it.
         playing: maps the engine's completions in flight to the paths of the running episodes, each with a mask of the
             tokens that the model wrote; None: a completion is one turn.
+        chain: log-probs under the versions after the next one, and the bounded steps between them; None: none.
     """
 
     def __init__(
@@ -103,9 +115,10 @@ class NextPolicy:
         entries: Iterable[NextLogProbs] = (),
         file: tuple[str, WriteEntries] | None = None,
         playing: Playing | None = None,
+        chain: VersionChain | None = None,
     ) -> None:
         self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
-        self.playing = playing
+        self.playing, self.chain = playing, chain
         self.entries = {entry.key: entry for entry in entries}
         self._metrics: dict[str, float] = {}
         self._missed = ""  # why the engine gave nothing in the last window
@@ -123,7 +136,8 @@ class NextPolicy:
         """
         try:
             async with asyncio.timeout(SCORE_SECONDS):
-                segments = await self._segments((await self.engine.health()).version)
+                version = (await self.engine.health()).version
+                segments = await self._segments(version)
                 requests = [segment.request for segment in segments]
                 scored = await self.engine.score(requests)
             lengths = [len(request.tokens) for request in requests], [len(column) for column in scored]
@@ -132,7 +146,7 @@ class NextPolicy:
         except Exception as error:
             self._miss(error)
             return
-        self._write(segments, scored)
+        self._write(segments, scored, version)
 
     def _miss(self, error: Exception) -> None:
         if isinstance(error, UserError):
@@ -158,7 +172,8 @@ class NextPolicy:
             prompts = dict.fromkeys(segment.prompt for segment in segments)
             groups = {prompt: number for number, prompt in enumerate(prompts)}
             columns = await self.trainer([segment.trajectory(groups[segment.prompt]) for segment in segments])
-            self._write(segments, [column[segment.start :] for segment, column in zip(segments, columns, strict=True)])
+            own = [column[segment.start :] for segment, column in zip(segments, columns, strict=True)]
+            self._write(segments, own, version)
         filled = [self._filled(item) for item in trajectories]
         self._metrics |= missing_metrics(filled, version)
         return filled
@@ -180,15 +195,26 @@ class NextPolicy:
         segments = []
         for completion, sampled in waiting.values():
             entry = self._entry(completion)
-            wanted = completion.policy_version == version - 1
+            wanted = self._may_have(completion.policy_version, version)
             if sampled is not None:
                 wanted &= sampled
-            if entry is not None:
+            if entry is not None and entry.newest is not None:
+                wanted[: len(entry.newest)] &= entry.newest < version
+            elif entry is not None:
                 wanted[: len(entry.log_prob)] &= np.isnan(entry.log_prob)
             places = wanted.nonzero()[0]
             if len(places):
                 segments.append(Segment(of=completion, start=int(places[0]), end=int(places[-1]) + 1))
         return segments
+
+    def _may_have(self, policy_version: Ints, version: int) -> Bools:
+        """[T] bool, True for tokens that get a log-prob under a version, given the versions that sampled them."""
+        age = version - policy_version
+        if self.chain is None:
+            return age == 1
+        oldest = self.chain.versions
+        within: Bools = age >= 1
+        return within if oldest is None else within & (age <= oldest)
 
     def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
         """The entry of this completion; None if there is none, or only one of an earlier completion with the same
@@ -196,31 +222,44 @@ class NextPolicy:
         entry = self.entries.get(completion.key)
         return entry if entry is not None and entry.is_prefix_of(completion) else None
 
-    def _write(self, segments: Sequence[Segment], columns: Sequence[Floats]) -> None:
+    def _write(self, segments: Sequence[Segment], columns: Sequence[Floats], version: int) -> None:
+        """Keep the log-probs of segments under a version."""
         for segment, column in zip(segments, columns, strict=True):
             completion, entry = segment.of, self._entry(segment.of)
-            log_prob = np.full(segment.end, np.nan, np.float32)
+            length = segment.end
             if entry is not None:
-                log_prob[: len(entry.log_prob)] = entry.log_prob
-            log_prob[segment.start :] = column
+                length = max(length, len(entry.log_prob))  # a chain's oldest tokens get no more
+            log_prob = _extended(None if entry is None else entry.log_prob, length, np.nan)
+            before = log_prob.copy()
+            log_prob[segment.start : segment.end] = column
             uid, sample, turn = completion.key
-            self.entries[completion.key] = NextLogProbs(
+            made = NextLogProbs(
                 uid=uid,
                 sample=sample,
                 turn=turn,
-                tokens=completion.tokens[: segment.end],
-                policy_version=completion.policy_version[: segment.end],
+                tokens=completion.tokens[:length],
+                policy_version=completion.policy_version[:length],
                 log_prob=log_prob,
             )
+            if self.chain is not None:
+                made = _chained(made, entry, before, slice(segment.start, segment.end), version, self.chain)
+            self.entries[completion.key] = made
             self._metrics["next/written"] = self._metrics.get("next/written", 0.0) + len(column)
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def _filled(self, item: Trajectory) -> Trajectory:
-        column, entry = np.full(len(item.tokens), np.nan, np.float32), self._entry(item)
-        if entry is not None:
-            column[: len(entry.log_prob)] = entry.log_prob
-        return replace(item, next_log_prob=column)
+        entry = self._entry(item)
+        cached = _extended(None if entry is None else entry.log_prob, len(item.tokens), np.nan)
+        item = replace(item, next_log_prob=cached)
+        if self.chain is None:
+            return item
+
+        assert item.behavior_log_prob is not None
+        first, steps = (None, None) if entry is None else (entry.first_log_prob, entry.bounded_steps)
+        first = _extended(first, len(item.tokens), np.nan)
+        steps = _extended(steps, len(item.tokens), 0.0)
+        return replace(item, chained_log_ratio=steps + _step(self.chain, first, item.behavior_log_prob))
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the step: `next/written` tokens, and those of `missing_metrics`."""
@@ -254,10 +293,49 @@ class NextPolicy:
         return [entry for key, entry in sorted(self.entries.items()) if key[0] in groups]
 
 
+def _extended(column: Floats | None, length: int, value: float) -> Floats:
+    """[length] a copy of a column, or of none, with a value after its end."""
+    out = np.full(length, value, np.float32)
+    if column is not None:
+        out[: len(column)] = column
+    return out
+
+
+def _step(chain: VersionChain, later: Floats, earlier: Floats) -> Floats:
+    """The bounded step between two log-probs, NaN where one is unknown."""
+    step: Floats = chain.step(torch.from_numpy(later), torch.from_numpy(np.array(earlier))).numpy()
+    return step
+
+
+def _chained(
+    made: NextLogProbs, entry: NextLogProbs | None, before: Floats, new: slice, version: int, chain: VersionChain
+) -> NextLogProbs:
+    """An entry with the columns of a chain.
+
+    Args:
+        made: with the log-probs under `version` of the tokens `new`.
+        entry: that of the version before; None: there was none.
+        before: [T] nats, the log-probs of that entry, NaN where it has none.
+    """
+    length = len(made.log_prob)
+    newest = np.full(length, -1, np.int32)
+    if entry is not None and entry.newest is not None:
+        newest[: len(entry.newest)] = entry.newest
+    newest[new] = version
+    first = _extended(None if entry is None else entry.first_log_prob, length, np.nan)
+    first = np.where(np.isnan(first), made.log_prob, first)
+    steps = _extended(None if entry is None else entry.bounded_steps, length, 0.0)
+    moved = _step(chain, made.log_prob, before)  # 0 outside of `new`
+    steps += np.where(np.isnan(moved), np.float32(0), moved)
+    return replace(made, newest=newest, first_log_prob=first, bounded_steps=steps)
+
+
 def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
     """Shares of all loss tokens: those at least two versions old without `next_log_prob` (`next/missing_fraction`), and
-    those with it (`next/cached_fraction`)."""
-    stale, missing, tokens = 0, 0, 0
+    those with it (`next/cached_fraction`); with a chain, those of which a bound has shortened a step
+    (`next/capped_fraction`)."""
+    stale, missing, capped, tokens = 0, 0, 0, 0
+    chained = False
     for item in trajectories:
         assert item.policy_version is not None and item.next_log_prob is not None
         in_loss: Bools = np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask
@@ -265,7 +343,15 @@ def missing_metrics(trajectories: Sequence[Trajectory], version: int) -> dict[st
         stale += int(aged.sum())
         missing += int((aged & np.isnan(item.next_log_prob)).sum())
         tokens += int(in_loss.sum())
-    return {
+        if item.chained_log_ratio is not None:
+            assert item.behavior_log_prob is not None
+            chained = True
+            unbounded = item.next_log_prob - item.behavior_log_prob
+            capped += int((in_loss & (item.chained_log_ratio < unbounded - ROUNDING)).sum())
+    figures = {
         "next/missing_fraction": missing / tokens if tokens else 0.0,
         "next/cached_fraction": (stale - missing) / tokens if tokens else 0.0,
     }
+    if chained:
+        figures["next/capped_fraction"] = capped / tokens if tokens else 0.0
+    return figures

@@ -16,6 +16,7 @@ from proxima.core.aggregate import TokenMean
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.preference import PREFERENCES
+from proxima.core.proximal import VersionChain
 from proxima.core.reward_kl import RewardKl
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
@@ -106,6 +107,9 @@ class AlgorithmConfig:
     next_missing: Annotated[
         NextMissing, "for a token without one: use the proximal log-prob, or weight 0 for it or for its completion"
     ] = "decoupled"
+    chain: Annotated[
+        VersionChain | None, "with proximal=next: corrections over all versions, each step bounded; null: one version"
+    ] = None
     behavior: Annotated[
         Literal["untruncated", "sampled"], "the behavior policy's engine log-prob; sampled: with its sampling mask"
     ] = "untruncated"
@@ -450,7 +454,13 @@ def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Fin
     if algorithm.proximal != "next":
         for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
+        if algorithm.chain is not None:
+            yield "algorithm.chain", "has no effect; set algorithm.proximal=next, or chain=null"
         return
+
+    if algorithm.chain is not None and algorithm.next_missing != "decoupled":
+        message = "has no effect: a chain passes over a version without log-probs; set it to decoupled, or chain=null"
+        yield "algorithm.next_missing", message
     if not any("next_log_prob" in spec.needs for spec in algorithm.correction):
         remedy = "add algorithm.correction=[{kind: cap_floor, towards: next}], or set it to recompute"
         yield "algorithm.proximal", f"no correction reads the next policy; {remedy}"

@@ -139,6 +139,7 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
         penalties=penalties,
         proximal=proximal,
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
+        chain=algorithm.chain,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=teacher,
         terms=terms,

@@ -305,7 +305,7 @@ def make_next_policy(
     entries = () if restored is None else read_next_policy(restored / NEXT_POLICY)
     playing = None if generator.episodes is None else generator.episodes.unfinished
     file = NEXT_POLICY, write_next_policy
-    cache = NextPolicy(engine, collector.unconsumed, trainer, entries, file, playing)
+    cache = NextPolicy(engine, collector.unconsumed, trainer, entries, file, playing, algorithm.chain)
     if by_engine:
         engine.register_pre_pause_hook(cache.before_pause)
     return cache

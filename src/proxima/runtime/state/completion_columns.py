@@ -102,7 +102,8 @@ ROUTES: Described = {name: RARE[name] for name in EXPERT_IDS} | {
     "routed_layers": (_INT, "mixtures of experts of the model"),
     "routed_per_token": (_INT, "experts of each token in each"),
 }
-EPISODES: Described = {name: described for name, described in RARE.items() if name not in ROUTES} | {
+CHAIN: Described = {"chained_log_ratio": RARE["chained_log_ratio"]}
+EPISODES: Described = {"sampled": RARE["sampled"]} | {
     "opening": (_INTS, "the prompt of a path that has its own"),
     "episode": (_TEXT, "JSON: the messages, and how it ended"),
 }
@@ -110,6 +111,12 @@ ROLES: Described = {"players": (_TEXT, "JSON: the score of each player of the ep
 IMAGES: Described = {"images": (_INTS, "numbers of those that the question shows")}
 WEIGHTS: Described = {"question_weight": (_FLOAT, "of the advantages of its completions; null: 1")}
 SOURCES: Described = {"source": (_TEXT, "the source of the question, of a mix")}
+# of a checkpoint's log-probs under later versions, with `algorithm.chain`
+VERSIONS: Described = {
+    "newest": (_INTS, "the version of log_prob, -1 where there is none"),
+    "first_log_prob": (_LISTS["float32"], "nats, under the version after the sampling one"),
+    "bounded_steps": (_LISTS["float32"], "nats, the bounded steps from that version to the newest"),
+}
 
 
 # a row lacks the log-prob at the temperature alone where it is that of the distribution sampled
@@ -118,7 +125,7 @@ NEVER_NULL = {*OTHERS, *(column.name for column in STORED if column.required)} -
 FIELDS = {
     name: pa.field(name, kind, name not in NEVER_NULL)
     for name, (kind, _) in (
-        OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS | SOURCES
+        OTHERS | NULLABLE | OF_TOKENS | ROUTES | EPISODES | ROLES | IMAGES | WEIGHTS | SOURCES | CHAIN
     ).items()
 }
 
@@ -182,15 +189,16 @@ def score_row(score: Score) -> dict[str, Any]:
 
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null. Where rows
-    have experts of their tokens, are of episodes, of roles, show images, are of weighted questions, or name their
-    source, the file has columns for them.
+    have experts of their tokens, are of episodes, of roles, show images, are of weighted questions, name their source,
+    or have log-probs of several versions, the file has columns for them.
 
     Lists have no statistics, and no dictionary but for policy versions, of which there are few; numbers of the others
     are split into byte streams: so they are written faster and take less space.
     """
     further: Described = {}
     few = ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES))
-    for name, columns in (*few, ("question_weight", WEIGHTS), ("source", SOURCES)):
+    few += (("question_weight", WEIGHTS), ("source", SOURCES), ("chained_log_ratio", CHAIN), ("newest", VERSIONS))
+    for name, columns in few:
         if columns is ROUTES and "policy_version" not in schema.names:
             continue
         further |= columns if any(row.get(name) is not None for row in rows) else {}

@@ -44,7 +44,9 @@ OF_ENGINE = (
     "temperature",
     *(column.name for column in _ENGINE if not column.required),
 )
-OF_TRAJECTORY = tuple(column.name for column in filled_by("batch") if column.stored)  # one value a token, or null
+_BATCH = filled_by("batch")
+OF_TRAJECTORY = tuple(column.name for column in _BATCH if column.stored == "always")  # one value a token, or null
+FEW_OF_TRAJECTORY = tuple(column.name for column in _BATCH if column.stored == "where it occurs")
 OF_FORWARD = tuple(column.name for column in filled_by("forward") if column.stored)  # as those
 OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", *(column.name for column in filled_by("advantage") if column.stored))
@@ -144,7 +146,7 @@ def _images(prompt: Prompt) -> list[int] | None:
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
     """The columns of a completion that only the rollouts have."""
-    sources = (record.trajectory, OF_TRAJECTORY), (record.statistics, OF_FORWARD)
+    sources = (record.trajectory, OF_TRAJECTORY + FEW_OF_TRAJECTORY), (record.statistics, OF_FORWARD)
     per_token = {name: None if source is None else getattr(source, name) for source, names in sources for name in names}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):

@@ -26,7 +26,7 @@ from proxima.core.loss import (
     precompute,
 )
 from proxima.core.metrics import Metrics, Peak, SumCount
-from proxima.core.proximal import interpolated_proximal, segment_wise_log_prob
+from proxima.core.proximal import VersionChain, chained_log_prob, interpolated_proximal, segment_wise_log_prob
 from proxima.core.segment import segment_count, segment_index
 from proxima.data.columns import Floats
 from proxima.data.packed_batch import PackedBatch
@@ -62,6 +62,7 @@ class PolicyObjective(Objective[Trajectory]):
         next_missing: compute `next_log_prob` by `core.segment_wise_log_prob` from the trajectories' cached values, NaN
             where missing. A loss token without it gets the proximal policy's (`decoupled`), weight 0 in the
             corrections that read it (`drop_token`), or weight 0 with its whole sequence (`drop_sample`). None: off.
+        chain: compute `next_log_prob` by `core.chained_log_prob` instead; no token lacks it.
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. No effect unless the surrogate declares
             `zero_advantage_inert`, there are no penalties, `distillation` or `terms`, and nothing depends on the whole
             batch.
@@ -83,6 +84,7 @@ class PolicyObjective(Objective[Trajectory]):
     proximal: ProximalSource = "given"
     current_version: int = 0
     next_missing: NextMissing | None = None
+    chain: VersionChain | None = None
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
     terms: Sequence[Objective[Any]] = ()
@@ -192,7 +194,9 @@ class PolicyObjective(Objective[Trajectory]):
             batch = replace(batch, proximal_log_prob=log_prob.detach())
         elif self.proximal == "loglinear":
             batch = replace(batch, proximal_log_prob=loglinear_proximal(batch, log_prob, self.current_version))
-        if self.next_missing is not None:
+        if self.chain is not None:
+            batch = replace(batch, next_log_prob=chained(batch, self.chain, self.current_version))
+        elif self.next_missing is not None:
             batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
         made = batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
         return made if batch.taught is None else made.with_loss_mask(made.loss_mask & (batch.taught == 0))
@@ -278,6 +282,18 @@ def next_log_prob(batch: PackedBatch, missing: NextMissing, current_version: int
         return log_prob
     dropped = segment_count(lacking, batch.cu_seqlens) > 0
     return torch.where(dropped[segment_index(batch.cu_seqlens, len(log_prob))], torch.nan, log_prob)
+
+
+def chained(batch: PackedBatch, chain: VersionChain, current_version: int) -> Tensor:
+    """[N] nats, the column `next_log_prob` of `proximal: next` with a chain.
+
+    Raises:
+        ValueError: the batch lacks a column, or has a version after the current one.
+    """
+    names = ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "chained_log_ratio", "policy_version")
+    columns = [_required(batch, name) for name in names]
+    _require_past(batch, current_version)
+    return chained_log_prob(*columns, current_version, chain, check=False)
 
 
 def _require_past(batch: PackedBatch, current_version: int) -> None:
