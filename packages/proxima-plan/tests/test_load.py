@@ -45,6 +45,17 @@ def test_of_a_recipe():
     assert (load.lag, load.asked, load.forwards) == (2, 600 * 16, 0)
 
 
+@pytest.mark.parametrize(("chain", "forwards"), [("null", 1), ("{}", 7), ("{versions: 3}", 3), ("{versions: 0}", 0)])
+def test_a_chain_costs_a_pass_for_each_version_between(chain, forwards):
+    words = ["algorithm=chained", f"algorithm.chain={chain}", "algorithm.next_from=trainer", "runtime.max_lag=8"]
+    words += ["runtime.max_concurrent_rollouts=4096", "algorithm.dynamic_sampling=null"]
+    config = resolve("gsm8k_grpo_sdp", words, root=None).config
+    load = load_of(config, batch_of(config, 2048), known_models()["qwen2.5-32b"], None, 0.7)
+    decoupled = resolve("gsm8k_grpo_sdp", ["algorithm=decoupled", *words[3:]], root=None).config
+    without = load_of(decoupled, batch_of(decoupled, 2048), known_models()["qwen2.5-32b"], None, 0.7)
+    assert load.forwards - without.forwards == forwards
+
+
 def test_a_teacher_is_held_and_costs_passes_by_its_size(tmp_path):
     """Of 1,912 weights beside a policy of 956: a forward pass of it counts as two."""
     made = small_mixture(tmp_path)

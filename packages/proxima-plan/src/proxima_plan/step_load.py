@@ -9,6 +9,7 @@ from typing import Any
 from proxima.config.batch_arithmetic import ExampleStep, GroupStep
 from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import longest_completion
+from proxima.core.proximal import VersionChain
 from proxima.reward import REWARDS
 from proxima_plan.engine_settings import EngineSettings, engine_settings
 from proxima_plan.model_size import ModelFacts, critic_facts, model_facts
@@ -169,11 +170,21 @@ def load_of(
     return _with_other_models(load, config, model)
 
 
+def _passes_of_later_versions(chain: VersionChain | None, lag: int) -> int:
+    """The most forward passes in which a completion gets log-probs under versions after its own. A step reads those
+    of the versions before its own, so the last one needs none."""
+    if chain is None:
+        return 1
+    between = max(1, lag - 1)
+    return between if chain.versions is None else min(chain.versions, between)
+
+
 def _with_other_models(load: Load, config: RunConfig, model: ModelFacts) -> Load:
     """Add the models that score or criticise. A pass of one counts as passes of the policy, by its size."""
     algorithm, critic = config.algorithm, critic_facts(config, model)
     forwards, frozen = float(load.forwards), 0
-    forwards += algorithm.proximal == "next" and algorithm.next_from == "trainer"
+    if algorithm.proximal == "next" and algorithm.next_from == "trainer":
+        forwards += _passes_of_later_versions(algorithm.chain, load.lag)
     if algorithm.needs_reference and algorithm.reference_engine is None and config.model.lora is None:
         frozen += model.parameters  # with an adapter the policy without it is the reference
     if (distillation := algorithm.distillation) is not None and distillation.engine is None:
