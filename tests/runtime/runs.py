@@ -180,6 +180,13 @@ RUNS = {
         {"engine__weights": "int4", "engine__noise": 0.3, "algorithm__mismatch": {"on_mismatch": "warn"}}
     ),
     "teacher": Run(distilled),
+    "held bounds": Run(
+        EPOCHS
+        | {
+            "algorithm": {"preset": "cppo", "hold": {"masked": 0.05, "rate": 0.5}},
+            "algorithm__surrogate": {"kind": "cppo", "delta": 0.004, "delta_b": 0.0005},
+        }
+    ),
     "adaptive KL": Run(shaped(estimator="k3", adaptive={"target": 1e-3, "horizon": 32.0})),
     "epochs that stop": Run(
         {

@@ -106,6 +106,7 @@ CHECKS: Sequence[Check] = (
     algorithm_section.selections_are_possible,
     algorithm_section.dynamic_sampling_has_a_selection,
     algorithm_section.question_pool_is_unbiased,
+    algorithm_section.bounds_can_be_held,
     algorithm_section.echo_has_observations,
     algorithm_section.baseline_rewards_are_per_completion,
     algorithm_section.roles_have_their_baselines,

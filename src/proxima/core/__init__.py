@@ -8,6 +8,7 @@
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     ratio        log-ratio and ratio                 band         the bounds of a surrogate, for the viewer
+    hold         bounds that follow a target
     spec         base class of all specs             token_reasons  why each token was kept or dropped
 
 Usable from any training loop, without the rest of this project:

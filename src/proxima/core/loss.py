@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, mul
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -72,14 +72,21 @@ class Surrogate(Spec, Protocol):
     whole_batch: `select_tokens` depends on all tokens of the optimizer batch (see `core.precompute`).
     unbounded: fields under which nothing bounds the update, so that the gradient is that of -A r; empty: no such
         fields.
+    bounds: the fields that a `Hold` scales; empty: none that can be scaled together.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
     unbounded: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    bounds: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, b: PolicyBatch) -> TokenLoss: ...
+
+    def scaled(self, factor: float) -> Self:
+        """The same with its `bounds` times a factor; those that are not set stay so."""
+        given = {name: getattr(self, name) for name in self.bounds}
+        return replace(self, **{name: value * factor for name, value in given.items() if value is not None})  # type: ignore[type-var]  # a protocol of dataclasses
 
     def select_tokens(self, b: PolicyBatch) -> Tensor | None:
         """[N] bool, the tokens that the surrogate selects by looking at the whole batch; None: it selects none."""

@@ -1,7 +1,7 @@
 """Explains why the tokens of a stored completion were kept or dropped, from its rollout row and the recipe alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.divergence import TOP_K_NEEDS
+from proxima.core.hold import FACTOR
 from proxima.core.loss import Correction, Surrogate
 from proxima.core.proximal import VersionChain, chained_log_prob, interpolated_proximal, segment_wise_log_prob
 from proxima.core.token_reasons import TokenReasons
@@ -64,6 +65,13 @@ class LossSpecs:
             return cls(problem=f"{error.args[0]} is not a kind of proxima, and other code is not imported here")
         except (AttributeError, TypeError, ValueError) as error:
             return cls(problem=f"config.yaml is of another version: {' '.join(str(error).split())}")
+
+    def at_step(self, metrics: Mapping[str, Any]) -> "LossSpecs":
+        """The specs with the bounds of a step, given its line of metrics.jsonl: `algorithm.hold` moves them."""
+        factor = metrics.get(FACTOR)
+        if factor is None or self.surrogate is None:
+            return self
+        return replace(self, surrogate=self.surrogate.scaled(float(factor)))
 
     def reads_proximal(self) -> bool:
         assert self.surrogate is not None

@@ -15,6 +15,8 @@ import torch
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.weight_statistics import mismatch_metrics
+from proxima.core.hold import FACTOR, Hold
+from proxima.core.loss import Surrogate
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data.flow import Key
 from proxima.data.trajectory import Trajectory
@@ -26,9 +28,33 @@ from proxima.training.batch_builder import TrainingBatch
 from proxima.training.critic import Critic
 from proxima.training.forward_stage import ForwardStage, LogProbStage
 from proxima.training.next_policy import NextPolicy
-from proxima.training.objectives.policy_objective import first_forward
+from proxima.training.objectives.policy_objective import PolicyObjective, first_forward
 from proxima.training.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.training.stack import TrainStack, UpdateResult
+
+BOUND_FACTOR = "bound_factor"  # the fact in a checkpoint
+
+
+@dataclass(frozen=True)
+class HeldBounds:
+    """The factor on the bounds of the trust region in the next step, and the rule by which it moves."""
+
+    hold: Hold
+    factor: float = 1.0
+
+    def scaled(self, objective: PolicyObjective) -> PolicyObjective:
+        """The objective with the step's bounds."""
+        return replace(objective, surrogate=objective.surrogate.scaled(self.factor))
+
+    def metrics(self, surrogate: Surrogate) -> dict[str, float]:
+        """Metrics of a step, given the surrogate of the recipe: the factor, and the bounds that are set."""
+        step = surrogate.scaled(self.factor)
+        bounds = {name: getattr(step, name) for name in step.bounds}
+        return {FACTOR: self.factor} | {f"hold/{name}": value for name, value in bounds.items() if value is not None}
+
+    def after(self, metrics: Mapping[str, float]) -> "HeldBounds":
+        """The bounds of the step after that of these metrics."""
+        return replace(self, factor=self.hold.next(self.factor, metrics))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +70,7 @@ class Learner:
     epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`
     max_epoch_kl: float | None = None  # nats per token; None: no limit
     next_policy: NextPolicy | None = None  # the cache of `next_log_prob`, which runs on the event loop
+    held: HeldBounds | None = None  # the bounds of the trust region, if they follow a target
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # acts when rollout engine and trainer differ too much
     known_mismatch: str = ""  # the settings that make the engine differ on purpose
     compute: ComputeThread = field(default_factory=ComputeThread)  # the thread of the tensor work
@@ -78,6 +105,9 @@ class Learner:
             return UpdateResult(metrics=critic_metrics)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
+        if self.held is not None:
+            assert isinstance(objective, PolicyObjective)
+            objective = self.held.scaled(objective)
         items = objective.items(trajectories, batch.updates)
         stop = None
         if self.max_epoch_kl is not None:
@@ -89,7 +119,17 @@ class Learner:
         if stop is not None and result.updates:
             result.metrics |= stop.figures(self.epochs)
         result.metrics |= critic_metrics
+        if self.held is not None and isinstance(self.objective, PolicyObjective):
+            result.metrics |= self.held.metrics(self.objective.surrogate)
         return result
+
+    def state(self) -> dict[str, Any]:
+        """The state to store in a checkpoint besides weights and optimizer."""
+        return {} if self.held is None else {BOUND_FACTOR: self.held.factor}
+
+    def after(self, metrics: Mapping[str, float]) -> "Learner":
+        """The learner of the step after that of these metrics."""
+        return self if self.held is None else replace(self, held=self.held.after(metrics))
 
     def _compare_untrained(
         self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int

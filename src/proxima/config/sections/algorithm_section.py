@@ -14,10 +14,12 @@ from proxima.core.advantage import ADVANTAGES
 from proxima.core.advantage.protocol import Advantage, needs_baseline
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction.guard import MismatchGuard
+from proxima.core.hold import DRIFT, Hold
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.preference import PREFERENCES
 from proxima.core.proximal import VersionChain
 from proxima.core.reward_kl import RewardKl
+from proxima.core.surrogate import SURROGATES
 from proxima.data import FieldError, require
 from proxima.data.kinds import Slot
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
@@ -115,6 +117,7 @@ class AlgorithmConfig:
     ] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
+    hold: Annotated[Hold | None, "scales the bounds of the surrogate so that a target is held; null: they stay"] = None
     preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES"), _PAIRS] = None
     aggregate: Annotated[Any, AGGREGATE, "per-token losses -> one number"] = None
     correction: Annotated[Any, _CORRECTION, "weights and rejections, behavior -> proximal"] = ()
@@ -467,6 +470,23 @@ def next_policy_is_read(algorithm: AlgorithmConfig, rollouts: str | None) -> Fin
     if rollouts is not None:
         message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
         yield "algorithm.proximal", message
+
+
+def bounds_can_be_held(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """A hold scales bounds, so that there must be some, and reads what the loss measures."""
+    if algorithm.hold is None:
+        return
+    surrogate = algorithm.surrogate
+    if surrogate is None or not surrogate.bounds:
+        usable = ", ".join(sorted(kind for kind, cls in SURROGATES.items() if cls.bounds))
+        kind = "nothing" if surrogate is None else repr(r.entry("algorithm.surrogate.kind").value)
+        yield "algorithm.hold", f"{kind} has no bounds to scale; use one of {usable}, or hold=null"
+        return
+    if all(getattr(surrogate, name) in (None, float("inf")) for name in surrogate.bounds):
+        yield "algorithm.hold", f"the bounds are infinite: {', '.join(surrogate.bounds)}; set one, or hold=null"
+    if algorithm.hold.metric == DRIFT and "behavior_log_prob" not in surrogate.needs:
+        message = "is the distance from the policy that sampled, which the surrogate doesn't read; use masked"
+        yield "algorithm.hold.drift", message
 
 
 def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -57,6 +57,7 @@ class Dppo(Surrogate):
     needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # by default; see divergence_needs
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf")}
+    bounds: ClassVar[tuple[str, ...]] = ("delta", "delta_low")
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "topk": {"divergence": "topk_kl", "delta": 0.02},
         "kl": {"divergence": "binary_kl", "delta": 0.02, "delta_low": 0.01},
@@ -142,6 +143,7 @@ class Cppo(Surrogate):
     needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # by default; see divergence_needs
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf"), "delta_b": float("inf")}
+    bounds: ClassVar[tuple[str, ...]] = ("delta", "delta_b")
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "static": {"budget": "static", "single_token": "w_min"},
         "kl": {"divergence": "binary_kl", "delta": 0.02, "delta_b": 0.002},
@@ -254,6 +256,7 @@ class TvBand(Surrogate):
     needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"epsilon": float("inf")}
+    bounds: ClassVar[tuple[str, ...]] = ("epsilon",)
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tight": {"epsilon": 0.05}}
 
     def __post_init__(self) -> None:

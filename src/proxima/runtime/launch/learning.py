@@ -18,6 +18,7 @@ from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.config.sections.train_section import OptimizationConfig, TrainConfig
 from proxima.core import PENALTIES
 from proxima.core.distillation import NoPolicyGradient
+from proxima.core.hold import DRIFT
 from proxima.data import FieldError, renamed
 from proxima.data.flow import Prompt
 from proxima.engine.engine_selection import EngineSelection
@@ -38,7 +39,7 @@ from proxima.training.batch_builder import BatchBuilder
 from proxima.training.checkpoint import CRITIC, VALUE_HEAD
 from proxima.training.critic import Critic, ValueHead, ValueObjective, ValueStage
 from proxima.training.forward_stage import EngineStage, ForwardStage, LogProbStage, ScoreVarianceStage, TeacherStage
-from proxima.training.learner import Learner
+from proxima.training.learner import HeldBounds, Learner
 from proxima.training.objectives.echo import Echo
 from proxima.training.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.training.objectives.preference_objective import PreferenceObjective
@@ -86,6 +87,7 @@ def make_learner(
         updates=planned,
         epochs=train.epochs_per_step,
         max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
+        held=None if config.algorithm.hold is None else HeldBounds(config.algorithm.hold),
         guard=config.algorithm.mismatch,
         known_mismatch=config.engine.mismatch if isinstance(config.engine, Local) else "",
         compute=compute,
@@ -145,6 +147,7 @@ def make_objective(config: RunConfig, value: ValueObjective | None = None) -> Po
         terms=terms,
         replays_routes=algorithm.routing_replay == "rollout"
         or (algorithm.routing_replay == "recompute" and config.recomputes_proximal),
+        measures_drift=algorithm.hold is not None and algorithm.hold.metric == DRIFT,
         # A guard that rejects measures the mismatch before the update.
         measure_mismatch=mismatch.measure and mismatch.on_mismatch != "reject",
     )

@@ -47,7 +47,7 @@ from proxima.runtime.watch.observer import RunInfo
 from proxima.task.mix import sources_of
 from proxima.task.prompts import PromptSource
 from proxima.training.checkpoint import NEXT_POLICY, Checkpoint
-from proxima.training.learner import Learner
+from proxima.training.learner import BOUND_FACTOR, Learner
 from proxima.training.next_policy import NextPolicy
 from proxima.training.ranks import Ranks
 
@@ -95,6 +95,8 @@ class RlWorkload:
             self.chosen.append(attention_outcome(config.model, proof, model.attention, model.device))
         if setting(config.engine, "decoder") == AUTO and data.engines.get("engine") is not None:
             self.chosen.append(decoder_outcome(proof_of(loaded.model), images=self.images is not None))
+        if learner.held is not None and BOUND_FACTOR in facts:
+            learner = replace(learner, held=replace(learner.held, factor=facts[BOUND_FACTOR]))
         batch_builder = make_batch_builder(config, learner, facts.get("kl_coefficient"))
         recorder = RolloutRecorder(store, data.source, services.observer)
         computes = computes_here(config.engine)  # in this process, alongside the training

@@ -146,6 +146,7 @@ class Controller(TrainingLoop):
             await self.write_aside(self.store.write_rollouts, step, batch.groups, outcomes)
             await self.disk.write(self.store.append_metrics, record)
             self.batch_builder = self.batch_builder.after(batch)
+            self.learner = self.learner.after(result.metrics)
             self.collector.judged(batch.useful)
             # Snapshot atomically; prompts enqueued later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
@@ -193,7 +194,7 @@ class Controller(TrainingLoop):
         self.publisher.end_if_failed()
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state()}
+        facts = {"cursor": self._cursor, **self._pending.facts(), **self.batch_builder.state(), **self.learner.state()}
         files = {**self._stage_files}
         if self._pending.groups:
             files[CARRIED_GROUPS] = lambda path: write_groups(path, self._pending.groups)

@@ -12,6 +12,7 @@ from torch import Tensor
 from proxima.core.correction.weight_statistics import mismatch_metrics
 from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.divergence import divergence
+from proxima.core.hold import DRIFT
 from proxima.core.loss import (
     Aggregate,
     Correction,
@@ -27,7 +28,7 @@ from proxima.core.loss import (
 )
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.proximal import VersionChain, chained_log_prob, interpolated_proximal, segment_wise_log_prob
-from proxima.core.segment import segment_count, segment_index
+from proxima.core.segment import segment_count, segment_index, segment_sum
 from proxima.data.columns import Floats
 from proxima.data.packed_batch import PackedBatch
 from proxima.data.policy_batch import HostCounts, PolicyBatch
@@ -73,6 +74,7 @@ class PolicyObjective(Objective[Trajectory]):
             policy's trunk, `RouterBalance` of an MoE model.
         replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
             metric.
+        measures_drift: report `hold/drift`, the sum of |π − μ| over the tokens of a completion, mean over completions.
         measure_mismatch: report `core.mismatch_metrics` of engine and trainer in the first update, before the weights
             move.
     """
@@ -89,6 +91,7 @@ class PolicyObjective(Objective[Trajectory]):
     distillation: DistillationTerm | None = None
     terms: Sequence[Objective[Any]] = ()
     replays_routes: bool = False
+    measures_drift: bool = False
     measure_mismatch: bool = True
 
     @property
@@ -153,6 +156,8 @@ class PolicyObjective(Objective[Trajectory]):
                 check=True if batch.target.device.type == "cpu" else "later",  # without a wait for the device
             )
         ]
+        if self.measures_drift:
+            losses[0] = replace(losses[0], metrics=losses[0].metrics | {DRIFT: drift(policy_batch)})
         if (term := self.distillation) is not None:
             divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
             of_teacher = policy_batch
@@ -200,6 +205,13 @@ class PolicyObjective(Objective[Trajectory]):
             batch = replace(batch, next_log_prob=next_log_prob(batch, self.next_missing, self.current_version))
         made = batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
         return made if batch.taught is None else made.with_loss_mask(made.loss_mask & (batch.taught == 0))
+
+
+def drift(batch: PolicyBatch) -> SumCount:
+    """The mean over completions with a loss token of Σ_t |π − μ| over their loss tokens."""
+    far = torch.where(batch.loss_mask, divergence(batch, "binary_tv"), 0.0)
+    some = segment_count(batch.loss_mask, batch.cu_seqlens) > 0
+    return SumCount.over(segment_sum(far.double(), batch.cu_seqlens), some)
 
 
 def taught_tokens(trajectories: Sequence[Trajectory]) -> Tensor | None:

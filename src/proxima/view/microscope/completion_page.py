@@ -273,7 +273,8 @@ class ExplainedTokens:
         """Explain a completion of a step."""
         recomputed = recomputed_columns(run)(step, row) if run.recompute else {}
         alternatives = recomputed.pop("alternatives", None)
-        stored = StoredTokens(row=row, specs=LossSpecs.of(run.recipe), step=step, recomputed=recomputed)
+        specs = LossSpecs.of(run.recipe).at_step(run.metrics_of(step))
+        stored = StoredTokens(row=row, specs=specs, step=step, recomputed=recomputed)
         return cls(stored, stored.reasons(), alternatives)
 
     @cached_property

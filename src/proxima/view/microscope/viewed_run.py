@@ -130,6 +130,11 @@ class ViewedRun:
         """Folder or name of the model; empty if unknown."""
         return str(_mapping(self.recipe.get("model")).get("path") or "")
 
+    def metrics_of(self, step: int) -> Mapping[str, Any]:
+        """The line of metrics.jsonl of a training step; empty if there is none."""
+        lines = (line for line in self.records() if line.get("kind") == "train" and line.get("step") == step)
+        return next(lines, {})
+
     @property
     def offline(self) -> bool:
         return bool(self.recipe) and "reward" not in self.recipe
