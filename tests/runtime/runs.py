@@ -36,7 +36,7 @@ POOLED = CARRIED | {  # a third of the questions teach nothing, epoch after epoc
     "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
     "data__shuffle": False,
     "task__size": 9,
-    "train__steps": 6,
+    "train__steps": 9,
     **NO_EVAL,
 }
 PPO = {"preset": "ppo", "advantage": {"kind": "gae", "lam": 0.9}}

@@ -75,7 +75,10 @@ def test_a_weight_is_stored_and_multiplies_the_advantages(runs, tmp_path):
 
 def test_what_a_checkpoint_holds_keeps_its_weights(runs):
     state = [checkpoint.facts["cursor"]["pool"] for checkpoint in saved_in(runs.finished("pooled questions"))]
-    assert sorted(state[-1]["rows"]) == [0, 3, 6] and all(0 < rate < 1 for rate in state[-1]["rates"])
+    counts = dict(zip(state[-1]["rows"], state[-1]["counts"], strict=True))
+    assert sorted(counts) == list(range(9))
+    for row, (_, _, useful, uniform) in counts.items():
+        assert (useful == 0) == (row % 3 == 0) and (uniform == 0) == (row % 3 != 0)
     for checkpoint in saved_in(runs.finished("pooled questions")):
         groups = read_groups(checkpoint.path / CARRIED_GROUPS)
         assert all(group.prompt.weight >= 1 for group in groups)

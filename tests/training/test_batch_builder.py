@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage.group import Gdpo, Grpo
 from proxima.core.advantage.token import Gae
-from proxima.core.selection.dropping import Prune
+from proxima.core.selection.dropping import DropUniformGroups, Prune
 from proxima.runtime.loop.step_review import rollout_metrics
 from proxima.training.batch_builder import BatchBuilder, split_into_updates
 from proxima.training.learner import drop_mismatched
@@ -92,6 +92,29 @@ def test_uniform_groups_are_dropped_by_maximum_and_minimum():
     chosen = algorithm("drop_uniform_groups").step_batch(groups, 1)
     assert chosen.kept == [1] and chosen.dropped == {0: "uniform_group", 2: "uniform_group"}
     assert chosen.drop_counts == {"uniform_group": 7, "invalid": 1}
+
+
+@pytest.mark.parametrize(
+    ("metric", "rewards", "right", "wrong"),
+    [
+        ("reward", [1.0, 0.0, 1.0, 1.0], 3, 1),
+        ("reward", [1.0, 1.0, 1.0, 1.0], 4, 0),
+        ("reward", [0.5, 0.0, 1.0, 1.0], None, None),  # a shaped reward says nothing of a share of right answers
+        ("accuracy", [1.0, 0.0, 0.0, 0.0], 1, 3),  # no reward tells what is right: the rewards are compared
+        ("length", [1.0, 0.0, 0.0, 0.0], None, None),
+    ],
+)
+def test_what_a_group_says_of_its_question(metric, rewards, right, wrong):
+    made = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=[DropUniformGroups(metric=metric)])
+    batch = made.step_batch([group(3, rewards)], 1)
+    (judgement,) = batch.judgements.values()
+    assert (judgement.right, judgement.wrong, judgement.weight) == (right, wrong, 1.0)
+    assert {3: judgement.useful} == batch.useful
+
+
+def test_what_has_no_valid_score_says_nothing_of_its_question():
+    (judgement,) = algorithm("drop_uniform_groups").step_batch([group(3, [1, 0, None])], 1).judgements.values()
+    assert (judgement.useful, judgement.right, judgement.wrong) == (True, 1, 1)
 
 
 def test_nothing_left():

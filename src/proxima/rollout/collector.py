@@ -4,7 +4,6 @@ A generation batch is complete before its groups are judged, and groups are take
 preferred because its completions are short and arrive early.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from proxima.data.flow import Completion, Group, Prompt, without_score
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.rollout.prompt_limits import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
 from proxima.task.prompts import PromptSource
+from proxima.task.question_pool import Judgement
 
 STALE, SURPLUS = "stale", "surplus"
 Dropped = tuple[tuple[Group, str], ...]  # groups, each with its reason
@@ -175,8 +175,8 @@ class Collector:
         """Return all completions not yet used by a step, including those of unfinished groups, each with its prompt."""
         return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
 
-    def judged(self, useful: Mapping[int, bool]) -> None:
-        """Learn at the end of a step which of its groups were useful; see `PromptSource.judged`."""
+    def judged(self, judgements: Mapping[int, Judgement]) -> None:
+        """Learn at the end of a step what its groups were; see `PromptSource.judged`."""
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
         """Return metrics that are known at the end of a step.
@@ -201,8 +201,8 @@ class DrawingCollector(Collector):
     def state(self) -> dict[str, Any]:
         return self.source.state()
 
-    def judged(self, useful: Mapping[int, bool]) -> None:
-        self.source.judged(useful)
+    def judged(self, judgements: Mapping[int, Judgement]) -> None:
+        self.source.judged(judgements)
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
         pool = self.source.pool
@@ -257,7 +257,7 @@ class BatchCollector(DrawingCollector):
         limit = self.refill.sampling.max_num_gen_batches if self.refill else 1
         while len(usable) < self.prompts and not given_up and not 0 < limit <= batches:
             missing = self.prompts - len(usable)
-            fresh = await self._generate(self._generation_batch(missing, generated, accepted, history))
+            fresh = await self._generate(self._next_prompts(missing, generated, accepted, history))
             batches += 1
             scoring_seconds += self.generator.scoring_seconds
             generated += fresh
@@ -288,9 +288,8 @@ class BatchCollector(DrawingCollector):
         self.listener.taken(batch.uids)
         return batch
 
-    async def _generate(self, count: int) -> list[Group]:
-        """Generate one batch of `count` new prompts; its groups are ordered by uid."""
-        prompts = self.source.next(count)
+    async def _generate(self, prompts: Sequence[Prompt]) -> list[Group]:
+        """Generate one batch; its groups are ordered by uid."""
         self.listener.enqueued(prompts)
         groups: list[Group] = []
         async with aclosing(self.generator.generate(prompts, self.listener)) as stream:
@@ -306,15 +305,16 @@ class BatchCollector(DrawingCollector):
         stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
         return usable, stale
 
-    def _generation_batch(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> int:
-        """The number of prompts of the next generation batch."""
+    def _next_prompts(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> list[Prompt]:
+        """Draw the prompts of the next generation batch."""
         if self.refill is None:
-            return missing
-        if (fixed := self.refill.sampling.generation_batch(self.prompts)) is not None:
-            return fixed
+            return self.source.next(missing)
+        fixed = self.refill.sampling.generation_batch(self.prompts)
+        if fixed is not None:
+            return self.source.next(fixed)
 
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
-        return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)
+        return self.source.next_useful(missing, rate, MAX_OVERSAMPLE * self.prompts)
 
 
 def group_age(group: Group, version: int) -> int:

@@ -17,7 +17,7 @@ from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.task.held_out_part import Part
 from proxima.task.opening import open_tasks
 from proxima.task.overlaps import left_out, notes_of_rows, notes_of_sources
-from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, is_played, unusable_rows
+from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, about_rows, is_played, row_sources, unusable_rows
 
 MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
@@ -303,7 +303,7 @@ def _leaves(source: NDArray[np.int64], index: NDArray[np.int64], parts: Sequence
     numbers, first = np.zeros(len(source), np.int64), 0
     for i, rows in enumerate(parts):
         own = source == i
-        inner = rows.sources if isinstance(rows, MappedRows) else None
+        inner = row_sources(rows)
         below = np.zeros(len(rows), np.int64) if inner is None else inner
         numbers[own] = first + below[index[own]]
         first += int(below.max(initial=0)) + 1

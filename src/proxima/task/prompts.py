@@ -1,6 +1,7 @@
 """Builds prompts from rows in the order of a cursor: adds the system prompt, applies the chat template, skips prompts
 that are too long."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,10 +25,11 @@ from proxima.model.chat.written_text import prompt_and_beginning
 from proxima.model.images.image_store import image_store
 from proxima.task.image_files import open_image
 from proxima.task.protocol import Row, Rows
-from proxima.task.question_pool import PooledQuestions
+from proxima.task.question_pool import Judgement, PooledQuestions
 
 PREFIX_STEP = 64  # shared prefixes are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
+ROUNDING = 1e-9  # of a sum of chances
 NOTED_ROWS = 1000  # the rows that are searched for keys of messages that the template does not write
 
 
@@ -231,6 +233,22 @@ class PromptSource:
             self.images.write()
         return prompts
 
+    def next_useful(self, groups: int, rate: float, most: int) -> list[Prompt]:
+        """Return as many of the next prompts as are expected to have this many useful groups, at most `most`. Where the
+        pool knows nothing of a question, or there is none, `rate` of the groups are expected to be useful; raises as
+        `next`."""
+        pool = self.pool
+        if pool is None:
+            return self.next(min(math.ceil(groups / rate), most))
+
+        prompts: list[Prompt] = []
+        expected = 0.0
+        while len(prompts) < most and expected < groups - ROUNDING:
+            (prompt,) = self.next(1)
+            prompts.append(prompt)
+            expected += pool.expected(self.cursor.row(prompt.uid), rate)
+        return prompts
+
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
         """Return again the prompts of uids that `next` has returned, with weight 1; does not move the cursor. UserError
         if one no longer fits."""
@@ -294,11 +312,11 @@ class PromptSource:
         if self.pool is not None:
             self.pool.load(state.get("pool", {}))
 
-    def judged(self, useful: Mapping[int, bool]) -> None:
-        """Tell the pool, if there is one, which groups were useful: uid → True, or False for a uniform group."""
+    def judged(self, judgements: Mapping[int, Judgement]) -> None:
+        """Tell the pool, if there is one, what the groups were, by uid."""
         if self.pool is not None:
-            for uid, was_useful in useful.items():
-                self.pool.judged(self.cursor.row(uid), was_useful)
+            for uid, judgement in judgements.items():
+                self.pool.judged(self.cursor.row(uid), judgement)
 
     def _require_some_fit(self, too_long: int) -> None:
         if too_long >= len(self.rows):

@@ -87,6 +87,11 @@ def unusable_rows(rows: Rows) -> tuple[EmptyPromptError, ...]:
     return rows.unusable if isinstance(rows, MappedRows) else ()
 
 
+def row_sources(rows: Rows) -> NDArray[np.int64] | None:
+    """The number of the source of each row, see `MappedRows.sources`; None for rows of a user's own class."""
+    return rows.sources if isinstance(rows, MappedRows) else None
+
+
 def row_place(rows: Rows, number: int) -> str:
     """`pairs.jsonl:4`, or `row 3` where the rows are not lines of a file."""
     if isinstance(rows, MappedRows) and rows.place is not None:

@@ -22,6 +22,7 @@ from proxima.data.outcomes import Outcomes
 from proxima.data.players import contributions_of
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.data.trajectory import Trajectory
+from proxima.task.question_pool import Judgement
 from proxima.training.episode_tokens import TokenCredit
 from proxima.training.objectives.echo import observation_weights
 from proxima.training.objectives.protocol import TokenStatistics
@@ -72,6 +73,7 @@ class TrainingBatch:
     critic_only: bool = False  # only the critic is trained in this step
     metrics: Mapping[str, float] = field(default_factory=dict)  # of the KL in the reward, the values and the guard
     rejected: Mapping[Key, TokenStatistics] = field(default_factory=dict)  # after their first forward pass
+    compared_by: str = "reward"  # the metric by which `drop_uniform_groups` calls a group uniform
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
@@ -116,6 +118,16 @@ class TrainingBatch:
         dropped for other reasons say nothing about their questions."""
         uniform = [uid for uid, reason in self.dropped.items() if reason == DropUniformGroups.reason]
         return dict.fromkeys(uniform, False) | dict.fromkeys(self.kept, True)
+
+    @property
+    def judgements(self) -> dict[int, Judgement]:
+        """uid → what the group says of its question, for those that `useful` has."""
+        useful = self.useful
+        return {
+            group.prompt.uid: _judgement(group, self.compared_by, useful[group.prompt.uid])
+            for group in self.groups
+            if group.prompt.uid in useful
+        }
 
     @property
     def drop_counts(self) -> dict[str, int]:
@@ -248,7 +260,12 @@ class BatchBuilder:
             step=step,
             critic_only=step <= self.value_warmup,
             metrics=metrics,
+            compared_by=self._compared_by,
         )
+
+    @property
+    def _compared_by(self) -> str:
+        return next((spec.metric for spec in self.selection if isinstance(spec, DropUniformGroups)), "reward")
 
     def _judged(self, groups: Sequence[Group]) -> Sequence[Group]:
         """The groups that learn from their rewards."""
@@ -335,6 +352,20 @@ class BatchBuilder:
                     reason = f"{column} of token {absent.argmax()} is absent (NaN), and the loss reads it"
                     raise UserError(f"{where}: {reason} (algorithm.behavior={self.behavior})", remedy=REPAIR)
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
+
+
+def _judgement(group: Group, metric: str, useful: bool) -> Judgement:
+    """What a group says of its question, by the metric in which useful groups differ."""
+    outcomes = Outcomes.from_groups([group])
+    values = outcomes.metric(metric)
+    known = outcomes.valid & values.isfinite()
+    if not known.any():  # no reward tells what is right: groups are then compared by their rewards
+        values, known = outcomes.reward.double(), outcomes.valid
+    found = values[known]
+    right, wrong = int((found == 1).sum()), int((found == 0).sum())
+    if right + wrong < len(found):
+        return Judgement(useful=useful, weight=group.prompt.weight)
+    return Judgement(useful=useful, right=right, wrong=wrong, weight=group.prompt.weight)
 
 
 def split_into_updates(

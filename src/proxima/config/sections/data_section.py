@@ -36,7 +36,7 @@ from proxima.task.file_formats import SUFFIXES
 from proxima.task.local_files import prepare_command
 from proxima.task.mix import TaskSource, sources_of
 from proxima.task.prompts import Cursor, PromptSource
-from proxima.task.protocol import Rows
+from proxima.task.protocol import Rows, row_sources
 from proxima.task.question_pool import PooledQuestions, QuestionPool
 from proxima.task.template_traps import template_notes
 
@@ -101,7 +101,7 @@ class DataConfig(RowsConfig):
             system=self.system,
             template_arguments=self.template_arguments,
             over_length=self.over_length,
-            pool=None if pool is None else PooledQuestions(pool, seed),
+            pool=None if pool is None else PooledQuestions(pool, seed, row_sources(rows)),
         )
 
 

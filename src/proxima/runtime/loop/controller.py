@@ -147,7 +147,7 @@ class Controller(TrainingLoop):
             await self.disk.write(self.store.append_metrics, record)
             self.batch_builder = self.batch_builder.after(batch)
             self.learner = self.learner.after(result.metrics)
-            self.collector.judged(batch.useful)
+            self.collector.judged(batch.judgements)
             # Snapshot atomically; prompts enqueued later are redrawn on resume.
             self._cursor, self._pending = self.collector.state(), self.collector.pending()
             self._stage_files = self.learner.files(self._pending)
