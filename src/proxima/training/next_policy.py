@@ -211,7 +211,8 @@ class NextPolicy:
         """[T] bool, True for tokens that get a log-prob under a version, given the versions that sampled them."""
         age = version - policy_version
         if self.chain is None:
-            return age == 1
+            next_one: Bools = age == 1
+            return next_one
         oldest = self.chain.versions
         within: Bools = age >= 1
         return within if oldest is None else within & (age <= oldest)

@@ -478,7 +478,7 @@ def bounds_can_be_held(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings
         return
     surrogate = algorithm.surrogate
     if surrogate is None or not surrogate.bounds:
-        usable = ", ".join(sorted(kind for kind, cls in SURROGATES.items() if cls.bounds))
+        usable = ", ".join(sorted(kind for kind, cls in SURROGATES.items() if vars(cls).get("bounds")))
         kind = "nothing" if surrogate is None else repr(r.entry("algorithm.surrogate.kind").value)
         yield "algorithm.hold", f"{kind} has no bounds to scale; use one of {usable}, or hold=null"
         return

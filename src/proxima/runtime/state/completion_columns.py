@@ -196,8 +196,16 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
     are split into byte streams: so they are written faster and take less space.
     """
     further: Described = {}
-    few = ((EXPERT_IDS[0], ROUTES), ("episode", EPISODES), ("players", ROLES), ("images", IMAGES))
-    few += (("question_weight", WEIGHTS), ("source", SOURCES), ("chained_log_ratio", CHAIN), ("newest", VERSIONS))
+    few = (
+        (EXPERT_IDS[0], ROUTES),
+        ("episode", EPISODES),
+        ("players", ROLES),
+        ("images", IMAGES),
+        ("question_weight", WEIGHTS),
+        ("source", SOURCES),
+        ("chained_log_ratio", CHAIN),
+        ("newest", VERSIONS),
+    )
     for name, columns in few:
         if columns is ROUTES and "policy_version" not in schema.names:
             continue

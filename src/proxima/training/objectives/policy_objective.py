@@ -303,9 +303,9 @@ def chained(batch: PackedBatch, chain: VersionChain, current_version: int) -> Te
         ValueError: the batch lacks a column, or has a version after the current one.
     """
     names = ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "chained_log_ratio", "policy_version")
-    columns = [_required(batch, name) for name in names]
+    behavior, proximal, cached, steps, version = (_required(batch, name) for name in names)
     _require_past(batch, current_version)
-    return chained_log_prob(*columns, current_version, chain, check=False)
+    return chained_log_prob(behavior, proximal, cached, steps, version, current_version, chain, check=False)
 
 
 def _require_past(batch: PackedBatch, current_version: int) -> None:
