@@ -560,11 +560,15 @@ class Service:
 
     async def _sample(self, record: Mapping[str, Any], request_id: str, order: SampleOrder) -> Answer:
         try:
-            model, path, weights, source = "base", record["model_path"], "base", lambda: self.base
-            if path is not None:
+            path = record["model_path"]
+            if path is None:
+                model = weights = "base"
+                source = self._base
+            else:
                 checkpoint = self.checkpoint(path)
-                model, source = checkpoint["model"], lambda: self._weights(path, checkpoint)
+                model = checkpoint["model"]
                 weights = f"{path} of {checkpoint['time']}"  # a name may be used again
+                source = partial(self._weights, path, checkpoint)
             return await self.samplers.sample(model, weights, record["session"], source, order), PROTOBUF
         except asyncio.CancelledError as error:
             if not error.args:
@@ -572,6 +576,9 @@ class Service:
             return _json(error=error.args[0], category="server")  # with a reason by `Samplers`
         except Exception as error:
             return self._failed(request_id, error)
+
+    def _base(self) -> LoadedModel:
+        return self.base
 
     def _weights(self, path: str, checkpoint: Mapping[str, Any]) -> LoadedModel:
         """The base with the weights of a checkpoint, in a lane."""
