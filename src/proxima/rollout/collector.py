@@ -4,6 +4,7 @@ A generation batch is complete before its groups are judged, and groups are take
 preferred because its completions are short and arrive early.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -314,7 +315,10 @@ class BatchCollector(DrawingCollector):
             return self.source.next(fixed)
 
         rate = running_acceptance(history(), len(generated) - without_score(generated), accepted)
-        return self.source.next_useful(missing, rate, MAX_OVERSAMPLE * self.prompts)
+        most = MAX_OVERSAMPLE * self.prompts
+        if self.source.pool is None:
+            return self.source.next(min(math.ceil(missing / rate), most))
+        return self.source.next_useful(missing, rate, most)
 
 
 def group_age(group: Group, version: int) -> int:

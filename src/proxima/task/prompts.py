@@ -1,7 +1,6 @@
 """Builds prompts from rows in the order of a cursor: adds the system prompt, applies the chat template, skips prompts
 that are too long."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -234,13 +233,11 @@ class PromptSource:
         return prompts
 
     def next_useful(self, groups: int, rate: float, most: int) -> list[Prompt]:
-        """Return as many of the next prompts as are expected to have this many useful groups, at most `most`. Where the
-        pool knows nothing of a question, or there is none, `rate` of the groups are expected to be useful; raises as
+        """Return as many of the next prompts as are expected to have this many useful groups by the pool, at most
+        `most`. Where it knows nothing of a question, `rate` of its groups are expected to be useful; raises as
         `next`."""
         pool = self.pool
-        if pool is None:
-            return self.next(min(math.ceil(groups / rate), most))
-
+        assert pool is not None
         prompts: list[Prompt] = []
         expected = 0.0
         while len(prompts) < most and expected < groups - ROUNDING:

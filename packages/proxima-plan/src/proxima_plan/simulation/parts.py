@@ -24,6 +24,7 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
+from proxima.task.question_pool import Judgement
 from proxima.training.stack import UpdateResult
 from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times
@@ -73,7 +74,7 @@ class TimedPrompts:
     def state(self) -> dict[str, Any]:
         return {"uid": self.uid}
 
-    def judged(self, useful: Mapping[int, bool]) -> None: ...
+    def judged(self, judgements: Mapping[int, Judgement]) -> None: ...
 
 
 class TimedRewards:
