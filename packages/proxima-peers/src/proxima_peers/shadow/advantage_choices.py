@@ -1,0 +1,114 @@
+"""From rewards to advantages: what is subtracted, what it is divided by, and how that deviation is taken."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage.group import GroupStatistics, Grpo, Opo, ReinforcePpBaseline, Rloo, batch_std
+from proxima.core.metrics import Spread
+from proxima.data.outcomes import Outcomes
+from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.verify.variants import in_groups_of_one
+
+CENTRE, DEVIATION, COUNT, EPSILON, PLACE = "subtracted", "divided by", "deviation with", "epsilon", "epsilon is added"
+ALONE = "a group of one"
+CENTRES = {
+    "group": "the mean of the group",
+    "others": "the mean of the others in the group",
+    "length": "the mean of the group, by length",
+    "batch": "the mean of the batch",
+    "none": "nothing",
+}
+DEVIATIONS = {
+    "group": "the deviation of the group",
+    "batch": "the deviation of the batch's rewards",
+    "centred": "the deviation of what is left, over the answers",
+    "tokens": "the deviation of what is left, over the loss tokens",
+    "none": "nothing",
+}
+COUNTS = {"sample": "n − 1", "population": "n"}
+PLACES = {"deviation": "to the deviation", "variance": "to the variance, under the root"}
+ALONE_IS = {"zero": "has advantage 0", "reward": "keeps its reward"}
+EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
+
+
+def stated_advantage(spec: Any) -> Convention:
+    """What a spec says on these axes; empty for one that they can't express."""
+    centre, deviation, epsilon = {
+        Grpo: lambda: ("group", spec.scale, spec.epsilon),
+        Rloo: lambda: ("others", "centred" if spec.normalise else "none", 1e-4),
+        Opo: lambda: ("length", "none", 0.0),
+        ReinforcePpBaseline: lambda: ("group", "tokens", 1e-8),
+    }.get(type(spec), lambda: ("", "", 0.0))()
+    if not centre:
+        return {}
+    return {
+        CENTRE: CENTRES[centre],
+        DEVIATION: DEVIATIONS[deviation],
+        COUNT: COUNTS["sample"],
+        EPSILON: f"{epsilon:g}",
+        PLACE: PLACES["variance" if deviation == "tokens" else "deviation"],
+        ALONE: ALONE_IS["zero"],
+    }
+
+
+def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[Candidate]:
+    """All conventions for rewards [B]; the stated epsilon is tried beside the usual ones."""
+    epsilons = dict.fromkeys((float(getattr(spec, "epsilon", 0.0)), *EPSILONS))
+    single = in_groups_of_one(o.group)
+    alone = ("zero", "reward") if bool(single.any()) else ("zero",)
+    magnitude = o.reward.abs().max().expand_as(o.reward)
+    for centre, said in CENTRES.items():
+        left = centred(o, centre)
+        for kept in alone:
+            value = torch.where(single, o.reward, left) if kept == "reward" else left
+            begun = {CENTRE: said} | ({ALONE: ALONE_IS[kept]} if len(alone) > 1 else {})
+            yield Candidate(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
+            for deviation in ("group", "batch", "centred", "tokens"):
+                moved, sample, count = _deviation(o, value, deviation)
+                for number in COUNTS:
+                    fewer = ((count - 1) / count.clamp(min=1)).clamp(min=0).sqrt()
+                    spread = sample if number == "sample" else sample * fewer
+                    if kept == "reward" and deviation == "group":
+                        spread = torch.where(single, 1.0, spread)  # of a group of one: 1, so the reward stays
+                    for epsilon in epsilons:
+                        for place in PLACES if epsilon else ("deviation",):
+                            below = spread + epsilon if place == "deviation" else (spread.square() + epsilon).sqrt()
+                            chosen = {
+                                DEVIATION: DEVIATIONS[deviation],
+                                COUNT: COUNTS[number],
+                                EPSILON: f"{epsilon:g}",
+                            }
+                            chosen |= {PLACE: PLACES[place]} if epsilon else {}
+                            safe = torch.where(below > 0, below, 1.0)
+                            result = torch.where(below > 0, moved / safe, 0.0)
+                            yield Candidate(begun | chosen, result, magnitude / safe + result.abs())
+
+
+def centred(o: Outcomes, centre: str) -> Tensor:
+    """[B] the rewards minus what `centre` names; 0 in a group of one, but for `batch` and `none`."""
+    if centre == "none":
+        return o.reward
+    if centre == "batch":
+        return Grpo("none")(replace(o, group=torch.zeros_like(o.group)))
+    specs: dict[str, Any] = {"group": Grpo("none"), "others": Rloo(), "length": Opo()}
+    value: Tensor = specs[centre](o)
+    return value
+
+
+def _deviation(o: Outcomes, left: Tensor, deviation: str) -> tuple[Tensor, Tensor, Tensor]:
+    """[B] each: the values to divide, their deviation with n − 1, and n."""
+    every = torch.tensor(float(len(o)), dtype=torch.float64).expand(len(o))
+    if deviation == "group":
+        group = GroupStatistics.of(o)
+        return left, group.std, group.count
+    if deviation == "batch":
+        return left, batch_std(o).expand(len(o)), every
+    weight = torch.ones(len(o), dtype=torch.long) if deviation == "centred" else o.length
+    each = left.repeat_interleave(weight)
+    spread = Spread.over(each, torch.ones_like(each, dtype=torch.bool), "sample_std")
+    sample = torch.tensor(spread.value, dtype=torch.float64).expand(len(o))
+    return left - spread.mean, sample, spread.count.expand(len(o))

@@ -1,0 +1,128 @@
+"""A convention is one choice on each axis of a table; the search tries them all and keeps every one that fits."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Convention = Mapping[str, str]  # axis → choice; an axis without a meaning beside the others is absent
+ATOL = 1e-12  # below it a number is rounding, whatever it was made of
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A convention and its number.
+
+    Args:
+        value: [] or [B], float64.
+        scale: [] or [B], the magnitudes that were added up to it; rounding is relative to them.
+    """
+
+    convention: Convention
+    value: Tensor
+    scale: Tensor
+
+
+@dataclass(frozen=True)
+class Match:
+    """A convention that gives the trainer's number; `departures`: its choices that differ from what is stated."""
+
+    convention: Convention
+    departures: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, convention: Convention, stated: Convention) -> "Match":
+        different = ((axis, choice) for axis, choice in convention.items() if stated.get(axis, choice) != choice)
+        return cls(convention, tuple(different))
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis}: {choice}" for axis, choice in self.departures) or "as stated"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search has found.
+
+    Args:
+        matches: the conventions that fit, those with the fewest departures first.
+        tried: how many conventions there were.
+        by_chance: the share of the range of all candidates that some candidate covers: how likely a wrong number there
+            would fit one of them too. 0 for a number for each answer or token.
+    """
+
+    matches: tuple[Match, ...]
+    tried: int
+    by_chance: float = 0.0
+
+    @property
+    def nearest(self) -> tuple[Match, ...]:
+        """The matches with the fewest departures."""
+        least = min((len(match.departures) for match in self.matches), default=0)
+        return tuple(match for match in self.matches if len(match.departures) == least)
+
+    @property
+    def alike(self) -> dict[str, list[str]]:
+        """The choices, by axis, that could stand in the first match and give the same number."""
+        if not self.matches:
+            return {}
+        first = self.matches[0].convention
+        alike: dict[str, list[str]] = {}
+        for match in self.matches[1:]:
+            other = [axis for axis in match.convention if match.convention[axis] != first.get(axis)]
+            missing = [axis for axis in first if axis not in match.convention]
+            if len(other) == 1 and not missing:
+                alike.setdefault(other[0], []).append(match.convention[other[0]])
+        return alike
+
+    def keep(self, chosen: Iterable[Match]) -> "Search":
+        """The search with only some of its matches."""
+        return Search(tuple(chosen), self.tried, 0.0)
+
+
+def fits(value: Tensor, theirs: Tensor, scale: Tensor, rtol: float) -> bool:
+    """True where every number is within the rounding of theirs; NaN is not."""
+    return bool(((value - theirs).abs() <= ATOL + rtol * scale.maximum(theirs.abs())).all())
+
+
+def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, rtol: float) -> Search:
+    """Try all candidates.
+
+    Args:
+        stated: what the dump's settings say, on the same axes.
+        theirs: [] or [B], the trainer's number.
+        rtol: rounding, relative to the candidates' scale.
+    """
+    matches, spans, tried = [], [], 0
+    for candidate in candidates:
+        tried += 1
+        if fits(candidate.value, theirs, candidate.scale, rtol):
+            matches.append(Match.of(candidate.convention, stated))
+        if theirs.dim() == 0:
+            spans.append((float(candidate.value), ATOL + rtol * float(candidate.scale)))
+    return Search(ranked(matches), tried, covered(spans))
+
+
+def ranked(matches: Iterable[Match]) -> tuple[Match, ...]:
+    """Those with the fewest departures first; otherwise in the order of the table."""
+    return tuple(sorted(matches, key=lambda match: len(match.departures)))
+
+
+def covered(spans: Sequence[tuple[float, float]]) -> float:
+    """The share that the given distances around the values cover of their range, or of their size if that is larger."""
+    known = sorted((value - near, value + near) for value, near in spans if value == value)
+    if not known:
+        return 0.0
+    total, reached = 0.0, known[0][0]
+    for low, high in known:
+        total += max(0.0, high - max(low, reached))
+        reached = max(reached, high)
+    size = max(abs(known[0][0]), abs(reached), reached - known[0][0])
+    return min(1.0, total / size) if size else 0.0
+
+
+def first_of_row(values: Tensor, mask: Tensor) -> Tensor:
+    """[B] the value at each row's first position in `mask` [B, T]; 0 without one."""
+    at = mask.long().argmax(1, keepdim=True)
+    first = values.gather(1, at)[:, 0]
+    return torch.where(mask.any(1), first, 0.0)

@@ -1,0 +1,397 @@
+"""From advantages to the loss and its gradient: whose ratio, which bounds, which weights, which KL, which mean."""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.correction.importance import Importance
+from proxima.core.loss import policy_loss
+from proxima.core.penalty import Abs, K1, K2, K3
+from proxima.core.ratio import masked_log_ratio, masked_ratio
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate.clip import Gspo, PpoClip
+from proxima.data import UserError
+from proxima.data.policy_batch import PolicyBatch
+from proxima_peers.shadow.aggregate_choices import Factors, count_masks, factor_tables, stated_mean
+from proxima_peers.shadow.choices import ATOL, Convention, Match, Search, covered, ranked
+from proxima_peers.shadow.dump import Dump
+from proxima_peers.shadow.weight_choices import weight_tables
+from proxima_peers.verify.variants import beyond_limit, unclamped
+
+CENTRE, RATIO, RANGE, DUAL, CLAMP = "ratio to", "ratio of", "clip range", "bound where A < 0", "log-ratios"
+WEIGHT, SUMMED, KL, KL_WEIGHT, ENTROPY = "weights", "summed", "KL", "KL is weighted", "entropy bonus"
+CENTRES = {
+    "old": "the log-probs recomputed before the update",
+    "rollout": "the log-probs of the engine",
+    "current": "its own log-probs: 1, with their gradient",
+}
+RATIOS = {
+    "stated": "what the surrogate says",
+    "token": "the token",
+    "answer": "the answer, gradient through the mean",
+    "answer_token": "the answer, gradient of the token's own",
+}
+RANGES = {
+    "epsilon": "1 − ε to 1 + ε",
+    "bounds": "the numbers are the bounds themselves",
+    "upper": "the upper number is the bound itself, no lower one",
+    "log": "e^−ε to e^ε",
+}
+DUALS = {
+    "stated": "as stated",
+    "none": "none",
+    "three": "3, verl's default",
+    "both": "of the ratio before the clip, whatever A is",
+}
+CLAMPS = {True: "clamped at ±20", False: "not clamped"}
+SUMS = {
+    "loss": "the tokens in the loss",
+    "mask": "all tokens of the answers",
+    "all": "all positions, padding with its values",
+}
+NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = "none", "those of the dump, each token's", "those of the dump, geometric mean"
+ESTIMATES: dict[str, Any] = {"none": None, "k1": K1, "k2": K2, "k3": K3, "k3 up to 10": K3, "|k1|": Abs}
+TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
+YES_NO = {False: "no", True: "yes"}
+
+
+@dataclass(frozen=True)
+class Term:
+    """One term of the loss under a convention.
+
+    Args:
+        token: [B, T] float64, of each token; 0 where it is not summed.
+        slope: [B, T], its derivative by the log-probs.
+    """
+
+    convention: Convention
+    token: Tensor
+    slope: Tensor
+
+    def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[B] each: the sum, the sum of magnitudes, and the same of the derivative."""
+        return self.token.sum(1), self.token.abs().sum(1), self.slope.sum(1), self.slope.abs().sum(1)
+
+
+def stated_loss(dump: Dump) -> Convention:
+    """What the settings say on all axes."""
+    given = dump.settings
+    penalty = given.penalty
+    kinds = {K1: "k1", K2: "k2", K3: "k3", Abs: "|k1|"}
+    kl = kinds.get(type(penalty), "none")
+    if kl == "k3" and penalty.limit == 10.0:
+        kl = "k3 up to 10"
+    if kl != "none" and penalty.unbiased:
+        kl += " times the ratio"
+    return stated_mean(dump) | {
+        CENTRE: CENTRES[stated_centre(dump)],
+        RATIO: RATIOS["stated"],
+        RANGE: RANGES["epsilon"],
+        DUAL: DUALS["stated"],
+        CLAMP: CLAMPS[True],
+        SUMMED: SUMS["loss"],
+        WEIGHT: GIVEN_WEIGHT if "weight" in dump else NO_WEIGHT,
+        KL: kl,
+        KL_WEIGHT: YES_NO[False],
+        ENTROPY: YES_NO[given.entropy_coefficient != 0 and "entropy" in dump],
+    }
+
+
+def stated_centre(dump: Dump) -> str:
+    """The stated centre of the ratio, or the first that the dump has."""
+    there = [name for name in ("old", "rollout") if f"{name}_log_prob" in dump]
+    return dump.settings.centre or (there[0] if there else "current")
+
+
+def our_loss(dump: Dump, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss as stated, [], and its derivative by the log-probs, [B, T].
+
+    Raises:
+        UserError: a stated spec needs a tensor that the dump lacks.
+    """
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = _batch(dump, dump.loss_mask, leaf, stated_centre(dump), advantage)
+    if "weight" in dump:
+        b = replace(b, weight=dump["weight"].flatten())
+    given = dump.settings
+    correction = None if "weight" in dump else given.correction
+    specs = {"surrogate": given.surrogate, "aggregate": given.aggregate}
+    value = policy_loss(b, **specs, correction=correction, penalty=given.penalty, check=False).value
+    if given.entropy_coefficient and "entropy" in dump:
+        entropy = torch.where(dump.loss_mask, dump["entropy"], 0.0).flatten()
+        denominator = given.aggregate.denominator(b.loss_mask, b.cu_seqlens).clamp(min=1)
+        value = value - given.entropy_coefficient * given.aggregate(entropy, b) / denominator
+    (slope,) = torch.autograd.grad(value, leaf)
+    return value.detach(), slope
+
+
+def _batch(dump: Dump, mask: Tensor, leaf: Tensor, centre: str, advantage: Tensor) -> PolicyBatch:
+    before = {"old": "old_log_prob", "rollout": "rollout_log_prob", "current": "log_prob"}[centre]
+    fields = {"proximal_log_prob": dump[before].detach(), "advantage": advantage}
+    behavior = next((name for name in ("rollout_log_prob", "old_log_prob") if name in dump), before)
+    fields["behavior_log_prob"] = dump[behavior]
+    for theirs, ours in (("reference_log_prob", "reference_log_prob"), ("token", "token"), ("entropy", "entropy")):
+        if theirs in dump:
+            fields[ours] = dump[theirs]
+    return dump.batch(mask, leaf, **fields)
+
+
+def _specs(dump: Dump) -> Iterator[tuple[Convention, Any]]:
+    """The stated surrogate under all conventions of its ratio and bounds."""
+    given = dump.settings.surrogate
+    levels = [("stated", given)]
+    if isinstance(given, PpoClip):
+        bounds = {"epsilon_low": given.epsilon_low, "epsilon_high": given.epsilon_high, "dual_clip": given.dual_clip}
+        levels += [("answer", Gspo(form="sequence", **bounds)), ("answer_token", Gspo(form="token", **bounds))]
+    elif isinstance(given, Gspo):
+        levels.append(("token", PpoClip(given.epsilon_low, given.epsilon_high, given.dual_clip)))
+        other = "token" if given.form == "sequence" else "sequence"
+        name = "answer" if other == "sequence" else "answer_token"
+        levels.append((name, Gspo(given.epsilon_low, given.epsilon_high, other, given.dual_clip)))  # type: ignore[arg-type]
+    for level, spec in levels:
+        for name, fields in _ranges(spec).items():
+            for dual, more in _duals(spec).items():
+                try:
+                    changed = _with(spec, fields, more)
+                except UserError:
+                    continue  # such bounds are none
+                yield {RATIO: RATIOS[level], RANGE: RANGES[name], DUAL: DUALS[dual]}, changed
+
+
+def _with(spec: Any, fields: dict[str, float], dual: float | None | str) -> Any:
+    changed = replace(spec, **fields) if fields else spec
+    if dual == "stated":
+        return changed
+    if dual == "both":  # the lower of both bounds acts where A > 0, the given one where A < 0
+        limit = changed.dual_clip
+        high = min(changed.epsilon_high, limit - 1)
+        return replace(changed, epsilon_high=high, dual_clip=max(limit, 1 + changed.epsilon_high))
+    return replace(changed, dual_clip=dual)
+
+
+def _ranges(spec: Any) -> dict[str, dict[str, float]]:
+    """Fields of the surrogate under each reading of its range."""
+    ranges: dict[str, dict[str, float]] = {"epsilon": {}}
+    if not (hasattr(spec, "epsilon_low") and hasattr(spec, "epsilon_high")):
+        return ranges
+    low, high = spec.epsilon_low, spec.epsilon_high
+    ranges["bounds"] = {"epsilon_low": 1 - low, "epsilon_high": high - 1}
+    ranges["upper"] = {"epsilon_low": 1.0, "epsilon_high": high - 1}
+    if high < 20:
+        ranges["log"] = {"epsilon_low": 1 - math.exp(-low), "epsilon_high": math.expm1(high)}
+    return ranges
+
+
+def _duals(spec: Any) -> dict[str, Any]:
+    if not hasattr(spec, "dual_clip"):
+        return {"stated": "stated"}
+    duals: dict[str, Any] = {"stated": "stated", "three": 3.0}
+    if spec.dual_clip is not None:
+        duals |= {"none": None, "both": "both"}
+    return duals
+
+
+def _weights(dump: Dump) -> dict[str, Tensor | None]:
+    """The weights that may multiply the policy's term: those of the dump, or all that its settings can make."""
+    if "weight" in dump:
+        return {GIVEN_WEIGHT: dump["weight"], GEOMETRIC_WEIGHT: dump["weight"], NO_WEIGHT: None}
+    weights: dict[str, Tensor | None] = {NO_WEIGHT: None}
+    if isinstance(dump.settings.correction, Importance):
+        for convention, weight in weight_tables(dump):
+            weights[", ".join(f"{axis} {choice}" for axis, choice in convention.items())] = weight
+    return weights
+
+
+def _policy_terms(dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centre: str) -> Iterator[Term]:
+    begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = _batch(dump, mask, leaf, centre, advantage)
+    far = beyond_limit(masked_log_ratio(b))
+    for convention, spec in _specs(dump):
+        for clamped in (True, False) if far else (True,):
+            with nullcontext() if clamped else unclamped():
+                try:
+                    out = spec(b)
+                except ValueError:
+                    return  # it needs a tensor that the dump lacks
+            (slope,) = torch.autograd.grad(out.loss.sum(), leaf, retain_graph=True)
+            token, slope = out.loss.detach().double().view(mask.shape), slope.double()
+            chosen = begun | convention | ({CLAMP: CLAMPS[clamped]} if far else {})
+            for name, weight in _weights(dump).items():
+                if weight is None:
+                    yield Term(chosen | {WEIGHT: name}, token, slope)
+                    continue
+                if name == GEOMETRIC_WEIGHT:
+                    if out.unit == "token":
+                        continue
+                    weight = _geometric(b, weight)
+                elif out.unit == "sequence":
+                    # the derivative of a sum of weighted copies of one number
+                    mean = _mean_of_rows(weight, mask)
+                    yield Term(chosen | {WEIGHT: name}, token * weight, slope * mean)
+                    continue
+                yield Term(chosen | {WEIGHT: name}, token * weight, slope * weight)
+
+
+def _geometric(b: PolicyBatch, weight: Tensor) -> Tensor:
+    flat = weight.flatten()
+    kept = b.loss_mask & (flat > 0)
+    mean = segment_mean(torch.where(kept, flat, 1.0).log(), kept, b.cu_seqlens).exp()
+    return torch.where(kept, mean[b.sequence_index], 0.0).view(weight.shape)
+
+
+def _mean_of_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, 1]"""
+    chosen = torch.where(mask, values, 0.0).sum(1, keepdim=True)
+    return chosen / mask.sum(1, keepdim=True).clamp(min=1)
+
+
+def _kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
+    """The penalty under all conventions; only `none` if none is stated."""
+    nothing = torch.zeros(mask.shape, dtype=torch.float64)
+    yield Term({KL: "none"}, nothing, nothing)
+    given = dump.settings.penalty
+    if not isinstance(given, K1 | K2 | K3 | Abs) or f"{given.towards}_log_prob" not in {"reference_log_prob"}:
+        return
+    if "reference_log_prob" not in dump:
+        return
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = _batch(dump, mask, leaf, centre, nothing)
+    for name, kind in ESTIMATES.items():
+        if kind is None:
+            continue
+        more = {"limit": 10.0} if name == "k3 up to 10" else {}
+        plain = kind(given.coefficient, **more)(b)
+        if name == "k3 up to 10" and bool((plain.detach() == K3(given.coefficient)(b).detach()).all()):
+            continue  # no token is beyond it
+        for times, level in TIMES.items():
+            value = plain * masked_ratio(b, level) if level else plain  # type: ignore[arg-type]
+            (slope,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True)
+            token, slope = value.detach().double().view(mask.shape), slope.double()
+            for weighted in (False, True) if "weight" in dump else (False,):
+                weight = dump["weight"] if weighted else torch.ones_like(token)
+                chosen = {KL: f"{name}{times}", KL_WEIGHT: YES_NO[weighted]}
+                yield Term(chosen, token * weight, slope * weight)
+
+
+def _entropy_terms(dump: Dump, mask: Tensor) -> Iterator[Term]:
+    nothing = torch.zeros(mask.shape, dtype=torch.float64)
+    yield Term({ENTROPY: YES_NO[False]}, nothing, nothing)
+    if dump.settings.entropy_coefficient and "entropy" in dump:
+        bonus = torch.where(mask, -dump.settings.entropy_coefficient * dump["entropy"], 0.0)
+        yield Term({ENTROPY: YES_NO[True]}, bonus, nothing)
+
+
+@dataclass(frozen=True)
+class Family:
+    """The terms that can be added up, and the factors that they can have: one position of the mask and of the centre.
+
+    Args:
+        policy, kl, entropy: the conventions of each term.
+        factors: those of the mean.
+    """
+
+    policy: list[Term]
+    kl: list[Term]
+    entropy: list[Term]
+    factors: list[Factors]
+
+    def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[P, K, E, F] each: loss and magnitude; [P, K, E, F] the sum of its derivative, and its magnitude."""
+        policy, kl, entropy = (_stacked(terms) for terms in (self.policy, self.kl, self.entropy))
+        factor = torch.stack([each.factor for each in self.factors])
+        out = []
+        for i in range(4):
+            rows = policy[i][:, None, None] + kl[i][None, :, None] + entropy[i][None, None]
+            out.append(rows @ factor.T)
+        return out[0], out[1], out[2], out[3]
+
+    def parts(self, index: tuple[int, ...]) -> tuple[Term, Term, Term, Factors]:
+        p, k, e, f = index
+        return self.policy[p], self.kl[k], self.entropy[e], self.factors[f]
+
+    def convention(self, index: tuple[int, ...]) -> Convention:
+        policy, kl, entropy, factors = self.parts(index)
+        merged: dict[str, str] = {}
+        for each in (policy.convention, kl.convention, entropy.convention, factors.convention):
+            merged |= each
+        return merged
+
+    def slope(self, index: tuple[int, ...]) -> Tensor:
+        """[B, T] the derivative by the log-probs."""
+        policy, kl, _, factors = self.parts(index)
+        return (policy.slope + kl.slope) * factors.factor[:, None]
+
+
+def _stacked(terms: list[Term]) -> list[Tensor]:
+    rows = [term.rows() for term in terms]
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def families(dump: Dump, advantage: Tensor) -> Iterator[Family]:
+    """All conventions of the loss, one family after the other."""
+    counted = count_masks(dump)
+    factors = {name: list(factor_tables(dump, name, mask)) for name, mask in counted.items()}
+    names = ("log_prob", "old_log_prob", "rollout_log_prob", "reference_log_prob", "weight", "entropy")
+    everywhere = all(bool(dump[name].isfinite().all()) for name in names if name in dump)
+    everywhere = everywhere and bool(advantage.isfinite().all())
+    centres = [name for name in ("old", "rollout") if f"{name}_log_prob" in dump] + ["current"]
+    stated = stated_centre(dump)
+    for summed, mask in counted.items():
+        if summed != "loss" and not everywhere:
+            continue  # padding without values is in no mean
+        wider = [name for name, other in counted.items() if not bool((mask & ~other).any())]
+        denominators = [factor for name in wider for factor in factors[name]]
+        for centre in sorted(centres, key=lambda name: name != stated):
+            policy = list(_policy_terms(dump, advantage, mask, summed, centre))
+            if policy:
+                kl, entropy = list(_kl_terms(dump, mask, centre)), list(_entropy_terms(dump, mask))
+                yield Family(policy, kl, entropy, denominators)
+
+
+@dataclass(frozen=True)
+class LossSearch:
+    """The conventions that give the loss, those that give the gradient, and those that give both."""
+
+    loss: Search
+    gradient: Search
+    both: Search
+
+
+def search_loss(dump: Dump, advantage: Tensor) -> LossSearch:
+    """Try all conventions of the loss on the trainer's loss and gradient, as far as the dump has them."""
+    stated = stated_loss(dump)
+    theirs = dump["loss"] if "loss" in dump else None
+    gradient = torch.where(dump.loss_mask, dump["grad_log_prob"], 0.0) if "grad_log_prob" in dump else None
+    loss, slope, both, spans, tried = [], [], [], [], 0
+    for family in families(dump, advantage):
+        value, scale, sums, magnitude = family.sums()
+        tried += value.numel()
+        spans += list(zip(value.flatten().tolist(), (ATOL + dump.rtol * scale).flatten().tolist(), strict=True))
+        fit = torch.zeros(value.shape, dtype=torch.bool)
+        if theirs is not None:
+            fit = (value - theirs).abs() <= ATOL + dump.rtol * scale.maximum(theirs.abs())
+            loss += [Match.of(family.convention(at), stated) for at in map(tuple, fit.nonzero().tolist())]
+        if gradient is not None:
+            total = gradient.sum()
+            near = (sums - total).abs() <= ATOL + 10 * dump.rtol * magnitude.maximum(gradient.abs().sum())
+            for at in map(tuple, near.nonzero().tolist()):
+                if same_gradient(family.slope(at), gradient, dump):
+                    match = Match.of(family.convention(at), stated)
+                    slope.append(match)
+                    both += [match] if bool(fit[at]) else []
+    chance = covered(spans)
+    return LossSearch(
+        Search(ranked(loss), tried, chance), Search(ranked(slope), tried), Search(ranked(both), tried)
+    )
+
+
+def same_gradient(ours: Tensor, theirs: Tensor, dump: Dump) -> bool:
+    """True if each token's derivative is theirs, within the rounding of the largest."""
+    allowed = ATOL + 5 * dump.rtol * theirs.abs().max()
+    return bool(((ours - theirs).abs() <= allowed).all())

@@ -1,0 +1,109 @@
+"""The stages as text and as JSON."""
+
+import sys
+from typing import Any
+
+from proxima.view.terminal import table_text
+from proxima_peers.shadow.choices import Match, Search
+from proxima_peers.shadow.dump import Dump
+from proxima_peers.shadow.stages import Stage, first_disagreement
+
+MOST_LINES = 6  # conventions that are printed; --json has all
+MOST_MATCHES = 1000
+NONE_FITS = "no convention gives this"
+UNLIKELY = 1e-3
+
+
+def failed(made: list[Stage]) -> bool:
+    """True if a number has no explanation."""
+    return any(stage.verdict == "unexplained" for stage in made)
+
+
+def text(dump: Dump, file: str, made: list[Stage]) -> str:
+    """The report for a reader."""
+    rows, width = dump.shape
+    peer = f" of {dump.settings.peer}" if dump.settings.peer else ""
+    tokens = int(dump.loss_mask.sum())
+    lines = [f"{file}: one update step{peer}, {rows} answers, {tokens} tokens in the loss", ""]
+    table = [
+        {
+            "": stage.name,
+            "ours": _number(stage.ours),
+            "theirs": _number(stage.theirs),
+            "verdict": NONE_FITS if stage.verdict == "unexplained" else stage.verdict,
+            "at": stage.where if stage.verdict != "same" else "",
+        }
+        for stage in made
+    ]
+    lines.append(table_text(table, sys.stdout, left=("verdict", "at")))
+    first = first_disagreement(made)
+    lines += ["", "first disagreement: none" if first is None else f"first disagreement: {first.name}"]
+    for stage in made:
+        lines += _explanation(stage)
+    return "\n".join(lines)
+
+
+def _explanation(stage: Stage) -> list[str]:
+    if stage.verdict == "same" or (stage.verdict == "not recomputed" and stage.theirs is None):
+        return []
+    lines = ["", f"{stage.name}: {_headline(stage)}"]
+    if stage.verdict == "explained":
+        nearest = stage.found.nearest
+        lines += [f"    {match}" for match in nearest[:MOST_LINES]]
+        if len(nearest) > MOST_LINES:
+            lines.append(f"    … {len(nearest) - MOST_LINES} more with as few departures: --json lists them")
+        for axis, choices in stage.found.alike.items():
+            lines.append(f"    not told apart on this batch: {axis}: {'; '.join(choices)}")
+        if stage.found.by_chance > UNLIKELY:
+            share = f"{100 * stage.found.by_chance:.1f} %"
+            lines.append(f"    a wrong number would fit one of them by chance in {share} of cases: dump grad_log_prob")
+    return lines
+
+
+def _headline(stage: Stage) -> str:
+    more = f" ({stage.reason})" if stage.reason else ""
+    if stage.verdict == "not recomputed":
+        return f"not recomputed: {stage.reason}"
+    if stage.verdict == "unexplained":
+        return f"{NONE_FITS}; {stage.found.tried:,} tried{more}"
+    count = len(stage.found.nearest)
+    said = "this convention gives it" if count == 1 else f"{count} conventions give it, which this batch can't tell apart"
+    return f"{said}; {stage.found.tried:,} tried{more}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.9g}"
+
+
+def as_json(dump: Dump, file: str, made: list[Stage]) -> dict[str, Any]:
+    """The report for a program."""
+    first = first_disagreement(made)
+    return {
+        "file": file,
+        "peer": dump.settings.peer,
+        "first_disagreement": None if first is None else first.name,
+        "stages": [
+            {
+                "name": stage.name,
+                "verdict": stage.verdict,
+                "ours": stage.ours,
+                "theirs": stage.theirs,
+                "at": stage.where,
+                "reason": stage.reason,
+                **_found(stage.found),
+            }
+            for stage in made
+        ],
+    }
+
+
+def _found(found: Search) -> dict[str, Any]:
+    def written(match: Match) -> dict[str, Any]:
+        return {"convention": dict(match.convention), "departures": dict(match.departures)}
+
+    return {
+        "tried": found.tried,
+        "by_chance": found.by_chance,
+        "matches": len(found.matches),
+        "conventions": [written(match) for match in found.matches[:MOST_MATCHES]],
+    }

@@ -1,0 +1,233 @@
+"""The stages of an update step, each recomputed from the trainer's own numbers before it, with a verdict."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.correction.importance import Importance
+from proxima.core.loss import apply_corrections
+from proxima.data import UserError
+from proxima_peers.shadow.advantage_choices import advantage_candidates, stated_advantage
+from proxima_peers.shadow.choices import ATOL, Search, first_of_row, search
+from proxima_peers.shadow.dump import Dump
+from proxima_peers.shadow.loss_choices import LossSearch, our_loss, same_gradient, search_loss, stated_loss
+from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
+from proxima_peers.shadow.weight_choices import (
+    mask_candidates,
+    stated_mask,
+    stated_weight,
+    weight_candidates,
+)
+
+Verdict = Literal["same", "explained", "unexplained", "not recomputed"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One number, or one number for each answer or token, of the trainer and of us.
+
+    Args:
+        name: `advantages`, `weights`, `mask`, `loss`, `metric NAME`, `gradient` or `gradient norm`.
+        verdict: `same` as stated; `explained` by other conventions; `unexplained`: by none; `not recomputed`.
+        ours, theirs: the number, or where they are farthest apart.
+        where: which answer or token that is.
+        found: the conventions that give the trainer's number.
+        reason: why it was not recomputed, or what else there is to say.
+    """
+
+    name: str
+    verdict: Verdict
+    ours: float | None = None
+    theirs: float | None = None
+    where: str = ""
+    found: Search = Search((), 0)
+    reason: str = ""
+
+
+def stages(dump: Dump) -> Iterator[Stage]:
+    """All stages in their order: advantages, weights, mask, loss, metrics, gradient, gradient norm."""
+    yield _advantages(dump)
+    yield _weights(dump)
+    yield _mask(dump)
+    advantage, reason = advantage_of(dump)
+    if advantage is None:
+        yield Stage("loss", "not recomputed", reason=reason)
+        yield from _metrics(dump, None)
+        yield Stage("gradient", "not recomputed", reason=reason)
+    else:
+        needed = "loss" in dump or "grad_log_prob" in dump
+        found = search_loss(dump, advantage) if needed else None
+        ours, refused = _our_loss(dump, advantage)
+        yield _loss(dump, ours, found, refused)
+        yield from _metrics(dump, advantage)
+        yield _gradient(dump, ours, found, refused)
+    yield _gradient_norm(dump)
+
+
+def first_disagreement(made: list[Stage]) -> Stage | None:
+    """The first stage that is not the same; None if there is none."""
+    return next((stage for stage in made if stage.verdict in ("explained", "unexplained")), None)
+
+
+def advantage_of(dump: Dump) -> tuple[Tensor | None, str]:
+    """[B, T] the trainer's advantages, or ours of its rewards; else None and the reason."""
+    if "advantage" in dump:
+        return dump["advantage"], ""
+    if "reward" not in dump or "group" not in dump:
+        return None, "the dump has neither advantage, nor reward and group"
+    spec = dump.settings.advantage
+    if spec.per_token:
+        return None, "the stated advantage needs more than rewards; dump advantage"
+    try:
+        value: Tensor = spec(dump.outcomes())
+    except ValueError as error:
+        return None, str(error)
+    return value[:, None].expand(dump.shape).contiguous(), ""
+
+
+def _place(dump: Dump, row: int, at: int | None = None) -> str:
+    if at is None:
+        return f"answer {row}"
+    token = f", token {int(dump['token'][row, at])}" if "token" in dump else ""
+    return f"answer {row}, position {at}{token}"
+
+
+def _apart(dump: Dump, ours: Tensor, theirs: Tensor, mask: Tensor) -> tuple[float, float, str]:
+    """Both numbers where they are farthest apart in `mask` [B, T], and the place."""
+    far = torch.where(mask, (ours - theirs).abs().nan_to_num(nan=torch.inf), -1.0)
+    row, at = divmod(int(far.flatten().argmax()), mask.shape[1])
+    return float(ours[row, at]), float(theirs[row, at]), _place(dump, row, at)
+
+
+def _advantages(dump: Dump) -> Stage:
+    name, mask = "advantages", dump.loss_mask
+    if "advantage" not in dump:
+        return Stage(name, "not recomputed", reason="the dump has no advantage")
+    if "reward" not in dump or "group" not in dump:
+        return Stage(name, "not recomputed", reason="the dump has no reward and group")
+    theirs, some = dump["advantage"], mask.any(1)
+    row = first_of_row(theirs, mask)
+    spec = dump.settings.advantage
+    ours = spec(dump.outcomes()) if not spec.per_token else None
+    uneven = mask & ((theirs - row[:, None]).abs() > ATOL + dump.rtol * row.abs()[:, None])
+    if bool(uneven.any()):
+        r, at = uneven.nonzero()[0].tolist()
+        reason = "differs within an answer, which rewards of whole answers can't give"
+        mean = None if ours is None else float(ours[r])
+        return Stage(name, "unexplained", mean, float(theirs[r, at]), _place(dump, r, at), reason=reason)
+    candidates = list(advantage_candidates(dump.outcomes(), spec))
+    kept = [type(each)(each.convention, each.value[some], each.scale[some]) for each in candidates]
+    found = search(kept, stated_advantage(spec), row[some], dump.rtol)
+    if ours is None:
+        return Stage(name, "explained" if found.matches else "unexplained", None, None, "", found)
+    far = torch.where(some, (ours - row).abs(), -1.0)
+    at = int(far.argmax())
+    numbers = (float(ours[at]), float(row[at]), _place(dump, at))
+    stated = found.matches and not found.matches[0].departures and bool(stated_advantage(spec))
+    same = stated or float(far.max()) <= ATOL + dump.rtol * max(1.0, float(row.abs().max()))
+    return Stage(name, _verdict(same, found), *numbers, found)
+
+
+def _verdict(same: Any, found: Search) -> Verdict:
+    if same:
+        return "same"
+    return "explained" if found.matches else "unexplained"
+
+
+def _weights(dump: Dump) -> Stage:
+    name, mask = "weights", dump.loss_mask
+    if "weight" not in dump:
+        return Stage(name, "not recomputed", reason="the dump has no weight")
+    if "rollout_log_prob" not in dump:
+        return Stage(name, "not recomputed", reason="the dump has no rollout_log_prob")
+    spec = dump.settings.correction
+    theirs = dump["weight"]
+    found = search(weight_candidates(dump), stated_weight(spec), theirs[mask], dump.rtol)
+    before = dump["old_log_prob" if "old_log_prob" in dump else "log_prob"]
+    b = dump.batch(mask, dump["log_prob"], behavior_log_prob=dump["rollout_log_prob"], proximal_log_prob=before)
+    stated = spec if isinstance(spec, Importance) else None
+    weight = apply_corrections(b, [stated])[0].weight if stated else torch.ones(len(b), dtype=torch.float64)
+    assert weight is not None
+    ours = weight.double().view(mask.shape)
+    numbers = _apart(dump, ours, theirs, mask)
+    near = (ours - theirs).abs() <= ATOL + 10 * dump.rtol * theirs.abs()
+    return Stage(name, _verdict(bool(near[mask].all()), found), *numbers, found)
+
+
+def _mask(dump: Dump) -> Stage:
+    name = "mask"
+    if "loss_mask" not in dump:
+        return Stage(name, "not recomputed", reason="the dump has no loss_mask beside mask")
+    theirs = dump["loss_mask"].double()
+    found = search(mask_candidates(dump), stated_mask(), theirs.flatten(), dump.rtol)
+    same = bool((dump["loss_mask"] == dump["mask"]).all())
+    numbers = _apart(dump, dump["mask"].double(), theirs, torch.ones_like(dump["mask"]))
+    return Stage(name, _verdict(same, found), *numbers, found)
+
+
+def _our_loss(dump: Dump, advantage: Tensor) -> tuple[tuple[Tensor, Tensor] | None, str]:
+    try:
+        return our_loss(dump, advantage), ""
+    except ValueError as error:
+        return None, f"as stated it can't be computed: {error}"
+
+
+def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | None, refused: str) -> Stage:
+    if "loss" not in dump or found is None:
+        return Stage("loss", "not recomputed", reason="the dump has no loss")
+    value = None if ours is None else float(ours[0])
+    theirs = float(dump["loss"])
+    narrowed = found.both if found.both.matches else found.loss
+    # a number that is the same because of other bounds that touch nothing here is still the same
+    same = bool(narrowed.matches) and not narrowed.matches[0].departures and value is not None
+    if value is not None and found.loss.matches and not same:
+        near = abs(value - theirs) <= ATOL + dump.rtol * abs(theirs)
+        same = near and (found.both.matches == () or any(not m.departures for m in found.both.matches))
+    said = "the gradient decided among them" if found.both.matches and len(found.both.matches) < len(found.loss.matches) else ""
+    return Stage("loss", _verdict(same, narrowed), value, theirs, "", narrowed, refused or said)
+
+
+def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | None, refused: str) -> Stage:
+    name = "gradient"
+    if "grad_log_prob" not in dump or found is None:
+        reason = "the dump has no grad_log_prob, the derivative of the loss by the log-probs"
+        return Stage(name, "not recomputed", reason=reason)
+    mask = dump.loss_mask
+    theirs = torch.where(mask, dump["grad_log_prob"], 0.0)
+    best = found.both if found.both.matches else found.gradient
+    if ours is None:
+        return Stage(name, "explained" if best.matches else "unexplained", found=best, reason=refused)
+    numbers = _apart(dump, ours[1], theirs, mask)
+    reason = ""
+    if "loss" in dump and found.loss.matches and found.gradient.matches and not found.both.matches:
+        reason = "not the conventions of the loss: what is reported is not what is minimised"
+    same = same_gradient(torch.where(mask, ours[1], 0.0), theirs, dump)
+    return Stage(name, _verdict(same, best), *numbers, best, reason)
+
+
+def _metrics(dump: Dump, advantage: Tensor | None) -> Iterator[Stage]:
+    for name, value in dump.settings.metrics.items():
+        candidates = list(metric_candidates(dump, name, advantage))
+        if not candidates:
+            reason = "nothing of ours computes it, or the dump lacks an array that it needs"
+            yield Stage(f"metric {name}", "not recomputed", theirs=value, reason=reason)
+            continue
+        stated = stated_metric(dump, name, advantage, stated_loss(dump))
+        # means of float32, also of numbers in float64
+        found = search(candidates, stated, torch.tensor(value, dtype=torch.float64), max(dump.rtol, 1e-6))
+        ours = next(float(each.value) for each in candidates if not _departs(each.convention, stated))
+        same = found.matches and not found.matches[0].departures
+        yield Stage(f"metric {name}", _verdict(same, found), ours, value, "", found)
+
+
+def _departs(convention: Any, stated: Any) -> bool:
+    return any(stated.get(axis, choice) != choice for axis, choice in convention.items())
+
+
+def _gradient_norm(dump: Dump) -> Stage:
+    theirs = float(dump["grad_norm"]) if "grad_norm" in dump else None
+    reason = "the parameters' gradient needs the model; grad_log_prob is what a dump can show of it"
+    return Stage("gradient norm", "not recomputed", None, theirs, reason=reason)
