@@ -110,7 +110,7 @@ def dump_trl(name: str, folder: Path) -> None:
         use_cpu=True,
         bf16=False,
         save_strategy="no",
-        seed=7,
+        seed=3,
         logging_steps=1,
         disable_tqdm=True,
         **options,
@@ -243,7 +243,7 @@ def dump_verl(name: str, bug: str | None = None, target: str | None = None) -> N
         data["old_log_probs"][1, :3] -= 0.1
     if bug == "weight":
         data["rollout_is_weights"] = weights.clone()
-        data["rollout_is_weights"][0, 1] *= 2
+        data["rollout_is_weights"][1, 1] *= 2
     if bug == "ratio":
         data["old_log_probs"] = 2 * data["log_prob"] - data["old_log_probs"]
     low, high = options.get("low", 0.2), options.get("high", 0.2)

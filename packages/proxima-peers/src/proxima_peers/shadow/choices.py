@@ -63,12 +63,13 @@ class Search:
 
     @property
     def alike(self) -> dict[str, list[str]]:
-        """The choices, by axis, that could stand in the first match and give the same number."""
+        """The choices, by axis, that could stand in the first match and give the same number, though they are farther
+        from what is stated."""
         if not self.matches:
             return {}
         first = self.matches[0].convention
         alike: dict[str, list[str]] = {}
-        for match in self.matches[1:]:
+        for match in self.matches[len(self.nearest) :]:
             other = [axis for axis in match.convention if match.convention[axis] != first.get(axis)]
             missing = [axis for axis in first if axis not in match.convention]
             if len(other) == 1 and not missing:

@@ -1,9 +1,10 @@
 """From advantages to the loss and its gradient: whose ratio, which bounds, which weights, which KL, which mean."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from proxima.core.correction.importance import Importance
 from proxima.core.loss import policy_loss
 from proxima.core.penalty import Abs, K1, K2, K3
 from proxima.core.ratio import masked_log_ratio, masked_ratio
-from proxima.core.segment import segment_mean
 from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.data import UserError
 from proxima.data.policy_batch import PolicyBatch
@@ -60,22 +60,26 @@ TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequ
 YES_NO = {False: "no", True: "yes"}
 
 
+Made = tuple[Tensor, Tensor]  # a term and its derivative by the log-probs, [B, T] each, 0 where it is not summed
+
+
 @dataclass(frozen=True)
 class Term:
-    """One term of the loss under a convention.
+    """One term of the loss under a convention. Of its tokens only the rows' sums are kept: there are many terms.
 
     Args:
-        token: [B, T] float64, of each token; 0 where it is not summed.
-        slope: [B, T], its derivative by the log-probs.
+        rows: [B] each: the sum, the sum of magnitudes, and the same of the derivative.
+        make: computes the term and its derivative again, [B, T].
     """
 
     convention: Convention
-    token: Tensor
-    slope: Tensor
+    rows: tuple[Tensor, Tensor, Tensor, Tensor]
+    make: Callable[[], Made]
 
-    def rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """[B] each: the sum, the sum of magnitudes, and the same of the derivative."""
-        return self.token.sum(1), self.token.abs().sum(1), self.slope.sum(1), self.slope.abs().sum(1)
+    @classmethod
+    def of(cls, convention: Convention, made: Made, make: Callable[[], Made]) -> "Term":
+        token, slope = made
+        return cls(convention, (token.sum(1), token.abs().sum(1), slope.sum(1), slope.abs().sum(1)), make)
 
 
 def stated_loss(dump: Dump) -> Convention:
@@ -209,82 +213,102 @@ def _weights(dump: Dump) -> dict[str, Tensor | None]:
 
 def _policy_terms(dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centre: str) -> Iterator[Term]:
     begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
-    leaf = dump["log_prob"].clone().requires_grad_()
-    b = _batch(dump, mask, leaf, centre, advantage)
+    b = _batch(dump, mask, dump["log_prob"], centre, advantage)
     far = beyond_limit(masked_log_ratio(b))
     for convention, spec in _specs(dump):
         for clamped in (True, False) if far else (True,):
-            with nullcontext() if clamped else unclamped():
-                try:
-                    out = spec(b)
-                except ValueError:
-                    return  # it needs a tensor that the dump lacks
-            (slope,) = torch.autograd.grad(out.loss.sum(), leaf, retain_graph=True)
-            token, slope = out.loss.detach().double().view(mask.shape), slope.double()
+            surrogate = partial(_surrogate, dump, advantage, mask, centre, spec, clamped=clamped)
+            try:
+                token, slope, unit = surrogate()
+            except ValueError:
+                return  # it needs a tensor that the dump lacks
             chosen = begun | convention | ({CLAMP: CLAMPS[clamped]} if far else {})
             for name, weight in _weights(dump).items():
-                if weight is None:
-                    yield Term(chosen | {WEIGHT: name}, token, slope)
+                if name == GEOMETRIC_WEIGHT and unit == "token":
                     continue
-                if name == GEOMETRIC_WEIGHT:
-                    if out.unit == "token":
-                        continue
-                    weight = _geometric(b, weight)
-                elif out.unit == "sequence":
-                    # the derivative of a sum of weighted copies of one number
-                    mean = _mean_of_rows(weight, mask)
-                    yield Term(chosen | {WEIGHT: name}, token * weight, slope * mean)
-                    continue
-                yield Term(chosen | {WEIGHT: name}, token * weight, slope * weight)
+                weighted = partial(_weighted, name, weight, mask)
+                again = partial(_again, surrogate, weighted)
+                yield Term.of(chosen | {WEIGHT: name}, weighted((token, slope, unit)), again)
 
 
-def _geometric(b: PolicyBatch, weight: Tensor) -> Tensor:
-    flat = weight.flatten()
-    kept = b.loss_mask & (flat > 0)
-    mean = segment_mean(torch.where(kept, flat, 1.0).log(), kept, b.cu_seqlens).exp()
-    return torch.where(kept, mean[b.sequence_index], 0.0).view(weight.shape)
+def _again(surrogate: Callable[[], tuple[Tensor, Tensor, str]], weighted: Callable[..., Made]) -> Made:
+    return weighted(surrogate())
 
 
-def _mean_of_rows(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, 1]"""
-    chosen = torch.where(mask, values, 0.0).sum(1, keepdim=True)
-    return chosen / mask.sum(1, keepdim=True).clamp(min=1)
+def _surrogate(
+    dump: Dump, advantage: Tensor, mask: Tensor, centre: str, spec: Any, *, clamped: bool
+) -> tuple[Tensor, Tensor, str]:
+    """The surrogate's loss, its derivative by the log-probs, [B, T] each, and its unit."""
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = _batch(dump, mask, leaf, centre, advantage)
+    with nullcontext() if clamped else unclamped():
+        out = spec(b)
+    (slope,) = torch.autograd.grad(out.loss.sum(), leaf)
+    return out.loss.detach().double().view(mask.shape), slope.double(), out.unit
+
+
+def _weighted(name: str, weight: Tensor | None, mask: Tensor, made: tuple[Tensor, Tensor, str]) -> Made:
+    """The term with its weights. One number of an answer, at each of its tokens, has the derivative of its mean."""
+    token, slope, unit = made
+    if weight is None:
+        return token, slope
+    if name == GEOMETRIC_WEIGHT:
+        weight = _geometric(weight, mask)
+        return token * weight, slope * weight
+    chosen = torch.where(mask, weight, 0.0)
+    if unit == "sequence":
+        return token * chosen, slope * chosen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return token * chosen, slope * chosen
+
+
+def _geometric(weight: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] the geometric mean of the answer's positive weights at each of those tokens, 0 elsewhere."""
+    kept = mask & (weight > 0)
+    total = torch.where(kept, weight, 1.0).log().sum(1, keepdim=True)
+    return torch.where(kept, (total / kept.sum(1, keepdim=True).clamp(min=1)).exp(), 0.0)
 
 
 def _kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
     """The penalty under all conventions; only `none` if none is stated."""
-    nothing = torch.zeros(mask.shape, dtype=torch.float64)
-    yield Term({KL: "none"}, nothing, nothing)
+    yield Term.of({KL: "none"}, _nothing(mask), partial(_nothing, mask))
     given = dump.settings.penalty
-    if not isinstance(given, K1 | K2 | K3 | Abs) or f"{given.towards}_log_prob" not in {"reference_log_prob"}:
+    kinds = isinstance(given, K1 | K2 | K3 | Abs)
+    if not kinds or given.towards != "reference" or "reference_log_prob" not in dump:
         return
-    if "reference_log_prob" not in dump:
-        return
-    leaf = dump["log_prob"].clone().requires_grad_()
-    b = _batch(dump, mask, leaf, centre, nothing)
     for name, kind in ESTIMATES.items():
         if kind is None:
             continue
         more = {"limit": 10.0} if name == "k3 up to 10" else {}
-        plain = kind(given.coefficient, **more)(b)
-        if name == "k3 up to 10" and bool((plain.detach() == K3(given.coefficient)(b).detach()).all()):
-            continue  # no token is beyond it
+        spec = kind(given.coefficient, **more)
         for times, level in TIMES.items():
-            value = plain * masked_ratio(b, level) if level else plain  # type: ignore[arg-type]
-            (slope,) = torch.autograd.grad(value.sum(), leaf, retain_graph=True)
-            token, slope = value.detach().double().view(mask.shape), slope.double()
             for weighted in (False, True) if "weight" in dump else (False,):
-                weight = dump["weight"] if weighted else torch.ones_like(token)
-                chosen = {KL: f"{name}{times}", KL_WEIGHT: YES_NO[weighted]}
-                yield Term(chosen, token * weight, slope * weight)
+                make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)
+                yield Term.of({KL: f"{name}{times}", KL_WEIGHT: YES_NO[weighted]}, make(), make)
+
+
+def _nothing(mask: Tensor) -> Made:
+    nothing = torch.zeros(mask.shape, dtype=torch.float64)
+    return nothing, nothing
+
+
+def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, weighted: bool) -> Made:
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = _batch(dump, mask, leaf, centre, torch.zeros(mask.shape, dtype=torch.float64))
+    value = spec(b)
+    if level:
+        value = value * masked_ratio(b, level)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(value.sum(), leaf)
+    token, slope = value.detach().double().view(mask.shape), slope.double()
+    weight = torch.where(mask, dump["weight"], 0.0) if weighted else torch.ones_like(token)
+    return token * weight, slope * weight
 
 
 def _entropy_terms(dump: Dump, mask: Tensor) -> Iterator[Term]:
-    nothing = torch.zeros(mask.shape, dtype=torch.float64)
-    yield Term({ENTROPY: YES_NO[False]}, nothing, nothing)
+    yield Term.of({ENTROPY: YES_NO[False]}, _nothing(mask), partial(_nothing, mask))
     if dump.settings.entropy_coefficient and "entropy" in dump:
         bonus = torch.where(mask, -dump.settings.entropy_coefficient * dump["entropy"], 0.0)
-        yield Term({ENTROPY: YES_NO[True]}, bonus, nothing)
+        made = (bonus, torch.zeros_like(bonus))
+        yield Term.of({ENTROPY: YES_NO[True]}, made, lambda: made)
 
 
 @dataclass(frozen=True)
@@ -325,12 +349,11 @@ class Family:
     def slope(self, index: tuple[int, ...]) -> Tensor:
         """[B, T] the derivative by the log-probs."""
         policy, kl, _, factors = self.parts(index)
-        return (policy.slope + kl.slope) * factors.factor[:, None]
+        return (policy.make()[1] + kl.make()[1]) * factors.factor[:, None]
 
 
 def _stacked(terms: list[Term]) -> list[Tensor]:
-    rows = [term.rows() for term in terms]
-    return [torch.stack(column) for column in zip(*rows, strict=True)]
+    return [torch.stack(column) for column in zip(*(term.rows for term in terms), strict=True)]
 
 
 def families(dump: Dump, advantage: Tensor) -> Iterator[Family]:
@@ -367,7 +390,7 @@ def search_loss(dump: Dump, advantage: Tensor) -> LossSearch:
     """Try all conventions of the loss on the trainer's loss and gradient, as far as the dump has them."""
     stated = stated_loss(dump)
     theirs = dump["loss"] if "loss" in dump else None
-    gradient = torch.where(dump.loss_mask, dump["grad_log_prob"], 0.0) if "grad_log_prob" in dump else None
+    gradient = dump["grad_log_prob"].nan_to_num() if "grad_log_prob" in dump else None
     loss, slope, both, spans, tried = [], [], [], [], 0
     for family in families(dump, advantage):
         value, scale, sums, magnitude = family.sums()

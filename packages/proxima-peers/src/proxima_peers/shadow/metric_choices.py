@@ -76,8 +76,12 @@ def metric_statistics(dump: Dump, name: str, advantage: Tensor | None) -> Iterat
                 yield from ((against | {STATISTIC: said}, hit) for said, hit in _clips(dump, gap, advantage))
     elif kind == "reference_kl" and "reference_log_prob" in dump:
         gap = torch.where(mask, dump["log_prob"] - dump["reference_log_prob"], 0.0)
-        for said, estimate in KLS.items():
-            yield {STATISTIC: f"{said} of π against the reference"}, estimate(gap)
+        before = dump.arrays.get("old_log_prob", dump["log_prob"])
+        moved = torch.where(mask, dump["log_prob"] - before, 0.0)
+        answer = (moved.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
+        for times, ratio in (("", 1.0), (", times the ratio", moved.exp()), (", times the answer's ratio", answer)):
+            for said, estimate in KLS.items():
+                yield {STATISTIC: f"{said} of π against the reference{times}"}, estimate(gap) * ratio
     elif kind == "entropy" and "entropy" in dump:
         yield {STATISTIC: "the entropy"}, torch.where(mask, dump["entropy"], 0.0)
     elif kind == "reward" and "reward" in dump:

@@ -53,7 +53,7 @@ def _explanation(stage: Stage) -> list[str]:
         if len(nearest) > MOST_LINES:
             lines.append(f"    … {len(nearest) - MOST_LINES} more with as few departures: --json lists them")
         for axis, choices in stage.found.alike.items():
-            lines.append(f"    not told apart on this batch: {axis}: {'; '.join(choices)}")
+            lines.append(f"    the same on this batch: {axis}: {'; '.join(choices)}")
         if stage.found.by_chance > UNLIKELY:
             share = f"{100 * stage.found.by_chance:.1f} %"
             lines.append(f"    a wrong number would fit one of them by chance in {share} of cases: dump grad_log_prob")

@@ -195,16 +195,15 @@ def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch 
     if "grad_log_prob" not in dump or found is None:
         reason = "the dump has no grad_log_prob, the derivative of the loss by the log-probs"
         return Stage(name, "not recomputed", reason=reason)
-    mask = dump.loss_mask
-    theirs = torch.where(mask, dump["grad_log_prob"], 0.0)
+    theirs = dump["grad_log_prob"].nan_to_num()
     best = found.both if found.both.matches else found.gradient
     if ours is None:
         return Stage(name, "explained" if best.matches else "unexplained", found=best, reason=refused)
-    numbers = _apart(dump, ours[1], theirs, mask)
+    numbers = _apart(dump, ours[1], theirs, torch.ones_like(dump["mask"]))
     reason = ""
     if "loss" in dump and found.loss.matches and found.gradient.matches and not found.both.matches:
         reason = "not the conventions of the loss: what is reported is not what is minimised"
-    same = same_gradient(torch.where(mask, ours[1], 0.0), theirs, dump)
+    same = same_gradient(ours[1], theirs, dump)
     return Stage(name, _verdict(same, best), *numbers, best, reason)
 
 
