@@ -4,18 +4,16 @@ Run it in an environment that has trl 1.16, verl 0.9.1 and areal 1.0.4 (this pro
 
     python make_dumps.py [NAME…]
 
-TRL's are real steps of its GRPOTrainer on a tiny random model; of verl and AReaL, their functions of advantages, weights
-and losses are called as their workers call them. What writes the files are the lines in docs/shadow.md.
+TRL's are real steps of its GRPOTrainer on a tiny random model; of verl and AReaL, their functions of advantages,
+weights and losses are called as their workers call them. What writes the files are the lines in docs/shadow.md.
 """
 
-import json
 import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 HERE = Path(__file__).parent
@@ -209,9 +207,8 @@ VERL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def dump_verl(name: str, bug: str | None = None, target: str | None = None) -> None:
-    from tensordict import TensorDict
-
     import verl
+    from tensordict import TensorDict
     from verl.trainer.ppo import core_algos
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
     from verl.utils import tensordict_utils
@@ -344,7 +341,9 @@ def main(names: list[str]) -> None:
     made = {f"trl_{name}": (lambda name=name: of_trl(name)) for name in TRL}
     made |= {f"verl_{name}": (lambda name=name: dump_verl(name)) for name in VERL}
     made |= {f"areal_{name}": (lambda name=name: dump_areal(name)) for name in AREAL}
-    made |= {f"bug_{bug}": (lambda bug=bug, name=name: dump_verl(name, bug, f"bug_{bug}")) for bug, name in BUGS.items()}
+    made |= {
+        f"bug_{bug}": (lambda bug=bug, name=name: dump_verl(name, bug, f"bug_{bug}")) for bug, name in BUGS.items()
+    }
     for name, make in made.items():
         if not names or name in names:
             make()

@@ -4,7 +4,9 @@ from typing import Annotated
 
 from proxima.cli.parameters import Argument, print_json
 
-FILE = "the dump of one update step: .npz or .safetensors; the page packages/proxima-peers/docs/shadow.md has its arrays"
+FILE = (
+    "the dump of one update step: .npz or .safetensors; the page packages/proxima-peers/docs/shadow.md has its arrays"
+)
 
 
 def shadow_file(

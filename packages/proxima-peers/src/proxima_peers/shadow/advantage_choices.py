@@ -77,11 +77,7 @@ def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[Candidate]:
                     for epsilon in epsilons:
                         for place in PLACES if epsilon else ("deviation",):
                             below = spread + epsilon if place == "deviation" else (spread.square() + epsilon).sqrt()
-                            chosen = {
-                                DEVIATION: DEVIATIONS[deviation],
-                                COUNT: COUNTS[number],
-                                EPSILON: f"{epsilon:g}",
-                            }
+                            chosen = {DEVIATION: DEVIATIONS[deviation], COUNT: COUNTS[number], EPSILON: f"{epsilon:g}"}
                             chosen |= {PLACE: PLACES[place]} if epsilon else {}
                             safe = torch.where(below > 0, below, 1.0)
                             result = torch.where(below > 0, moved / safe, 0.0)

@@ -37,11 +37,7 @@ BOTH_SUM = "a micro-batch, then the sum of its rank's, then the mean of the rank
 OUTSIDE = "the counts in the settings"
 OUTSIDE_RANKS = "the counts in the settings, times the ranks"
 EMPTY_IS = {False: "are not counted", True: "are counted"}
-COUNTED = {
-    "loss": "the tokens in the loss",
-    "mask": "all tokens of the answers",
-    "all": "all positions, padding too",
-}
+COUNTED = {"loss": "the tokens in the loss", "mask": "all tokens of the answers", "all": "all positions, padding too"}
 
 
 @dataclass(frozen=True)
@@ -148,10 +144,7 @@ def _parts(dump: Dump) -> dict[str, Parts]:
             MICRO_SUM: [(piece, 1.0) for piece in pieces],
         }
     if len(ranks) > 1:
-        over |= {
-            RANK_MEAN: [(part, 1 / len(ranks)) for part in ranks],
-            RANK_SUM: [(part, 1.0) for part in ranks],
-        }
+        over |= {RANK_MEAN: [(part, 1 / len(ranks)) for part in ranks], RANK_SUM: [(part, 1.0) for part in ranks]}
         if len(pieces) > len(ranks):
             of_rank = {int(label): len(both[rank == label].unique()) for label in rank.unique()}
             shares = [(piece, of_rank[int(rank[piece[0]])]) for piece in pieces]

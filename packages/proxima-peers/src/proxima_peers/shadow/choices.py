@@ -1,6 +1,6 @@
 """A convention is one choice on each axis of a table; the search tries them all and keeps every one that fits."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -94,14 +94,16 @@ def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, 
         theirs: [] or [B], the trainer's number.
         rtol: rounding, relative to the candidates' scale.
     """
-    matches, spans, tried = [], [], 0
+    matches, values, near, tried = [], [], [], 0
     for candidate in candidates:
         tried += 1
         if fits(candidate.value, theirs, candidate.scale, rtol):
             matches.append(Match.of(candidate.convention, stated))
         if theirs.dim() == 0:
-            spans.append((float(candidate.value), ATOL + rtol * float(candidate.scale)))
-    return Search(ranked(matches), tried, covered(spans))
+            values.append(candidate.value)
+            near.append(ATOL + rtol * candidate.scale)
+    chance = covered(torch.stack(values), torch.stack(near)) if values else 0.0
+    return Search(ranked(matches), tried, chance)
 
 
 def ranked(matches: Iterable[Match]) -> tuple[Match, ...]:
@@ -109,16 +111,18 @@ def ranked(matches: Iterable[Match]) -> tuple[Match, ...]:
     return tuple(sorted(matches, key=lambda match: len(match.departures)))
 
 
-def covered(spans: Sequence[tuple[float, float]]) -> float:
-    """The share that the given distances around the values cover of their range, or of their size if that is larger."""
-    known = sorted((value - near, value + near) for value, near in spans if value == value)
-    if not known:
+def covered(values: Tensor, near: Tensor) -> float:
+    """The share that the distances `near` [C] around `values` [C] cover of the values' range, or of their size if that
+    is larger."""
+    known = values.isfinite()
+    if not bool(known.any()):
         return 0.0
-    total, reached = 0.0, known[0][0]
-    for low, high in known:
-        total += max(0.0, high - max(low, reached))
-        reached = max(reached, high)
-    size = max(abs(known[0][0]), abs(reached), reached - known[0][0])
+    low, order = (values - near)[known].sort()
+    high = (values + near)[known][order]
+    reached = high.cummax(0).values
+    before = torch.cat([low[:1], reached[:-1]])
+    total = float((high - low.maximum(before)).clamp(min=0).sum())
+    size = max(abs(float(low[0])), abs(float(reached[-1])), float(reached[-1] - low[0]))
     return min(1.0, total / size) if size else 0.0
 
 

@@ -1,14 +1,16 @@
 """Reads the dump of one update step: `.npz` or `.safetensors`, whose settings are JSON. Nothing is unpickled.
 
-    mask              [B, T]   1 where the answer has a token of the policy
+    mask              [B, T]   1 where the policy wrote a token
     log_prob          [B, T]   of the policy in this update, nats
     loss_mask         [B, T]   1 where a token is in the loss, if rejections or filters have taken some out of `mask`
-    old_log_prob, rollout_log_prob, reference_log_prob [B, T]   recomputed before the update, the engine's, frozen; nats
+    old_log_prob      [B, T]   recomputed before the update, nats; rollout_log_prob: the engine's; reference_log_prob
     entropy           [B, T]   nats
     token             [B, T]   ids, for the report
-    reward            [B]      group, rank, micro_batch [B]   whole numbers      truncated [B]   1 where cut at the limit
-    advantage, weight [B] or [B, T]                           weights that multiply the loss of a token
-    loss              []       of the whole update            grad_norm []       of the parameters, after no clipping
+    reward            [B]      of the answer
+    group             [B]      the same whole number for answers to one prompt; rank and micro_batch: where it was
+    truncated         [B]      1 where the answer was cut at the limit
+    advantage, weight [B] or [B, T]   as they enter the loss; the weight multiplies it
+    loss, grad_norm   []       of the whole update, of the parameters
     grad_log_prob     [B, T]   d loss / d log_prob
 
 Only `mask` and `log_prob` are required. `settings` is JSON in a text array (npz) or in the metadata (safetensors).
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from proxima.config.problems import one_problem
 from proxima.data import UserError
+from proxima.data.errors import suggestion
 from proxima.data.json_reader import load_json
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
@@ -39,7 +42,7 @@ from proxima_peers.shadow.settings import ShadowSettings, settings_of
 
 LARGEST_FILE = 1 << 30  # bytes, also of what a compressed file unpacks to
 LARGEST_SETTINGS = 1 << 20  # characters
-MOST_POSITIONS = 1 << 24  # B times T
+MOST_POSITIONS = 1 << 22  # B times T; some minutes
 SETTINGS = "settings"
 
 # name: the dimensions that it may have, and whether it is of whole numbers, of 0 and 1, or of any
@@ -88,6 +91,10 @@ class Dump:
     def __getitem__(self, name: str) -> Tensor:
         return self.arrays[name]
 
+    def get(self, name: str) -> Tensor | None:
+        """An array, or None if the dump lacks it."""
+        return self.arrays.get(name)
+
     @property
     def shape(self) -> tuple[int, int]:
         """B and T."""
@@ -119,9 +126,7 @@ class Dump:
         """Rewards and groups, with the number of loss tokens. The dump must have both."""
         length = self.loss_mask.sum(1)
         base = Outcomes.of(self["reward"], self["group"])
-        return Outcomes(
-            reward=base.reward, valid=base.valid, group=base.group, length=length, truncated=base.truncated
-        )
+        return Outcomes(reward=base.reward, valid=base.valid, group=base.group, length=length, truncated=base.truncated)
 
 
 def read_dump(file: str) -> Dump:
@@ -230,9 +235,6 @@ def _read_safetensors(file: str, content: bytes) -> tuple[dict[str, Tensor], str
 
 def _typed(file: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays in the types of `Dump`, their names and shapes checked."""
-    # here, because only a refusal needs it
-    from proxima.data.errors import suggestion
-
     for name in arrays:
         if name not in ARRAYS:
             raise _refused(file, f"{name} is no array of a dump; {suggestion(name, ARRAYS)}")
@@ -241,7 +243,9 @@ def _typed(file: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
             raise _refused(file, f"{name} is missing; a dump needs {' and '.join(REQUIRED)}")
     mask = arrays["mask"]
     if mask.dim() != 2 or not 0 < mask.numel() <= MOST_POSITIONS:
-        raise _refused(file, f"mask has shape {list(mask.shape)}; it must be [B, T] of 1 to {MOST_POSITIONS:,} positions")
+        raise _refused(
+            file, f"mask has shape {list(mask.shape)}; it must be [B, T] of 1 to {MOST_POSITIONS:,} positions"
+        )
     sizes = {"": (), "B": (len(mask),), "BT": tuple(mask.shape)}
     typed = {}
     for name, value in arrays.items():

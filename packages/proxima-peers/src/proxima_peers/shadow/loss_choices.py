@@ -1,10 +1,10 @@
 """From advantages to the loss and its gradient: whose ratio, which bounds, which weights, which KL, which mean."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import policy_loss
-from proxima.core.penalty import Abs, K1, K2, K3
+from proxima.core.penalty import K1, K2, K3, Abs
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import Gspo, PpoClip
 from proxima.data import UserError
@@ -54,7 +54,11 @@ SUMS = {
     "mask": "all tokens of the answers",
     "all": "all positions, padding with its values",
 }
-NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = "none", "those of the dump, each token's", "those of the dump, geometric mean"
+NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = (
+    "none",
+    "those of the dump, each token's",
+    "those of the dump, geometric mean",
+)
 ESTIMATES: dict[str, Any] = {"none": None, "k1": K1, "k2": K2, "k3": K3, "k3 up to 10": K3, "|k1|": Abs}
 TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
 YES_NO = {False: "no", True: "yes"}
@@ -63,7 +67,7 @@ YES_NO = {False: "no", True: "yes"}
 Made = tuple[Tensor, Tensor]  # a term and its derivative by the log-probs, [B, T] each, 0 where it is not summed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Term:
     """One term of the loss under a convention. Of its tokens only the rows' sums are kept: there are many terms.
 
@@ -167,7 +171,7 @@ def _specs(dump: Dump) -> Iterator[tuple[Convention, Any]]:
                 yield {RATIO: RATIOS[level], RANGE: RANGES[name], DUAL: DUALS[dual]}, changed
 
 
-def _with(spec: Any, fields: dict[str, float], dual: float | None | str) -> Any:
+def _with(spec: Any, fields: dict[str, float], dual: float | str | None) -> Any:
     changed = replace(spec, **fields) if fields else spec
     if dual == "stated":
         return changed
@@ -252,10 +256,7 @@ def _weighted(name: str, weight: Tensor | None, mask: Tensor, made: tuple[Tensor
     token, slope, unit = made
     if weight is None:
         return token, slope
-    if name == GEOMETRIC_WEIGHT:
-        weight = _geometric(weight, mask)
-        return token * weight, slope * weight
-    chosen = torch.where(mask, weight, 0.0)
+    chosen = _geometric(weight, mask) if name == GEOMETRIC_WEIGHT else torch.where(mask, weight, 0.0)
     if unit == "sequence":
         return token * chosen, slope * chosen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
     return token * chosen, slope * chosen
@@ -349,7 +350,12 @@ class Family:
     def slope(self, index: tuple[int, ...]) -> Tensor:
         """[B, T] the derivative by the log-probs."""
         policy, kl, _, factors = self.parts(index)
-        return (policy.make()[1] + kl.make()[1]) * factors.factor[:, None]
+        return (_slope(policy) + _slope(kl)) * factors.factor[:, None]
+
+
+@lru_cache(maxsize=4)  # matches that follow one another share their terms
+def _slope(term: Term) -> Tensor:
+    return term.make()[1]
 
 
 def _stacked(terms: list[Term]) -> list[Tensor]:
@@ -388,14 +394,20 @@ class LossSearch:
 
 def search_loss(dump: Dump, advantage: Tensor) -> LossSearch:
     """Try all conventions of the loss on the trainer's loss and gradient, as far as the dump has them."""
+    return search_families(dump, families(dump, advantage))
+
+
+def search_families(dump: Dump, table: Iterable[Family]) -> LossSearch:
+    """`search_loss` in a table that is already made."""
     stated = stated_loss(dump)
-    theirs = dump["loss"] if "loss" in dump else None
-    gradient = dump["grad_log_prob"].nan_to_num() if "grad_log_prob" in dump else None
-    loss, slope, both, spans, tried = [], [], [], [], 0
-    for family in families(dump, advantage):
+    theirs = dump.get("loss")
+    given = dump.get("grad_log_prob")
+    gradient = None if given is None else given.nan_to_num()
+    loss, slope, both, values, spans = [], [], [], [], []
+    for family in table:
         value, scale, sums, magnitude = family.sums()
-        tried += value.numel()
-        spans += list(zip(value.flatten().tolist(), (ATOL + dump.rtol * scale).flatten().tolist(), strict=True))
+        values.append(value.flatten())
+        spans.append((ATOL + dump.rtol * scale).flatten())
         fit = torch.zeros(value.shape, dtype=torch.bool)
         if theirs is not None:
             fit = (value - theirs).abs() <= ATOL + dump.rtol * scale.maximum(theirs.abs())
@@ -408,10 +420,9 @@ def search_loss(dump: Dump, advantage: Tensor) -> LossSearch:
                     match = Match.of(family.convention(at), stated)
                     slope.append(match)
                     both += [match] if bool(fit[at]) else []
-    chance = covered(spans)
-    return LossSearch(
-        Search(ranked(loss), tried, chance), Search(ranked(slope), tried), Search(ranked(both), tried)
-    )
+    every = torch.cat(values) if values else torch.zeros(0)
+    tried, chance = len(every), covered(every, torch.cat(spans)) if spans else 0.0
+    return LossSearch(Search(ranked(loss), tried, chance), Search(ranked(slope), tried), Search(ranked(both), tried))
 
 
 def same_gradient(ours: Tensor, theirs: Tensor, dump: Dump) -> bool:

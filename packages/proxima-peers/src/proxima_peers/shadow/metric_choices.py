@@ -98,7 +98,10 @@ def _clips(dump: Dump, gap: Tensor, advantage: Tensor) -> Iterator[tuple[str, Te
     if low is None or high is None:
         return
     mask = dump["mask"]
-    levels = {"the token": gap, "the answer": (gap * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)}
+    levels = {
+        "the token": gap,
+        "the answer": (gap * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1),
+    }
     for level, of_level in levels.items():
         ratio = of_level.exp().expand_as(gap)
         dual = getattr(spec, "dual_clip", None)

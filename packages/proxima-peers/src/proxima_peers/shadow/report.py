@@ -21,7 +21,7 @@ def failed(made: list[Stage]) -> bool:
 
 def text(dump: Dump, file: str, made: list[Stage]) -> str:
     """The report for a reader."""
-    rows, width = dump.shape
+    rows = len(dump.loss_mask)
     peer = f" of {dump.settings.peer}" if dump.settings.peer else ""
     tokens = int(dump.loss_mask.sum())
     lines = [f"{file}: one update step{peer}, {rows} answers, {tokens} tokens in the loss", ""]
@@ -67,7 +67,9 @@ def _headline(stage: Stage) -> str:
     if stage.verdict == "unexplained":
         return f"{NONE_FITS}; {stage.found.tried:,} tried{more}"
     count = len(stage.found.nearest)
-    said = "this convention gives it" if count == 1 else f"{count} conventions give it, which this batch can't tell apart"
+    said = (
+        "this convention gives it" if count == 1 else f"{count} conventions give it, which this batch can't tell apart"
+    )
     return f"{said}; {stage.found.tried:,} tried{more}"
 
 

@@ -9,20 +9,16 @@ from torch import Tensor
 
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import apply_corrections
-from proxima.data import UserError
 from proxima_peers.shadow.advantage_choices import advantage_candidates, stated_advantage
 from proxima_peers.shadow.choices import ATOL, Search, first_of_row, search
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.loss_choices import LossSearch, our_loss, same_gradient, search_loss, stated_loss
 from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
-from proxima_peers.shadow.weight_choices import (
-    mask_candidates,
-    stated_mask,
-    stated_weight,
-    weight_candidates,
-)
+from proxima_peers.shadow.weight_choices import mask_candidates, stated_mask, stated_weight, weight_candidates
 
 Verdict = Literal["same", "explained", "unexplained", "not recomputed"]
+
+NOTHING = Search((), 0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Stage:
     ours: float | None = None
     theirs: float | None = None
     where: str = ""
-    found: Search = Search((), 0)
+    found: Search = NOTHING
     reason: str = ""
 
 
@@ -186,7 +182,11 @@ def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | No
     if value is not None and found.loss.matches and not same:
         near = abs(value - theirs) <= ATOL + dump.rtol * abs(theirs)
         same = near and (found.both.matches == () or any(not m.departures for m in found.both.matches))
-    said = "the gradient decided among them" if found.both.matches and len(found.both.matches) < len(found.loss.matches) else ""
+    said = (
+        "the gradient decided among them"
+        if found.both.matches and len(found.both.matches) < len(found.loss.matches)
+        else ""
+    )
     return Stage("loss", _verdict(same, narrowed), value, theirs, "", narrowed, refused or said)
 
 

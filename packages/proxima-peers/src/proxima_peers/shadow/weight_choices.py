@@ -20,12 +20,7 @@ LEVELS = {
     "sequence": "the answer, the product of its tokens",
     "geometric": "the answer, the geometric mean of its tokens",
 }
-BOUNDS = {
-    "truncate": "capped",
-    "clip": "0 outside",
-    "clamp": "moved to the nearest bound",
-    "none": "none",
-}
+BOUNDS = {"truncate": "capped", "clip": "0 outside", "clamp": "moved to the nearest bound", "none": "none"}
 NUMERATORS = {"old": "the policy before the update", "current": "the policy in the update"}
 YES_NO = {False: "no", True: "yes"}
 
