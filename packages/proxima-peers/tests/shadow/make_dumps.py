@@ -1,10 +1,10 @@
-"""Makes dumps/: update steps of TRL, verl and AReaL in 24 settings, and 6 with a bug planted, by running them.
+"""Makes dumps/: update steps of TRL, verl, AReaL and UniRL in 27 settings, and 6 with a bug planted, by running them.
 
-Run it in an environment that has trl 1.16, verl 0.9.1 and areal 1.0.4 (this project needs none of them):
+Run it in an environment that has trl 1.16, verl 0.9.1, areal 1.0.4 and unirl 0.2 (this project needs none of them):
 
     python make_dumps.py [NAME…]
 
-TRL's are real steps of its GRPOTrainer on a tiny random model; of verl and AReaL, their functions of advantages,
+TRL's are real steps of its GRPOTrainer on a tiny random model; of the others, their functions of advantages,
 weights and losses are called as their workers call them. What writes the files are the lines in docs/shadow.md.
 """
 
@@ -326,6 +326,62 @@ def dump_areal(name: str, bug: str | None = None, target: str | None = None) -> 
     )
 
 
+# --- UniRL: its algorithms, whose stage gives them log-probs ---
+
+UNIRL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grpo": ({"clip_range": 0.2, "clip_range_high": 0.3}, {"high": 0.3}),
+    "empty_answer": ({"clip_range": 0.2, "loss_agg_mode": "seq-mean-token-mean", "empty": True}, {}),
+    "horizon": ({"clip_range": 0.2, "loss_agg_mode": "seq-mean-token-sum-norm", "horizon": 40}, {"max_length": 40}),
+}
+
+
+def dump_unirl(name: str) -> None:
+    from importlib.metadata import version
+
+    from unirl.types.segments.text import TextSegment
+
+    options, says = UNIRL[name]
+    options, says = dict(options), dict(says)
+    empty = options.pop("empty", False)
+    data = step(60 + sorted(UNIRL).index(name))
+    mask = data["response_mask"].bool()
+    inside = mask.clone()
+    if empty:
+        inside[2] = False  # an answer that was cut at the limit, which is not in the loss
+    draw = torch.Generator().manual_seed(len(name))
+    advantages = torch.randn(ROWS, generator=draw)
+    size = ROWS // 2
+    algorithm = lines_for("unirl")["Shadowed"](stage=Stage(), **options)
+    algorithm.kept = []
+    for first in range(0, ROWS, size):
+        rows = slice(first, first + size)
+        here = mask[rows]
+        packed = {key: data[key][rows][here] for key in ("log_prob", "old_log_probs", "rollout_log_probs", "responses")}
+        lengths = here.sum(1).tolist()
+        segment = TextSegment.pack(
+            tokens=list(packed["responses"].split(lengths)),
+            log_probs=list(packed["old_log_probs"].split(lengths)),
+            rollout_log_probs=list(packed["rollout_log_probs"].split(lengths)),
+            loss_mask=list(inside[rows][here].long().split(lengths)),
+        )
+        algorithm.stage.log_prob = packed["log_prob"]
+        called = {"conditions": {}, "training_progress": 0.0, "loss_scale": size / ROWS}
+        algorithm.compute_loss_and_backward(segment=segment, advantages=advantages[rows], **called)
+    surrogate = PPO | {"epsilon_low": 0.2, "epsilon_high": says.pop("high", 0.2)}
+    settings = {"peer": f"unirl {version('unirl')}", "surrogate": surrogate, **says}
+    more = {"truncated": (torch.arange(ROWS) == 2).numpy()} if empty else {}
+    algorithm.write(DUMPS / f"unirl_{name}.npz", settings, **more)
+
+
+class Stage:
+    """What replays a segment: it has the log-probs."""
+
+    log_prob: torch.Tensor
+
+    def replay(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.log_prob.clone().requires_grad_()
+
+
 BUGS = {
     "mask": "token_mean_global",
     "group": "token_mean_local",
@@ -341,6 +397,7 @@ def main(names: list[str]) -> None:
     made = {f"trl_{name}": (lambda name=name: of_trl(name)) for name in TRL}
     made |= {f"verl_{name}": (lambda name=name: dump_verl(name)) for name in VERL}
     made |= {f"areal_{name}": (lambda name=name: dump_areal(name)) for name in AREAL}
+    made |= {f"unirl_{name}": (lambda name=name: dump_unirl(name)) for name in UNIRL}
     made |= {
         f"bug_{bug}": (lambda bug=bug, name=name: dump_verl(name, bug, f"bug_{bug}")) for bug, name in BUGS.items()
     }

@@ -109,7 +109,7 @@ SUMMED = {
 BEFORE = {
     "the log-probs recomputed before the update": "old_log_prob",
     "the log-probs of the engine": "rollout_log_prob",
-    "its own log-probs: 1, with their gradient": "log_prob",
+    "its own log-probs, so that it is 1, with their gradient": "log_prob",
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from proxima_peers.shadow.advantage_choices import advantage_candidates
 from proxima_peers.shadow.aggregate_choices import count_masks, factor_tables
 from proxima_peers.shadow.dump import Dump, read_dump
-from proxima_peers.shadow.loss_choices import families, search_families
+from proxima_peers.shadow.loss_choices import loss_tables, search_tables
 from proxima_peers.shadow.stages import stages
 from proxima_peers.shadow.weight_choices import weight_candidates
 
@@ -110,7 +110,7 @@ def test_terms_of_the_loss(tmp_path, kind):
     spec = SURROGATE | {"kind": kind}
     dump = dumped(tmp_path, values, surrogate=spec, penalty=PENALTY, **COUNTS)
     choices: dict[str, set[str]] = {}
-    for family in families(dump, dump["advantage"]):
+    for family in loss_tables(dump, dump["advantage"]):
         for term in family.policy:
             said = dict(term.convention)
             if kind == "gspo":  # what the surrogate says
@@ -149,7 +149,7 @@ def test_the_derivative_of_a_term_is_that_of_the_rewriting(tmp_path):
     values = arrays(1, rows=4, width=3)
     dump = dumped(tmp_path, values, surrogate=SURROGATE, penalty=PENALTY)
     step = 1e-6
-    frozen = {"its own log-probs: 1, with their gradient": "fixed"}
+    frozen = {"its own log-probs, so that it is 1, with their gradient": "fixed"}
     values["fixed"] = values["log_prob"].copy()
     rewriting_before = rewriting.BEFORE | frozen
 
@@ -166,7 +166,7 @@ def test_the_derivative_of_a_term_is_that_of_the_rewriting(tmp_path):
     compared = 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rewriting, "BEFORE", rewriting_before)
-        for family in families(dump, dump["advantage"]):
+        for family in loss_tables(dump, dump["advantage"]):
             for term in family.policy[::5]:
                 if term.convention["ratio of"] == "the answer, gradient of the token's own":
                     continue
@@ -188,7 +188,7 @@ def test_a_loss_of_the_rewriting_is_explained_by_its_own_convention(tmp_path, si
     values = arrays(2)
     settings = {"surrogate": SURROGATE, "penalty": PENALTY, **COUNTS}
     dump = dumped(tmp_path, values, **settings)
-    table = list(families(dump, dump["advantage"]))
+    table = list(loss_tables(dump, dump["advantage"]))
     draw = np.random.default_rng(5)
     seen: dict[str, set[str]] = {}
 
@@ -204,7 +204,7 @@ def test_a_loss_of_the_rewriting_is_explained_by_its_own_convention(tmp_path, si
         truth = dict(family.convention(tuple(int(draw.integers(size)) for size in sizes)))
         loss = number(truth)
         told = dumped(tmp_path, values | {"loss": np.float32(loss) if single else loss}, **settings)
-        found = search_families(told, table)
+        found = search_tables(told, table)
         names = [dict(match.convention) for match in found.loss.matches]
         assert truth in names
         for name in names:
@@ -264,11 +264,11 @@ def test_a_number_between_the_conventions_is_given_by_none(tmp_path):
     values = arrays(0)
     settings = {"surrogate": SURROGATE, "penalty": PENALTY}
     dump = dumped(tmp_path, values, **settings)
-    table = list(families(dump, dump["advantage"]))
+    table = list(loss_tables(dump, dump["advantage"]))
     known = torch.cat([family.sums()[0].flatten() for family in table]).unique()
     gaps = known.diff()
     at = int(gaps.argmax())
     between = float(known[at] + gaps[at] / 2)
-    found = search_families(dumped(tmp_path, values | {"loss": between}, **settings), table)
+    found = search_tables(dumped(tmp_path, values | {"loss": between}, **settings), table)
     assert not found.loss.matches
     assert found.loss.tried > 100_000

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from proxima_peers.cli.shadow_report import failed
+from proxima_peers.shadow import advantage_choices, aggregate_choices, loss_terms, metric_choices, weight_choices
 from proxima_peers.shadow.dump import read_dump
-from proxima_peers.shadow.report import failed
 from proxima_peers.shadow.stages import first_disagreement, stages
 
 HERE = Path(__file__).parent
@@ -63,6 +64,12 @@ EXPLAINED = {
     "areal_sequence": {"loss": {OLD, ("ratio of", "the answer, gradient through the mean")}},
     "areal_dual_clip": {"loss": {OLD}},
     "areal_capped": {"loss": {OLD}},
+    "unirl_grpo": {"loss": {MICRO}},
+    "unirl_empty_answer": {
+        "mask": {("tokens in the loss", "without answers cut at the limit")},
+        "loss": {ANSWERS, ("answers without a token", "are counted")},
+    },
+    "unirl_horizon": {"loss": {("mean", "of the answers' sums, over the longest answer allowed")}},
 }
 # where the bug acts first
 BUGS = {"mask": "loss", "group": "advantages", "ratio": "loss", "kl": "loss", "stale": "loss", "weight": "loss"}
@@ -72,12 +79,12 @@ def dump_of(name):
     return read_dump(str(HERE / "dumps" / f"{name}.npz"))
 
 
-def test_they_are_24_and_6():
-    assert (len(EXPLAINED), len(BUGS)) == (24, 6)
+def test_they_are_27_and_6():
+    assert (len(EXPLAINED), len(BUGS)) == (27, 6)
     assert {file.stem for file in (HERE / "dumps").glob("*.npz")} == {*EXPLAINED, *(f"bug_{name}" for name in BUGS)}
     assert sum(file.stat().st_size for file in (HERE / "dumps").glob("*.npz")) < 300_000
     peers = {dump_of(name).settings.peer for name in EXPLAINED}
-    assert peers == {"trl 1.16.0", "verl 0.9.1", "areal 1.0.4"}
+    assert peers == {"trl 1.16.0", "verl 0.9.1", "areal 1.0.4", "unirl 0.2.0"}
 
 
 @pytest.mark.slow
@@ -85,7 +92,7 @@ def test_they_are_24_and_6():
 def test_a_step_of_a_peer_is_explained_by_what_its_code_does(name):
     made = {stage.name: stage for stage in stages(dump_of(name))}
     assert not failed(list(made.values()))
-    for stage in ("advantages", "weights", "loss"):
+    for stage in ("advantages", "weights", "mask", "loss"):
         if stage not in EXPLAINED[name]:
             assert made[stage].verdict in ("same", "not recomputed"), made[stage]
             continue
@@ -130,6 +137,31 @@ def test_each_bug_changes_the_dump_of_the_step_that_it_is_planted_in():
 
 def test_the_lines_of_the_page_are_python():
     blocks = re.findall(r"```python\n# (\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert [peer for peer, _ in blocks] == ["trl", "verl", "areal", "own"]
+    assert [peer for peer, _ in blocks] == ["trl", "verl", "areal", "unirl", "own"]
     for _, code in blocks:
         ast.parse(code)
+
+
+def test_every_choice_of_the_tables_is_on_the_page():
+    page = PAGE.read_text().replace("\\|", "|")
+    tables = (
+        *(
+            advantage_choices.CENTRES,
+            advantage_choices.DEVIATIONS,
+            advantage_choices.PLACES,
+            advantage_choices.ALONE_IS,
+        ),
+        *(weight_choices.LEVELS, weight_choices.BOUNDS, weight_choices.NUMERATORS, weight_choices.MASKS),
+        *(loss_terms.CENTRES, loss_terms.RATIOS, loss_terms.RANGES, loss_terms.DUALS, loss_terms.CLAMPS),
+        *(loss_terms.SUMS, aggregate_choices.EMPTY_IS, aggregate_choices.COUNTED),
+    )
+    choices = {choice for table in tables for choice in table.values()} | {*loss_terms.ESTIMATES, *metric_choices.KLS}
+    for name in EXPLAINED:
+        for stage in stages(dump_of(name)):
+            for match in stage.found.matches:
+                choices |= {choice for axis, choice in match.convention.items() if axis in ("mean", "over")}
+    cells = {
+        cell for row in page.splitlines() if row.startswith("| ") for cell in re.split(r"; | \| |, (?=k|−|\|)|: ", row)
+    }
+    said = {cell.strip("| ") for cell in cells} | {cell.strip() for cell in cells}
+    assert {choice for choice in choices if choice not in said and choice.strip("|") not in said} == set()

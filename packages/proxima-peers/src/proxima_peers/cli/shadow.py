@@ -19,7 +19,7 @@ def shadow_file(
     Returns: 1 if no convention gives some number.
     """
     # here, so that --help needs no torch
-    from proxima_peers.shadow import report
+    from proxima_peers.cli import shadow_report as report
     from proxima_peers.shadow.dump import read_dump
     from proxima_peers.shadow.stages import stages
 

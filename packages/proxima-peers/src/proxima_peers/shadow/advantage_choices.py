@@ -37,13 +37,15 @@ EPSILONS = (0.0, 1e-8, 1e-6, 1e-5, 1e-4)
 
 def stated_advantage(spec: Any) -> Convention:
     """What a spec says on these axes; empty for one that they can't express."""
-    centre, deviation, epsilon = {
-        Grpo: lambda: ("group", spec.scale, spec.epsilon),
-        Rloo: lambda: ("others", "centred" if spec.normalise else "none", 1e-4),
-        Opo: lambda: ("length", "none", 0.0),
-        ReinforcePpBaseline: lambda: ("group", "tokens", 1e-8),
-    }.get(type(spec), lambda: ("", "", 0.0))()
-    if not centre:
+    if isinstance(spec, Grpo):
+        centre, deviation, epsilon = "group", str(spec.scale), spec.epsilon
+    elif isinstance(spec, Rloo):
+        centre, deviation, epsilon = "others", "centred" if spec.normalise else "none", 1e-4
+    elif isinstance(spec, Opo):
+        centre, deviation, epsilon = "length", "none", 0.0
+    elif isinstance(spec, ReinforcePpBaseline):
+        centre, deviation, epsilon = "group", "tokens", 1e-8
+    else:
         return {}
     return {
         CENTRE: CENTRES[centre],

@@ -1,12 +1,12 @@
 """A convention is one choice on each axis of a table; the search tries them all and keeps every one that fits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Convention = Mapping[str, str]  # axis → choice; an axis without a meaning beside the others is absent
+Convention = dict[str, str]  # axis → choice; an axis without a meaning beside the others is absent
 ATOL = 1e-12  # below it a number is rounding, whatever it was made of
 
 
@@ -41,7 +41,7 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Search:
+class Found:
     """What a search has found.
 
     Args:
@@ -76,17 +76,13 @@ class Search:
                 alike.setdefault(other[0], []).append(match.convention[other[0]])
         return alike
 
-    def keep(self, chosen: Iterable[Match]) -> "Search":
-        """The search with only some of its matches."""
-        return Search(tuple(chosen), self.tried, 0.0)
-
 
 def fits(value: Tensor, theirs: Tensor, scale: Tensor, rtol: float) -> bool:
     """True where every number is within the rounding of theirs; NaN is not."""
     return bool(((value - theirs).abs() <= ATOL + rtol * scale.maximum(theirs.abs())).all())
 
 
-def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, rtol: float) -> Search:
+def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, rtol: float) -> Found:
     """Try all candidates.
 
     Args:
@@ -103,7 +99,7 @@ def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, 
             values.append(candidate.value)
             near.append(ATOL + rtol * candidate.scale)
     chance = covered(torch.stack(values), torch.stack(near)) if values else 0.0
-    return Search(ranked(matches), tried, chance)
+    return Found(ranked(matches), tried, chance)
 
 
 def ranked(matches: Iterable[Match]) -> tuple[Match, ...]:

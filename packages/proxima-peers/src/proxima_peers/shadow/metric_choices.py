@@ -1,6 +1,6 @@
 """Reported metrics: which statistic of which tokens, and over what it is averaged."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ NAMES = {
     "advantage_mean": "advantage",
     "weight_mean": "weight",
 }
-KLS = {
+KLS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda d: d,
     "k2": k2,
     "k3": lambda d: k3(-d),

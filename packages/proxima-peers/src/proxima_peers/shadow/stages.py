@@ -10,19 +10,19 @@ from torch import Tensor
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import apply_corrections
 from proxima_peers.shadow.advantage_choices import advantage_candidates, stated_advantage
-from proxima_peers.shadow.choices import ATOL, Search, first_of_row, search
+from proxima_peers.shadow.choices import ATOL, Found, first_of_row, search
 from proxima_peers.shadow.dump import Dump
-from proxima_peers.shadow.loss_choices import LossSearch, our_loss, same_gradient, search_loss, stated_loss
+from proxima_peers.shadow.loss_choices import FoundLoss, our_loss, same_gradient, search_loss, stated_loss
 from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
 from proxima_peers.shadow.weight_choices import mask_candidates, stated_mask, stated_weight, weight_candidates
 
 Verdict = Literal["same", "explained", "unexplained", "not recomputed"]
 
-NOTHING = Search((), 0)
+NOTHING = Found((), 0)
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageVerdict:
     """One number, or one number for each answer or token, of the trainer and of us.
 
     Args:
@@ -39,20 +39,20 @@ class Stage:
     ours: float | None = None
     theirs: float | None = None
     where: str = ""
-    found: Search = NOTHING
+    found: Found = NOTHING
     reason: str = ""
 
 
-def stages(dump: Dump) -> Iterator[Stage]:
+def stages(dump: Dump) -> Iterator[StageVerdict]:
     """All stages in their order: advantages, weights, mask, loss, metrics, gradient, gradient norm."""
     yield _advantages(dump)
     yield _weights(dump)
     yield _mask(dump)
     advantage, reason = advantage_of(dump)
     if advantage is None:
-        yield Stage("loss", "not recomputed", reason=reason)
+        yield StageVerdict("loss", "not recomputed", reason=reason)
         yield from _metrics(dump, None)
-        yield Stage("gradient", "not recomputed", reason=reason)
+        yield StageVerdict("gradient", "not recomputed", reason=reason)
     else:
         needed = "loss" in dump or "grad_log_prob" in dump
         found = search_loss(dump, advantage) if needed else None
@@ -63,7 +63,7 @@ def stages(dump: Dump) -> Iterator[Stage]:
     yield _gradient_norm(dump)
 
 
-def first_disagreement(made: list[Stage]) -> Stage | None:
+def first_disagreement(made: list[StageVerdict]) -> StageVerdict | None:
     """The first stage that is not the same; None if there is none."""
     return next((stage for stage in made if stage.verdict in ("explained", "unexplained")), None)
 
@@ -98,12 +98,12 @@ def _apart(dump: Dump, ours: Tensor, theirs: Tensor, mask: Tensor) -> tuple[floa
     return float(ours[row, at]), float(theirs[row, at]), _place(dump, row, at)
 
 
-def _advantages(dump: Dump) -> Stage:
+def _advantages(dump: Dump) -> StageVerdict:
     name, mask = "advantages", dump.loss_mask
     if "advantage" not in dump:
-        return Stage(name, "not recomputed", reason="the dump has no advantage")
+        return StageVerdict(name, "not recomputed", reason="the dump has no advantage")
     if "reward" not in dump or "group" not in dump:
-        return Stage(name, "not recomputed", reason="the dump has no reward and group")
+        return StageVerdict(name, "not recomputed", reason="the dump has no reward and group")
     theirs, some = dump["advantage"], mask.any(1)
     row = first_of_row(theirs, mask)
     spec = dump.settings.advantage
@@ -113,32 +113,32 @@ def _advantages(dump: Dump) -> Stage:
         r, at = uneven.nonzero()[0].tolist()
         reason = "differs within an answer, which rewards of whole answers can't give"
         mean = None if ours is None else float(ours[r])
-        return Stage(name, "unexplained", mean, float(theirs[r, at]), _place(dump, r, at), reason=reason)
+        return StageVerdict(name, "unexplained", mean, float(theirs[r, at]), _place(dump, r, at), reason=reason)
     candidates = list(advantage_candidates(dump.outcomes(), spec))
     kept = [type(each)(each.convention, each.value[some], each.scale[some]) for each in candidates]
     found = search(kept, stated_advantage(spec), row[some], dump.rtol)
     if ours is None:
-        return Stage(name, "explained" if found.matches else "unexplained", None, None, "", found)
+        return StageVerdict(name, "explained" if found.matches else "unexplained", None, None, "", found)
     far = torch.where(some, (ours - row).abs(), -1.0)
     at = int(far.argmax())
     numbers = (float(ours[at]), float(row[at]), _place(dump, at))
     stated = found.matches and not found.matches[0].departures and bool(stated_advantage(spec))
     same = stated or float(far.max()) <= ATOL + dump.rtol * max(1.0, float(row.abs().max()))
-    return Stage(name, _verdict(same, found), *numbers, found)
+    return StageVerdict(name, _verdict(same, found), *numbers, found)
 
 
-def _verdict(same: Any, found: Search) -> Verdict:
+def _verdict(same: Any, found: Found) -> Verdict:
     if same:
         return "same"
     return "explained" if found.matches else "unexplained"
 
 
-def _weights(dump: Dump) -> Stage:
+def _weights(dump: Dump) -> StageVerdict:
     name, mask = "weights", dump.loss_mask
     if "weight" not in dump:
-        return Stage(name, "not recomputed", reason="the dump has no weight")
+        return StageVerdict(name, "not recomputed", reason="the dump has no weight")
     if "rollout_log_prob" not in dump:
-        return Stage(name, "not recomputed", reason="the dump has no rollout_log_prob")
+        return StageVerdict(name, "not recomputed", reason="the dump has no rollout_log_prob")
     spec = dump.settings.correction
     theirs = dump["weight"]
     found = search(weight_candidates(dump), stated_weight(spec), theirs[mask], dump.rtol)
@@ -150,18 +150,18 @@ def _weights(dump: Dump) -> Stage:
     ours = weight.double().view(mask.shape)
     numbers = _apart(dump, ours, theirs, mask)
     near = (ours - theirs).abs() <= ATOL + 10 * dump.rtol * theirs.abs()
-    return Stage(name, _verdict(bool(near[mask].all()), found), *numbers, found)
+    return StageVerdict(name, _verdict(bool(near[mask].all()), found), *numbers, found)
 
 
-def _mask(dump: Dump) -> Stage:
+def _mask(dump: Dump) -> StageVerdict:
     name = "mask"
     if "loss_mask" not in dump:
-        return Stage(name, "not recomputed", reason="the dump has no loss_mask beside mask")
+        return StageVerdict(name, "not recomputed", reason="the dump has no loss_mask beside mask")
     theirs = dump["loss_mask"].double()
     found = search(mask_candidates(dump), stated_mask(), theirs.flatten(), dump.rtol)
     same = bool((dump["loss_mask"] == dump["mask"]).all())
     numbers = _apart(dump, dump["mask"].double(), theirs, torch.ones_like(dump["mask"]))
-    return Stage(name, _verdict(same, found), *numbers, found)
+    return StageVerdict(name, _verdict(same, found), *numbers, found)
 
 
 def _our_loss(dump: Dump, advantage: Tensor) -> tuple[tuple[Tensor, Tensor] | None, str]:
@@ -171,9 +171,9 @@ def _our_loss(dump: Dump, advantage: Tensor) -> tuple[tuple[Tensor, Tensor] | No
         return None, f"as stated it can't be computed: {error}"
 
 
-def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | None, refused: str) -> Stage:
+def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | None, refused: str) -> StageVerdict:
     if "loss" not in dump or found is None:
-        return Stage("loss", "not recomputed", reason="the dump has no loss")
+        return StageVerdict("loss", "not recomputed", reason="the dump has no loss")
     value = None if ours is None else float(ours[0])
     theirs = float(dump["loss"])
     narrowed = found.both if found.both.matches else found.loss
@@ -187,46 +187,46 @@ def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | No
         if found.both.matches and len(found.both.matches) < len(found.loss.matches)
         else ""
     )
-    return Stage("loss", _verdict(same, narrowed), value, theirs, "", narrowed, refused or said)
+    return StageVerdict("loss", _verdict(same, narrowed), value, theirs, "", narrowed, refused or said)
 
 
-def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: LossSearch | None, refused: str) -> Stage:
+def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | None, refused: str) -> StageVerdict:
     name = "gradient"
     if "grad_log_prob" not in dump or found is None:
         reason = "the dump has no grad_log_prob, the derivative of the loss by the log-probs"
-        return Stage(name, "not recomputed", reason=reason)
+        return StageVerdict(name, "not recomputed", reason=reason)
     theirs = dump["grad_log_prob"].nan_to_num()
     best = found.both if found.both.matches else found.gradient
     if ours is None:
-        return Stage(name, "explained" if best.matches else "unexplained", found=best, reason=refused)
+        return StageVerdict(name, "explained" if best.matches else "unexplained", found=best, reason=refused)
     numbers = _apart(dump, ours[1], theirs, torch.ones_like(dump["mask"]))
     reason = ""
     if "loss" in dump and found.loss.matches and found.gradient.matches and not found.both.matches:
         reason = "not the conventions of the loss: what is reported is not what is minimised"
     same = same_gradient(ours[1], theirs, dump)
-    return Stage(name, _verdict(same, best), *numbers, best, reason)
+    return StageVerdict(name, _verdict(same, best), *numbers, best, reason)
 
 
-def _metrics(dump: Dump, advantage: Tensor | None) -> Iterator[Stage]:
+def _metrics(dump: Dump, advantage: Tensor | None) -> Iterator[StageVerdict]:
     for name, value in dump.settings.metrics.items():
         candidates = list(metric_candidates(dump, name, advantage))
         if not candidates:
             reason = "nothing of ours computes it, or the dump lacks an array that it needs"
-            yield Stage(f"metric {name}", "not recomputed", theirs=value, reason=reason)
+            yield StageVerdict(f"metric {name}", "not recomputed", theirs=value, reason=reason)
             continue
         stated = stated_metric(dump, name, advantage, stated_loss(dump))
         # means of float32, also of numbers in float64
         found = search(candidates, stated, torch.tensor(value, dtype=torch.float64), max(dump.rtol, 1e-6))
         ours = next(float(each.value) for each in candidates if not _departs(each.convention, stated))
         same = found.matches and not found.matches[0].departures
-        yield Stage(f"metric {name}", _verdict(same, found), ours, value, "", found)
+        yield StageVerdict(f"metric {name}", _verdict(same, found), ours, value, "", found)
 
 
 def _departs(convention: Any, stated: Any) -> bool:
     return any(stated.get(axis, choice) != choice for axis, choice in convention.items())
 
 
-def _gradient_norm(dump: Dump) -> Stage:
+def _gradient_norm(dump: Dump) -> StageVerdict:
     theirs = float(dump["grad_norm"]) if "grad_norm" in dump else None
     reason = "the parameters' gradient needs the model; grad_log_prob is what a dump can show of it"
-    return Stage("gradient norm", "not recomputed", None, theirs, reason=reason)
+    return StageVerdict("gradient norm", "not recomputed", None, theirs, reason=reason)

@@ -61,11 +61,11 @@ def weight_tables(dump: Dump) -> Iterator[tuple[Convention, Tensor]]:
                 bounds += [("clip", given.upper, lower), ("clamp", given.upper, lower)]
     for level in LEVELS:
         for towards in NUMERATORS if "old_log_prob" in dump else ("current",):
-            for bound, upper, lower in bounds:
+            for bound, upper, least in bounds:
                 for normalise in (False, True):
-                    made: dict[str, Any] = {"level": level, "bound": bound, "upper": upper, "lower": lower}
+                    made: dict[str, Any] = {"level": level, "bound": bound, "upper": upper, "lower": least}
                     chosen = {LEVEL: LEVELS[level], BOUND: BOUNDS[bound], TOWARDS: NUMERATORS[towards]}
-                    chosen |= {} if lower is None else {LOWER: f"{lower:g}"}
+                    chosen |= {} if least is None else {LOWER: f"{least:g}"}
                     spec = Importance(**made, normalise=normalise)
                     yield chosen | {NORMALISED: YES_NO[normalise]}, _weights(dump, spec, towards)
 
@@ -117,7 +117,7 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
         for level, reduce in (("token", "mean"), ("sequence", "mean"), ("sequence", "sum"), ("sequence", "max")):
             for inverted in (False, True):
                 lower, upper = given.lower, given.upper
-                if inverted and given.statistic == "ratio" and lower:
+                if inverted and given.statistic == "ratio" and lower and upper:
                     lower, upper = 1 / upper, 1 / lower
                 elif inverted:
                     continue

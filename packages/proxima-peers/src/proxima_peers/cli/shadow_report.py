@@ -4,9 +4,9 @@ import sys
 from typing import Any
 
 from proxima.view.terminal import table_text
-from proxima_peers.shadow.choices import Match, Search
+from proxima_peers.shadow.choices import Found, Match
 from proxima_peers.shadow.dump import Dump
-from proxima_peers.shadow.stages import Stage, first_disagreement
+from proxima_peers.shadow.stages import StageVerdict, first_disagreement
 
 MOST_LINES = 6  # conventions that are printed; --json has all
 MOST_MATCHES = 1000
@@ -14,12 +14,12 @@ NONE_FITS = "no convention gives this"
 UNLIKELY = 1e-3
 
 
-def failed(made: list[Stage]) -> bool:
+def failed(made: list[StageVerdict]) -> bool:
     """True if a number has no explanation."""
     return any(stage.verdict == "unexplained" for stage in made)
 
 
-def text(dump: Dump, file: str, made: list[Stage]) -> str:
+def text(dump: Dump, file: str, made: list[StageVerdict]) -> str:
     """The report for a reader."""
     rows = len(dump.loss_mask)
     peer = f" of {dump.settings.peer}" if dump.settings.peer else ""
@@ -38,12 +38,16 @@ def text(dump: Dump, file: str, made: list[Stage]) -> str:
     lines.append(table_text(table, sys.stdout, left=("verdict", "at")))
     first = first_disagreement(made)
     lines += ["", "first disagreement: none" if first is None else f"first disagreement: {first.name}"]
+    loss = next(stage for stage in made if stage.name == "loss")
     for stage in made:
-        lines += _explanation(stage)
+        if stage.name == "gradient" and stage.verdict == "explained" and stage.found.matches == loss.found.matches:
+            lines += ["", "gradient: the conventions of the loss give it, too"]
+        else:
+            lines += _explanation(stage)
     return "\n".join(lines)
 
 
-def _explanation(stage: Stage) -> list[str]:
+def _explanation(stage: StageVerdict) -> list[str]:
     if stage.verdict == "same" or (stage.verdict == "not recomputed" and stage.theirs is None):
         return []
     lines = ["", f"{stage.name}: {_headline(stage)}"]
@@ -60,7 +64,7 @@ def _explanation(stage: Stage) -> list[str]:
     return lines
 
 
-def _headline(stage: Stage) -> str:
+def _headline(stage: StageVerdict) -> str:
     more = f" ({stage.reason})" if stage.reason else ""
     if stage.verdict == "not recomputed":
         return f"not recomputed: {stage.reason}"
@@ -77,7 +81,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.9g}"
 
 
-def as_json(dump: Dump, file: str, made: list[Stage]) -> dict[str, Any]:
+def as_json(dump: Dump, file: str, made: list[StageVerdict]) -> dict[str, Any]:
     """The report for a program."""
     first = first_disagreement(made)
     return {
@@ -99,7 +103,7 @@ def as_json(dump: Dump, file: str, made: list[Stage]) -> dict[str, Any]:
     }
 
 
-def _found(found: Search) -> dict[str, Any]:
+def _found(found: Found) -> dict[str, Any]:
     def written(match: Match) -> dict[str, Any]:
         return {"convention": dict(match.convention), "departures": dict(match.departures)}
 

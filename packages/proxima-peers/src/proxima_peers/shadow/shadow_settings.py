@@ -55,7 +55,7 @@ class ShadowSettings:
         require(self.ranks >= 1, "ranks", self.ranks, "must be >= 1")
 
 
-def settings_of(values: dict[str, Any], file: str) -> ShadowSettings:
+def read_settings(values: dict[str, Any], file: str) -> ShadowSettings:
     """The settings from the JSON of a dump.
 
     Raises:

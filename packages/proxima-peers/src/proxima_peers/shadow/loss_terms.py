@@ -1,0 +1,262 @@
+"""The terms of the loss under each convention: whose ratio, which bounds, which weights, which KL."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.correction.importance import Importance
+from proxima.core.penalty import K1, K2, K3, Abs
+from proxima.core.ratio import masked_log_ratio, masked_ratio
+from proxima.core.surrogate.clip import Gspo, PpoClip
+from proxima.data import UserError
+from proxima.data.policy_batch import PolicyBatch
+from proxima_peers.shadow.choices import Convention
+from proxima_peers.shadow.dump import Dump
+from proxima_peers.shadow.weight_choices import weight_tables
+from proxima_peers.verify.variants import beyond_limit, unclamped
+
+CENTRE, RATIO, RANGE, DUAL, CLAMP = "ratio to", "ratio of", "clip range", "bound where A < 0", "log-ratios"
+WEIGHT, SUMMED, KL, KL_WEIGHT, ENTROPY = "weights", "summed", "KL", "KL is weighted", "entropy bonus"
+CENTRES = {
+    "old": "the log-probs recomputed before the update",
+    "rollout": "the log-probs of the engine",
+    "current": "its own log-probs, so that it is 1, with their gradient",
+}
+RATIOS = {
+    "stated": "what the surrogate says",
+    "token": "the token",
+    "answer": "the answer, gradient through the mean",
+    "answer_token": "the answer, gradient of the token's own",
+}
+RANGES = {
+    "epsilon": "1 − ε to 1 + ε",
+    "bounds": "the numbers are the bounds themselves",
+    "upper": "the upper number is the bound itself, no lower one",
+    "log": "e^−ε to e^ε",
+}
+DUALS = {
+    "stated": "as stated",
+    "none": "none",
+    "three": "3, verl's default",
+    "both": "of the ratio before the clip, whatever A is",
+}
+CLAMPS = {True: "clamped at ±20", False: "not clamped"}
+SUMS = {
+    "loss": "the tokens in the loss",
+    "mask": "all tokens of the answers",
+    "all": "all positions, padding with its values",
+}
+NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = (
+    "none",
+    "those of the dump, each token's",
+    "those of the dump, geometric mean",
+)
+ESTIMATES: dict[str, Any] = {"none": None, "k1": K1, "k2": K2, "k3": K3, "k3 up to 10": K3, "|k1|": Abs}
+TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
+YES_NO = {False: "no", True: "yes"}
+
+
+Made = tuple[Tensor, Tensor]  # a term and its derivative by the log-probs, [B, T] each, 0 where it is not summed
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One term of the loss under a convention. Of its tokens only the rows' sums are kept: there are many terms.
+
+    Args:
+        rows: [B] each: the sum, the sum of magnitudes, and the same of the derivative.
+        make: computes the term and its derivative again, [B, T].
+    """
+
+    convention: Convention
+    rows: tuple[Tensor, Tensor, Tensor, Tensor]
+    make: Callable[[], Made]
+
+    @classmethod
+    def of(cls, convention: Convention, made: Made, make: Callable[[], Made]) -> "Term":
+        token, slope = made
+        return cls(convention, (token.sum(1), token.abs().sum(1), slope.sum(1), slope.abs().sum(1)), make)
+
+
+def batch_of(dump: Dump, mask: Tensor, leaf: Tensor, centre: str, advantage: Tensor) -> PolicyBatch:
+    before = {"old": "old_log_prob", "rollout": "rollout_log_prob", "current": "log_prob"}[centre]
+    fields = {"proximal_log_prob": dump[before].detach(), "advantage": advantage}
+    behavior = next((name for name in ("rollout_log_prob", "old_log_prob") if name in dump), before)
+    fields["behavior_log_prob"] = dump[behavior]
+    for theirs, ours in (("reference_log_prob", "reference_log_prob"), ("token", "token"), ("entropy", "entropy")):
+        if theirs in dump:
+            fields[ours] = dump[theirs]
+    return dump.batch(mask, leaf, **fields)
+
+
+def _specs(dump: Dump) -> Iterator[tuple[Convention, Any]]:
+    """The stated surrogate under all conventions of its ratio and bounds."""
+    given = dump.settings.surrogate
+    levels: list[tuple[str, Any]] = [("stated", given)]
+    if isinstance(given, PpoClip):
+        bounds: dict[str, Any] = {
+            "epsilon_low": given.epsilon_low,
+            "epsilon_high": given.epsilon_high,
+            "dual_clip": given.dual_clip,
+        }
+        levels += [("answer", Gspo(form="sequence", **bounds)), ("answer_token", Gspo(form="token", **bounds))]
+    elif isinstance(given, Gspo):
+        levels.append(("token", PpoClip(given.epsilon_low, given.epsilon_high, given.dual_clip)))
+        other = "token" if given.form == "sequence" else "sequence"
+        name = "answer" if other == "sequence" else "answer_token"
+        levels.append((name, Gspo(given.epsilon_low, given.epsilon_high, other, given.dual_clip)))  # type: ignore[arg-type]
+    for level, spec in levels:
+        for name, fields in _ranges(spec).items():
+            for dual, more in _duals(spec).items():
+                try:
+                    changed = _with(spec, fields, more)
+                except UserError:
+                    continue  # such bounds are none
+                yield {RATIO: RATIOS[level], RANGE: RANGES[name], DUAL: DUALS[dual]}, changed
+
+
+def _with(spec: Any, fields: dict[str, float], dual: float | str | None) -> Any:
+    changed = replace(spec, **fields) if fields else spec
+    if dual == "stated":
+        return changed
+    if dual == "both":  # the lower of both bounds acts where A > 0, the given one where A < 0
+        limit = changed.dual_clip
+        high = min(changed.epsilon_high, limit - 1)
+        return replace(changed, epsilon_high=high, dual_clip=max(limit, 1 + changed.epsilon_high))
+    return replace(changed, dual_clip=dual)
+
+
+def _ranges(spec: Any) -> dict[str, dict[str, float]]:
+    """Fields of the surrogate under each reading of its range."""
+    ranges: dict[str, dict[str, float]] = {"epsilon": {}}
+    if not (hasattr(spec, "epsilon_low") and hasattr(spec, "epsilon_high")):
+        return ranges
+    low, high = spec.epsilon_low, spec.epsilon_high
+    ranges["bounds"] = {"epsilon_low": 1 - low, "epsilon_high": high - 1}
+    ranges["upper"] = {"epsilon_low": 1.0, "epsilon_high": high - 1}
+    if high < 20:
+        ranges["log"] = {"epsilon_low": 1 - math.exp(-low), "epsilon_high": math.expm1(high)}
+    return ranges
+
+
+def _duals(spec: Any) -> dict[str, Any]:
+    if not hasattr(spec, "dual_clip"):
+        return {"stated": "stated"}
+    duals: dict[str, Any] = {"stated": "stated", "three": 3.0}
+    if spec.dual_clip is not None:
+        duals |= {"none": None, "both": "both"}
+    return duals
+
+
+def _weights(dump: Dump) -> dict[str, Tensor | None]:
+    """The weights that may multiply the policy's term: those of the dump, or all that its settings can make."""
+    if "weight" in dump:
+        return {GIVEN_WEIGHT: dump["weight"], GEOMETRIC_WEIGHT: dump["weight"], NO_WEIGHT: None}
+    weights: dict[str, Tensor | None] = {NO_WEIGHT: None}
+    if isinstance(dump.settings.correction, Importance):
+        for convention, weight in weight_tables(dump):
+            weights[", ".join(f"{axis} {choice}" for axis, choice in convention.items())] = weight
+    return weights
+
+
+def policy_terms(dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centre: str) -> Iterator[Term]:
+    begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
+    b = batch_of(dump, mask, dump["log_prob"], centre, advantage)
+    far = beyond_limit(masked_log_ratio(b))
+    for convention, spec in _specs(dump):
+        for clamped in (True, False) if far else (True,):
+            surrogate = partial(_surrogate, dump, advantage, mask, centre, spec, clamped=clamped)
+            try:
+                token, slope, unit = surrogate()
+            except ValueError:
+                return  # it needs a tensor that the dump lacks
+            chosen = begun | convention | ({CLAMP: CLAMPS[clamped]} if far else {})
+            for name, weight in _weights(dump).items():
+                if name == GEOMETRIC_WEIGHT and unit == "token":
+                    continue
+                weighted = partial(_weighted, name, weight, mask)
+                again = partial(_again, surrogate, weighted)
+                yield Term.of(chosen | {WEIGHT: name}, weighted((token, slope, unit)), again)
+
+
+def _again(surrogate: Callable[[], tuple[Tensor, Tensor, str]], weighted: Callable[..., Made]) -> Made:
+    return weighted(surrogate())
+
+
+def _surrogate(
+    dump: Dump, advantage: Tensor, mask: Tensor, centre: str, spec: Any, *, clamped: bool
+) -> tuple[Tensor, Tensor, str]:
+    """The surrogate's loss, its derivative by the log-probs, [B, T] each, and its unit."""
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = batch_of(dump, mask, leaf, centre, advantage)
+    with nullcontext() if clamped else unclamped():
+        out = spec(b)
+    (slope,) = torch.autograd.grad(out.loss.sum(), leaf)
+    return out.loss.detach().double().view(mask.shape), slope.double(), out.unit
+
+
+def _weighted(name: str, weight: Tensor | None, mask: Tensor, made: tuple[Tensor, Tensor, str]) -> Made:
+    """The term with its weights. One number of an answer, at each of its tokens, has the derivative of its mean."""
+    token, slope, unit = made
+    if weight is None:
+        return token, slope
+    chosen = _geometric(weight, mask) if name == GEOMETRIC_WEIGHT else torch.where(mask, weight, 0.0)
+    if unit == "sequence":
+        return token * chosen, slope * chosen.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    return token * chosen, slope * chosen
+
+
+def _geometric(weight: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] the geometric mean of the answer's positive weights at each of those tokens, 0 elsewhere."""
+    kept = mask & (weight > 0)
+    total = torch.where(kept, weight, 1.0).log().sum(1, keepdim=True)
+    return torch.where(kept, (total / kept.sum(1, keepdim=True).clamp(min=1)).exp(), 0.0)
+
+
+def kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
+    """The penalty under all conventions; only `none` if none is stated."""
+    yield Term.of({KL: "none"}, _nothing(mask), partial(_nothing, mask))
+    given = dump.settings.penalty
+    kinds = isinstance(given, K1 | K2 | K3 | Abs)
+    if not kinds or given.towards != "reference" or "reference_log_prob" not in dump:
+        return
+    for name, kind in ESTIMATES.items():
+        if kind is None:
+            continue
+        more = {"limit": 10.0} if name == "k3 up to 10" else {}
+        spec = kind(given.coefficient, **more)
+        for times, level in TIMES.items():
+            for weighted in (False, True) if "weight" in dump else (False,):
+                make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)
+                yield Term.of({KL: f"{name}{times}", KL_WEIGHT: YES_NO[weighted]}, make(), make)
+
+
+def _nothing(mask: Tensor) -> Made:
+    nothing = torch.zeros(mask.shape, dtype=torch.float64)
+    return nothing, nothing
+
+
+def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, weighted: bool) -> Made:
+    leaf = dump["log_prob"].clone().requires_grad_()
+    b = batch_of(dump, mask, leaf, centre, torch.zeros(mask.shape, dtype=torch.float64))
+    value = spec(b)
+    if level:
+        value = value * masked_ratio(b, level)  # type: ignore[arg-type]
+    (slope,) = torch.autograd.grad(value.sum(), leaf)
+    token, slope = value.detach().double().view(mask.shape), slope.double()
+    weight = torch.where(mask, dump["weight"], 0.0) if weighted else torch.ones_like(token)
+    return token * weight, slope * weight
+
+
+def entropy_terms(dump: Dump, mask: Tensor) -> Iterator[Term]:
+    yield Term.of({ENTROPY: YES_NO[False]}, _nothing(mask), partial(_nothing, mask))
+    if dump.settings.entropy_coefficient and "entropy" in dump:
+        bonus = torch.where(mask, -dump.settings.entropy_coefficient * dump["entropy"], 0.0)
+        made = (bonus, torch.zeros_like(bonus))
+        yield Term.of({ENTROPY: YES_NO[True]}, made, lambda: made)
