@@ -1,4 +1,4 @@
-"""Makes dumps/: update steps of TRL, verl, AReaL and UniRL in 27 settings, and 6 with a bug planted, by running them.
+"""Makes dumps/: update steps of TRL, verl, AReaL and UniRL in 28 settings, and 6 with a bug planted, by running them.
 
 Run it in an environment that has trl 1.16, verl 0.9.1, areal 1.0.4 and unirl 0.2 (this project needs none of them):
 
@@ -199,6 +199,10 @@ VERL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"loss_mode": "gspo", "loss_agg_mode": "seq-mean-token-mean", "low": 0.03, "high": 0.04},
         {"surrogate": {"kind": "gspo", "epsilon_low": 0.03, "epsilon_high": 0.04}},
     ),
+    "gae": (
+        {"estimator": "gae", "gamma": 0.9, "lam": 0.8, "kl_in_reward": "low_var_kl", "beta": 0.1},
+        {"advantage": {"kind": "gae", "gamma": 0.9, "lam": 0.8, "whiten": False}, "reward_kl": {"coefficient": 0.1}},
+    ),
     "rfpp_baseline": (
         {"estimator": "reinforce_plus_plus_baseline", "low": 0.1, "high": 0.1, "dtype": torch.float64},
         {"surrogate": PPO | {"epsilon_low": 0.1, "epsilon_high": 0.1}},
@@ -223,7 +227,17 @@ def dump_verl(name: str, bug: str | None = None, target: str | None = None) -> N
     shown = dict(data)  # what the dump says, where a bug is planted in the computation
     groups = data["group"].roll(1) if bug == "group" else data["group"]
     compute = core_algos.get_adv_estimator_fn(options.get("estimator", "grpo"))
-    advantages, _ = compute(token_level_rewards=token_rewards, response_mask=mask, index=groups.numpy())
+    given = {"token_level_rewards": token_rewards, "response_mask": mask}
+    if "gamma" in options:
+        draw = torch.Generator().manual_seed(1)
+        data["values"] = shown["values"] = torch.randn(mask.shape, generator=draw)
+        # as the trainer's apply_kl_penalty
+        kl = core_algos.kl_penalty(data["old_log_probs"], data["ref_log_prob"], options["kl_in_reward"])
+        given["token_level_rewards"] = token_rewards - options["beta"] * kl * mask
+        given |= {"values": data["values"], "gamma": options["gamma"], "lam": options["lam"]}
+    else:
+        given["index"] = groups.numpy()
+    advantages, _ = compute(**given)
     data["advantages"] = shown["advantages"] = advantages.to(data["log_prob"].dtype)
     if "is" in options:
         weights, *_ = compute_rollout_correction_weights(

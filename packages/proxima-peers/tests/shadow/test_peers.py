@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from proxima_peers.cli.shadow_report import failed
-from proxima_peers.shadow import advantage_choices, aggregate_choices, loss_terms, metric_choices, weight_choices
+from proxima_peers.shadow import (
+    advantage_choices,
+    aggregate_choices,
+    loss_terms,
+    metric_choices,
+    token_advantage_choices,
+    weight_choices,
+)
 from proxima_peers.shadow.dump import read_dump
 from proxima_peers.shadow.stages import first_disagreement, stages
 
@@ -60,6 +67,7 @@ EXPLAINED = {
     "verl_rfpp_baseline": {
         "advantages": {("divided by", "the deviation of what is left, over the loss tokens"), ("epsilon", "1e-08")}
     },
+    "verl_gae": {"advantages": {("KL in the reward", "k3"), ("standardised", "over the tokens in the loss")}},
     "areal_decoupled": {"loss": {OLD}},
     "areal_sequence": {"loss": {OLD, ("ratio of", "the answer, gradient through the mean")}},
     "areal_dual_clip": {"loss": {OLD}},
@@ -79,8 +87,8 @@ def dump_of(name):
     return read_dump(str(HERE / "dumps" / f"{name}.npz"))
 
 
-def test_they_are_27_and_6():
-    assert (len(EXPLAINED), len(BUGS)) == (27, 6)
+def test_they_are_28_and_6():
+    assert (len(EXPLAINED), len(BUGS)) == (28, 6)
     assert {file.stem for file in (HERE / "dumps").glob("*.npz")} == {*EXPLAINED, *(f"bug_{name}" for name in BUGS)}
     assert sum(file.stat().st_size for file in (HERE / "dumps").glob("*.npz")) < 300_000
     peers = {dump_of(name).settings.peer for name in EXPLAINED}
@@ -153,6 +161,7 @@ def test_every_choice_of_the_tables_is_on_the_page():
         ),
         *(weight_choices.LEVELS, weight_choices.BOUNDS, weight_choices.NUMERATORS, weight_choices.MASKS),
         *(loss_terms.CENTRES, loss_terms.RATIOS, loss_terms.RANGES, loss_terms.DUALS, loss_terms.CLAMPS),
+        *(token_advantage_choices.POLICIES, token_advantage_choices.TOKENS, token_advantage_choices.STANDARDS),
         *(loss_terms.SUMS, aggregate_choices.EMPTY_IS, aggregate_choices.COUNTED),
     )
     choices = {choice for table in tables for choice in table.values()} | {*loss_terms.ESTIMATES, *metric_choices.KLS}

@@ -5,6 +5,7 @@
     loss_mask         [B, T]   1 where a token is in the loss, if rejections or filters have taken some out of `mask`
     old_log_prob      [B, T]   recomputed before the update, nats; rollout_log_prob: the engine's; reference_log_prob
     entropy           [B, T]   nats
+    value             [B, T]   of the critic before the token, reward units
     token             [B, T]   ids, for the report
     reward            [B]      of the answer
     group             [B]      the same whole number for answers to one prompt; rank and micro_batch: where it was
@@ -54,6 +55,7 @@ ARRAYS: dict[str, tuple[tuple[str, ...], str]] = {
     "rollout_log_prob": (("BT",), "float"),
     "reference_log_prob": (("BT",), "float"),
     "entropy": (("BT",), "float"),
+    "value": (("BT",), "float"),
     "token": (("BT",), "int"),
     "reward": (("B",), "float"),
     "group": (("B",), "int"),

@@ -7,6 +7,7 @@ from proxima.config.resolution import resolve
 from proxima.config.tree import Source, node_of
 from proxima.core.advantage.group import Grpo
 from proxima.core.aggregate import TokenMean
+from proxima.core.reward_kl import RewardKl
 from proxima.core.surrogate.clip import PpoClip
 from proxima.data import require
 from proxima.data.kinds import Slot
@@ -22,6 +23,7 @@ class ShadowSettings:
         peer: name and version of the trainer, for the report.
         surrogate, aggregate, advantage, penalty, correction: as in a recipe's `algorithm`. Omitted: `ppo_clip`, the
             mean over the tokens of the batch, `grpo` divided by the group's deviation, no penalty, no correction.
+        reward_kl: the KL in the reward, as in a recipe's `algorithm`. Omitted: none.
         centre: whose log-probs are the denominator of the ratio: `old`, recomputed before the update, `rollout`, the
             engine's, or `current`, the policy's own without gradient. Omitted: the first of them that the dump has.
         entropy_coefficient: of an entropy bonus, reward units a nat.
@@ -41,6 +43,7 @@ class ShadowSettings:
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = Grpo("group")  # noqa: RUF009
     penalty: Annotated[Any, Slot("proxima.core:PENALTIES")] = None
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
+    reward_kl: RewardKl | None = None
     centre: Centre | None = None
     entropy_coefficient: float = 0.0
     max_length: int = 0

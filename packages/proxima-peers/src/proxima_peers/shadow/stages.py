@@ -1,19 +1,29 @@
 """The stages of an update step, each recomputed from the trainer's own numbers before it, with a verdict."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.advantage.token import Gae
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import apply_corrections
 from proxima_peers.shadow.advantage_choices import advantage_candidates, stated_advantage
-from proxima_peers.shadow.choices import ATOL, Found, first_of_row, search
+from proxima_peers.shadow.choices import ATOL, Candidate, Found, first_of_row, search
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.loss_choices import FoundLoss, our_loss, same_gradient, search_loss, stated_loss
 from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
+from proxima_peers.shadow.token_advantage_choices import (
+    KL_POLICY,
+    SCORED,
+    shaped_rewards,
+    stated_rewards,
+    stated_token_advantage,
+    token_advantage_candidates,
+    token_rewards,
+)
 from proxima_peers.shadow.weight_choices import mask_candidates, stated_mask, stated_weight, weight_candidates
 
 Verdict = Literal["same", "explained", "unexplained", "not recomputed"]
@@ -72,16 +82,33 @@ def advantage_of(dump: Dump) -> tuple[Tensor | None, str]:
     """[B, T] the trainer's advantages, or ours of its rewards; else None and the reason."""
     if "advantage" in dump:
         return dump["advantage"], ""
-    if "reward" not in dump or "group" not in dump:
-        return None, "the dump has neither advantage, nor reward and group"
+    if missing := _lacks_rewards(dump):
+        return None, f"the dump has no advantage, and {missing}"
+    ours, reason = _our_advantage(dump)
+    return ours, reason
+
+
+def _lacks_rewards(dump: Dump) -> str:
+    """What the dump lacks for advantages from rewards; empty if it has all."""
+    needed = ("reward",) if dump.settings.advantage.per_token else ("reward", "group")
+    missing = [name for name in needed if name not in dump]
+    return f"no {' and '.join(missing)}" if missing else ""
+
+
+def _our_advantage(dump: Dump) -> tuple[Tensor | None, str]:
+    """[B, T] as stated; None and the reason if the dump lacks what that needs."""
     spec = dump.settings.advantage
-    if spec.per_token:
-        return None, "the stated advantage needs more than rewards; dump advantage"
+    shaped = next(shaped_rewards(dump))
+    if dump.settings.reward_kl is not None and KL_POLICY not in shaped.convention:
+        return None, "the KL in the reward needs reference_log_prob, and old_log_prob or rollout_log_prob"
     try:
-        value: Tensor = spec(dump.outcomes())
+        if spec.per_token:
+            of_tokens: Tensor = spec(token_rewards(dump, shaped))
+            return of_tokens.view(dump.shape), ""
+        of_answers: Tensor = spec(replace(dump.outcomes(), reward=shaped.total))
+        return of_answers[:, None].expand(dump.shape).contiguous(), ""
     except ValueError as error:
-        return None, str(error)
-    return value[:, None].expand(dump.shape).contiguous(), ""
+        return None, f"as stated it can't be computed: {error}"
 
 
 def _place(dump: Dump, row: int, at: int | None = None) -> str:
@@ -102,29 +129,47 @@ def _advantages(dump: Dump) -> StageVerdict:
     name, mask = "advantages", dump.loss_mask
     if "advantage" not in dump:
         return StageVerdict(name, "not recomputed", reason="the dump has no advantage")
-    if "reward" not in dump or "group" not in dump:
-        return StageVerdict(name, "not recomputed", reason="the dump has no reward and group")
-    theirs, some = dump["advantage"], mask.any(1)
-    row = first_of_row(theirs, mask)
-    spec = dump.settings.advantage
-    ours = spec(dump.outcomes()) if not spec.per_token else None
-    uneven = mask & ((theirs - row[:, None]).abs() > ATOL + dump.rtol * row.abs()[:, None])
-    if bool(uneven.any()):
-        r, at = uneven.nonzero()[0].tolist()
-        reason = "differs within an answer, which rewards of whole answers can't give"
-        mean = None if ours is None else float(ours[r])
-        return StageVerdict(name, "unexplained", mean, float(theirs[r, at]), _place(dump, r, at), reason=reason)
-    candidates = list(advantage_candidates(dump.outcomes(), spec))
-    kept = [type(each)(each.convention, each.value[some], each.scale[some]) for each in candidates]
-    found = search(kept, stated_advantage(spec), row[some], dump.rtol)
+    if missing := _lacks_rewards(dump):
+        return StageVerdict(name, "not recomputed", reason=f"the dump has {missing}")
+    ours, reason = _our_advantage(dump)
+    theirs, spec = dump["advantage"], dump.settings.advantage
+    if spec.per_token:
+        stated = stated_token_advantage(spec)
+        candidates: Iterable[Candidate] = token_advantage_candidates(dump, spec)
+        numbers = theirs[mask]
+        if not stated or (isinstance(spec, Gae) and "value" not in dump):
+            said = reason or "the tables have no such advantage of tokens"
+            return StageVerdict(name, "not recomputed", reason=said)
+    else:
+        stated, some = stated_advantage(spec), mask.any(1)
+        row = first_of_row(theirs, mask)
+        uneven = mask & ((theirs - row[:, None]).abs() > ATOL + dump.rtol * row.abs()[:, None])
+        if bool(uneven.any()):
+            r, at = uneven.nonzero()[0].tolist()
+            said = "differs within an answer, which rewards of whole answers can't give"
+            mine = None if ours is None else float(ours[r, at])
+            return StageVerdict(name, "unexplained", mine, float(theirs[r, at]), _place(dump, r, at), reason=said)
+        candidates, numbers = _of_answers(dump, some), row[some]
+    found = search(candidates, stated | stated_rewards(dump), numbers, dump.rtol)
     if ours is None:
-        return StageVerdict(name, "explained" if found.matches else "unexplained", None, None, "", found)
-    far = torch.where(some, (ours - row).abs(), -1.0)
-    at = int(far.argmax())
-    numbers = (float(ours[at]), float(row[at]), _place(dump, at))
-    stated = found.matches and not found.matches[0].departures and bool(stated_advantage(spec))
-    same = stated or float(far.max()) <= ATOL + dump.rtol * max(1.0, float(row.abs().max()))
-    return StageVerdict(name, _verdict(same, found), *numbers, found)
+        return StageVerdict(name, "explained" if found.matches else "unexplained", found=found, reason=reason)
+    apart = _apart(dump, ours, theirs, mask)
+    near = abs(apart[0] - apart[1]) <= ATOL + dump.rtol * max(1.0, float(numbers.abs().max()))
+    same = near or (stated and found.matches and not found.matches[0].departures)
+    return StageVerdict(name, _verdict(same, found), *apart, found)
+
+
+def _of_answers(dump: Dump, some: Tensor) -> Iterator[Candidate]:
+    """The candidates of the answers with a loss token."""
+    totals: list[Tensor] = []
+    for shaped in shaped_rewards(dump):
+        if any(bool((shaped.total == other).all()) for other in totals):
+            continue  # without a KL it does not matter which tokens have a reward
+        totals.append(shaped.total)
+        axes = [axis for axis in shaped.convention if axis != SCORED or KL_POLICY in shaped.convention]
+        convention = {axis: shaped.convention[axis] for axis in axes}
+        for each in advantage_candidates(replace(dump.outcomes(), reward=shaped.total), dump.settings.advantage):
+            yield Candidate(convention | each.convention, each.value[some], each.scale[some])
 
 
 def _verdict(same: Any, found: Found) -> Verdict:

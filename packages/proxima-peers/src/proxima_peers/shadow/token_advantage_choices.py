@@ -1,0 +1,138 @@
+"""From rewards to advantages of tokens, with a critic or without; and the KL in the reward, of tokens or of answers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.token import Gae, ReinforcePp, place_scores, reward_to_go, whiten
+from proxima_peers.shadow.advantage_choices import COUNT, COUNTS, EPSILON, PLACE, PLACES
+from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.shadow.dump import Dump
+
+ESTIMATE, DISCOUNT, STANDARD = "estimate", "γ and λ", "standardised"
+KL_REWARD, KL_POLICY, SCORED = "KL in the reward", "KL of", "tokens with a reward"
+GAE, TO_GO = "GAE", "the reward to go"
+STANDARDS = {False: "no", True: "over the tokens in the loss"}
+POLICIES = {"old": "the policy before the update", "rollout": "the engine's policy"}
+TOKENS = {"loss": "those in the loss", "mask": "all of the answers"}
+ESTIMATES: dict[str, dict[str, Any]] = {
+    "k1": {"estimator": "k1"},
+    "k2": {"estimator": "k2"},
+    "k3": {"estimator": "k3"},
+    "k3 up to 10": {"estimator": "k3", "limit": 10.0},
+    "|k1|": {"estimator": "abs"},
+}
+EPSILONS = (1e-8, 1e-5, 0.0)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """Rewards under a convention of the KL in them: `reward` [B * T] of tokens, `total` [B] of answers; `mask` [B, T]
+    bool, the tokens that have one."""
+
+    convention: Convention
+    reward: Tensor
+    total: Tensor
+    mask: Tensor
+
+
+def shaped_rewards(dump: Dump) -> Iterator[Shaped]:
+    """The rewards of the dump under all conventions, the stated one first; there is one if no KL is stated and the
+    answers have no rejected tokens."""
+    masks = {"loss": dump.loss_mask, "mask": dump["mask"]}
+    if bool((masks["loss"] == masks["mask"]).all()):
+        del masks["mask"]
+    edges = torch.arange(len(dump.loss_mask) + 1) * dump.shape[1]
+    given = dump.settings.reward_kl
+    score = dump["reward"]
+    for name, mask in masks.items():
+        begun = {SCORED: TOKENS[name]} if len(masks) > 1 else {}
+        plain = place_scores(score, mask.flatten(), edges)
+        without = Shaped(begun | ({KL_REWARD: "none"} if given else {}), plain, score, mask)
+        policies = [policy for policy in POLICIES if f"{policy}_log_prob" in dump]
+        if given is not None and "reference_log_prob" in dump:
+            stated = stated_kl(given)
+            for said in sorted(ESTIMATES, key=lambda said: said != stated):
+                spec = replace(given, adaptive=None, **{"limit": float("inf"), **ESTIMATES[said]})
+                for policy in policies:
+                    logs = (dump[f"{policy}_log_prob"].flatten(), dump["reference_log_prob"].flatten())
+                    made = spec(score, *logs, mask.flatten(), edges)
+                    chosen = begun | {KL_REWARD: said, KL_POLICY: POLICIES[policy]}
+                    yield Shaped(chosen, made.reward, made.total, mask)
+        yield without
+
+
+def stated_kl(spec: Any) -> str:
+    """The name of the stated estimator."""
+    name = {"abs": "|k1|"}.get(spec.estimator, spec.estimator)
+    return "k3 up to 10" if name == "k3" and spec.limit == 10.0 else str(name)
+
+
+def stated_rewards(dump: Dump) -> Convention:
+    """What the settings say on the axes of the rewards."""
+    given = dump.settings.reward_kl
+    policy = "old" if "old_log_prob" in dump else "rollout"
+    return {
+        SCORED: TOKENS["loss"],
+        KL_REWARD: "none" if given is None else stated_kl(given),
+        KL_POLICY: POLICIES[policy],
+    }
+
+
+def stated_token_advantage(spec: Any) -> Convention:
+    """What a spec says on the axes of an estimate; empty for one that they can't express."""
+    if isinstance(spec, Gae):
+        estimate, discount, standard = GAE, f"{spec.gamma:g} and {spec.lam:g}", spec.whiten
+        sample, inside = spec.whiten_ddof == 1, spec.whiten_epsilon == "inside"
+    elif isinstance(spec, ReinforcePp):
+        estimate, discount, standard, sample, inside = TO_GO, f"{spec.gamma:g} and 1", True, True, True
+    else:
+        return {}
+    return {
+        ESTIMATE: estimate,
+        DISCOUNT: discount,
+        STANDARD: STANDARDS[standard],
+        COUNT: COUNTS["sample" if sample else "population"],
+        EPSILON: "1e-08",
+        PLACE: PLACES["variance" if inside else "deviation"],
+    }
+
+
+def token_rewards(dump: Dump, shaped: Shaped) -> TokenRewards:
+    """The input of a token advantage."""
+    edges = torch.arange(len(dump.loss_mask) + 1) * dump.shape[1]
+    value = dump["value"].flatten() if "value" in dump else None
+    group = dump.get("group")
+    return TokenRewards(
+        reward=shaped.reward, loss_mask=shaped.mask.flatten(), cu_seqlens=edges, value=value, group=group
+    )
+
+
+def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[Candidate]:
+    """All conventions, with the advantages of the tokens in the loss. GAE needs the critic's values in the dump."""
+    discounts = dict.fromkeys([(getattr(spec, "gamma", 1.0), getattr(spec, "lam", 1.0)), (1.0, 1.0), (1.0, 0.95)])
+    inside = dump.loss_mask.flatten()
+    for shaped in shaped_rewards(dump):
+        rewards = token_rewards(dump, shaped)
+        raw: dict[tuple[str, str], Tensor] = {}
+        for gamma, lam in discounts:
+            raw[TO_GO, f"{gamma:g} and 1"] = reward_to_go(rewards, gamma)
+            if rewards.value is not None:
+                raw[GAE, f"{gamma:g} and {lam:g}"] = Gae(gamma, lam, whiten=False)(rewards)
+        for (estimate, discount), plain in raw.items():
+            begun = shaped.convention | {ESTIMATE: estimate, DISCOUNT: discount}
+            size = plain[inside].abs().max() + shaped.total.abs().max()
+            yield Candidate(begun | {STANDARD: STANDARDS[False]}, plain[inside], size.expand(int(inside.sum())))
+            for count, ddof in (("sample", 1), ("population", 0)):
+                for epsilon in EPSILONS:
+                    for place in PLACES if epsilon else ("deviation",):
+                        where: Any = "inside" if place == "variance" else "outside"
+                        value = whiten(plain, inside, epsilon=epsilon, ddof=ddof, place=where)[inside]
+                        chosen = {STANDARD: STANDARDS[True], COUNT: COUNTS[count], EPSILON: f"{epsilon:g}"}
+                        chosen |= {PLACE: PLACES[place]} if epsilon else {}
+                        spread = plain[inside].std().clamp(min=1e-12) if int(inside.sum()) > 1 else size
+                        yield Candidate(begun | chosen, value, (size / spread).expand(len(value)))
