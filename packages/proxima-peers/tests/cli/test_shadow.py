@@ -15,7 +15,7 @@ def test_a_step_that_is_explained(proxima):
     code, out, err = proxima("peers", "shadow", DUMPS / "verl_token_mean_local.npz")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0].endswith("one update step of verl 0.9.1, 8 answers, 53 tokens in the loss")
+    assert lines[0].endswith("one update step of verl 0.9.1, 8 answers, 50 tokens in the loss")
     assert [line.split()[0] for line in lines[3:10]] == [
         *("advantages", "weights", "mask", "loss", "metric", "gradient", "gradient")
     ]

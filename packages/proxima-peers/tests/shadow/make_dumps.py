@@ -11,6 +11,7 @@ weights and losses are called as their workers call them. What writes the files 
 import re
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,10 @@ def dump_trl(name: str, folder: Path) -> None:
 # --- verl: a synthetic step through its functions ---
 
 
+def seed_of(name: str) -> int:
+    return zlib.crc32(name.encode()) % 1000
+
+
 def step(seed: int, dtype: torch.dtype = torch.float32, width: int = WIDTH) -> dict[str, torch.Tensor]:
     """Log-probs, masks, rewards and groups of a step."""
     draw = torch.Generator().manual_seed(seed)
@@ -220,7 +225,7 @@ def dump_verl(name: str, bug: str | None = None, target: str | None = None) -> N
     from verl.workers.utils import losses
 
     options, says = VERL[name]
-    data = step(sorted(VERL).index(name) + 20, options.get("dtype", torch.float32))
+    data = step(seed_of(name), options.get("dtype", torch.float32))
     mask = data["response_mask"]
     token_rewards = torch.zeros_like(data["log_prob"])
     token_rewards[torch.arange(ROWS), mask.sum(1) - 1] = data["reward"]
@@ -317,8 +322,8 @@ def dump_areal(name: str, bug: str | None = None, target: str | None = None) -> 
     from areal.api.cli_args import RejectionSamplingConfig
 
     options, says = AREAL[name]
-    data = step(40 + sorted(AREAL).index(name))
-    draw = torch.Generator().manual_seed(sorted(AREAL).index(name))
+    data = step(seed_of(name))
+    draw = torch.Generator().manual_seed(seed_of(name))
     options = dict(options)
     if "sampling" in options:
         options["rejection_sampling"] = RejectionSamplingConfig(**options.pop("sampling"))
@@ -357,12 +362,12 @@ def dump_unirl(name: str) -> None:
     options, says = UNIRL[name]
     options, says = dict(options), dict(says)
     empty = options.pop("empty", False)
-    data = step(60 + sorted(UNIRL).index(name))
+    data = step(seed_of(name))
     mask = data["response_mask"].bool()
     inside = mask.clone()
     if empty:
         inside[2] = False  # an answer that was cut at the limit, which is not in the loss
-    draw = torch.Generator().manual_seed(len(name))
+    draw = torch.Generator().manual_seed(seed_of(name))
     advantages = torch.randn(ROWS, generator=draw)
     size = ROWS // 2
     algorithm = lines_for("unirl")["Shadowed"](stage=Stage(), **options)

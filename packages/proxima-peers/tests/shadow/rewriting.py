@@ -64,6 +64,52 @@ def advantages(a: Arrays, convention: dict[str, str]) -> np.ndarray:
     return np.divide(left, below, out=np.zeros_like(left), where=below > 0)
 
 
+def kl_reward(a: Arrays, convention: dict[str, str], coefficient: float) -> np.ndarray:
+    """[B, T] what the KL takes from the reward of each token that has one."""
+    mask = a["mask" if convention.get("tokens with a reward") == "all of the answers" else "loss_mask"]
+    name = convention.get("KL in the reward", "none")
+    if name == "none":
+        return np.zeros(mask.shape)
+    policy = {"the policy before the update": "old_log_prob", "the engine's policy": "rollout_log_prob"}
+    gap = np.where(mask, a[policy[convention["KL of"]]] - a["reference_log_prob"], 0.0)
+    near = np.clip(gap, -20, 20)
+    third = np.exp(-near) - 1 + near
+    kinds = {"k1": gap, "k2": gap**2 / 2, "k3": third, "k3 up to 10": np.minimum(third, 10.0), "|k1|": abs(gap)}
+    return np.where(mask, coefficient * kinds[name], 0.0)
+
+
+def token_advantages(a: Arrays, convention: dict[str, str], coefficient: float) -> np.ndarray:
+    """[B, T], 0 outside the loss."""
+    mask = a["mask" if convention.get("tokens with a reward") == "all of the answers" else "loss_mask"]
+    paid = kl_reward(a, convention, coefficient)
+    gamma, lam = map(float, convention["γ and λ"].split(" and "))
+    out = np.zeros(mask.shape)
+    for row in range(len(mask)):
+        at = np.flatnonzero(mask[row])
+        reward = -paid[row][at]
+        if len(at):
+            reward[-1] += a["reward"][row]
+        value = a["value"][row][at]
+        total = 0.0
+        for i in reversed(range(len(at))):
+            if convention["estimate"] == "GAE":
+                after = value[i + 1] if i + 1 < len(at) else 0.0
+                total = reward[i] + gamma * after - value[i] + gamma * lam * total
+            else:
+                total = reward[i] + gamma * total
+            out[row][at[i]] = total
+    inside = a["loss_mask"]
+    chosen = out[inside]
+    if convention["standardised"] != "no":
+        fewer = 0 if convention["deviation with"] == "n" else 1
+        variance = ((chosen - chosen.mean()) ** 2).sum() / (len(chosen) - fewer)
+        epsilon = float(convention["epsilon"])
+        root = convention.get("epsilon is added") == "to the variance, under the root"
+        below = math.sqrt(variance + epsilon) if root else math.sqrt(variance) + epsilon
+        out = (out - chosen.mean()) / below
+    return np.where(inside, out, 0.0)
+
+
 # --- weights ---
 
 
@@ -202,7 +248,7 @@ def factors(a: Arrays, convention: dict[str, str], given: dict[str, int]) -> np.
             return np.full(rows, ranks / given["tokens"])
         own = np.maximum(length, 1) if mean == "of the answers' means" else np.ones(rows)
         return ranks / given["sequences"] / horizon / own
-    if mean == "none: the sum of the tokens":
+    if mean == "none, the sum of the tokens":
         return np.where(length > 0, 1.0, 0.0)
     where = list(zip(a["rank"].tolist(), a["micro_batch"].tolist(), strict=True))
     whole = {"the batch": lambda i: 0, "a micro-batch": lambda i: where[i], "a rank": lambda i: where[i][0]}

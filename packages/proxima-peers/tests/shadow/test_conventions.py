@@ -13,6 +13,7 @@ from proxima_peers.shadow.aggregate_choices import count_masks, factor_tables
 from proxima_peers.shadow.dump import Dump, read_dump
 from proxima_peers.shadow.loss_choices import loss_tables, search_tables
 from proxima_peers.shadow.stages import stages
+from proxima_peers.shadow.token_advantage_choices import shaped_rewards, token_advantage_candidates
 from proxima_peers.shadow.weight_choices import weight_candidates
 
 from . import rewriting
@@ -48,6 +49,7 @@ def arrays(seed: int, rows: int = 7, width: int = 5) -> dict[str, Any]:
         "rollout_log_prob": moved(0.3),
         "reference_log_prob": moved(0.4),
         "entropy": draw.random((rows, width)),
+        "value": draw.standard_normal((rows, width)),
         "reward": draw.integers(0, 5, rows) / 3.0,
         "group": np.array([4, 4, 4, 9, 9, 9, 2])[:rows],
         "rank": np.array([0, 0, 0, 0, 1, 1, 1])[:rows],
@@ -74,6 +76,44 @@ def test_advantages(tmp_path, seed):
         ours, theirs = candidate.value.numpy(), rewriting.advantages(values, dict(candidate.convention))
         off = abs(ours - theirs) / (1 + candidate.scale.numpy())
         assert off.max() <= 1e-10, candidate.convention
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_advantages_of_tokens_and_the_kl_in_the_reward(tmp_path, seed):
+    values = arrays(seed)
+    settings = {"advantage": {"kind": "gae", "gamma": 0.9, "lam": 0.7}, "reward_kl": {"coefficient": 0.3}}
+    dump = dumped(tmp_path, values, **settings)
+    made = list(token_advantage_candidates(dump, dump.settings.advantage))
+    # rewards: 2 masks, no KL or 5 of 2 policies; estimates: GAE of 3 discounts, and the reward to go of 2
+    assert len(made) == 2 * (1 + 5 * 2) * (3 + 2) * (1 + 2 * (2 * 2 + 1))
+    for candidate in made:
+        theirs = rewriting.token_advantages(values, candidate.convention, 0.3)[values["loss_mask"]]
+        off = abs(candidate.value.numpy() - theirs) / (1 + abs(theirs))
+        assert off.max() <= 1e-10, candidate.convention
+    at = int(np.random.default_rng(seed).integers(len(made)))
+    truth = rewriting.token_advantages(values, made[at].convention, 0.3)
+    (stage, *_) = stages(dumped(tmp_path, values | {"advantage": truth}, **settings))
+    named = [dict(match.convention) for match in stage.found.matches]
+    assert made[at].convention in named
+    for convention in named:
+        number = rewriting.token_advantages(values, convention, 0.3)
+        np.testing.assert_allclose(number, truth, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_kl_in_the_reward_of_answers(tmp_path, seed):
+    values = arrays(seed)
+    settings = {"reward_kl": {"coefficient": 0.3, "estimator": "k2"}}
+    for shaped in list(shaped_rewards(dumped(tmp_path, values, **settings)))[:: 5 + seed]:
+        total = values["reward"] - rewriting.kl_reward(values, shaped.convention, 0.3).sum(1)
+        assert abs(shaped.total.numpy() - total).max() <= 1e-10
+        told = dumped(tmp_path, values | {"advantage": total - total.mean()}, **settings)
+        (stage, *_) = stages(told)
+        assert stage.verdict == "explained"
+        wanted = {**shaped.convention, "subtracted": "the mean of the batch", "divided by": "nothing"}
+        named = [match.convention for match in stage.found.matches]
+        # without a KL the tokens with a reward are not named
+        assert any(all(wanted.get(axis, choice) == choice for axis, choice in each.items()) for each in named)
 
 
 def read_spec(folder: Any, values: dict[str, Any]) -> Any:

@@ -161,13 +161,14 @@ def _advantages(dump: Dump) -> StageVerdict:
 
 def _of_answers(dump: Dump, some: Tensor) -> Iterator[Candidate]:
     """The candidates of the answers with a loss token."""
-    totals: list[Tensor] = []
+    plain = False
     for shaped in shaped_rewards(dump):
-        if any(bool((shaped.total == other).all()) for other in totals):
-            continue  # without a KL it does not matter which tokens have a reward
-        totals.append(shaped.total)
-        axes = [axis for axis in shaped.convention if axis != SCORED or KL_POLICY in shaped.convention]
-        convention = {axis: shaped.convention[axis] for axis in axes}
+        convention = shaped.convention
+        if KL_POLICY not in convention:
+            if plain:
+                continue
+            plain = True  # without a KL it does not matter which tokens have a reward
+            convention = {axis: choice for axis, choice in convention.items() if axis != SCORED}
         for each in advantage_candidates(replace(dump.outcomes(), reward=shaped.total), dump.settings.advantage):
             yield Candidate(convention | each.convention, each.value[some], each.scale[some])
 
