@@ -61,6 +61,7 @@ export {} o
 plot divergence {}
 plot threshold {}
 peers verify {}
+peers shadow {}
 check local --model {}
 peers convert {} --from verl
 data check {}

@@ -206,7 +206,7 @@ def penalty(a: Arrays, convention: dict[str, str], coefficient: float, summed: s
     name = convention["KL"]
     if name == "none":
         return np.zeros(mask.shape)
-    kind, _, times = name.partition(" times ")
+    kind, _, times = name.removesuffix(" with the gradient of k2").partition(" times ")
     gap = np.where(mask, a["log_prob"] - a["reference_log_prob"], 0.0)
     near = np.clip(gap, -20, 20)
     third = np.exp(-near) - 1 + near

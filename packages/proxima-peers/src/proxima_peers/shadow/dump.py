@@ -283,6 +283,9 @@ def _check(file: str, dump: Dump) -> None:
     if bool((mask & ~dump["mask"]).any()):
         row, at = (mask & ~dump["mask"]).nonzero()[0].tolist()
         raise _refused(file, f"loss_mask has row {row}, position {at}, which mask has not; mask is the larger one")
+    centre = dump.settings.centre
+    if centre in ("old", "rollout") and f"{centre}_log_prob" not in dump:
+        raise _refused(file, f"has centre={centre} in its settings, and no {centre}_log_prob; dump it")
     for name in OF_TOKENS:
         if name in dump and bool((wrong := mask & ~dump[name].isfinite()).any()):
             row, at = wrong.nonzero()[0].tolist()

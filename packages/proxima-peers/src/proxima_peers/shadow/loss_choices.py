@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from proxima.core.loss import policy_loss
-from proxima.core.penalty import K1, K2, K3, Abs
 from proxima_peers.shadow.aggregate_choices import Factors, count_masks, factor_tables, stated_mean
 from proxima_peers.shadow.choices import ATOL, Convention, Found, Match, covered, ranked
 from proxima_peers.shadow.dump import Dump
@@ -37,19 +36,16 @@ from proxima_peers.shadow.loss_terms import (
     entropy_terms,
     kl_terms,
     policy_terms,
+    stated_penalty,
+    weight_name,
+    weights_of,
 )
+from proxima_peers.shadow.weight_choices import stated_weight, weight_tables
 
 
 def stated_loss(dump: Dump) -> Convention:
     """What the settings say on all axes."""
     given = dump.settings
-    penalty = given.penalty
-    kinds = {K1: "k1", K2: "k2", K3: "k3", Abs: "|k1|"}
-    kl = kinds.get(type(penalty), "none")
-    if kl == "k3" and penalty.limit == 10.0:
-        kl = "k3 up to 10"
-    if kl != "none" and penalty.unbiased:
-        kl += " times the ratio"
     return stated_mean(dump) | {
         CENTRE: CENTRES[stated_centre(dump)],
         RATIO: RATIOS["stated"],
@@ -57,11 +53,21 @@ def stated_loss(dump: Dump) -> Convention:
         DUAL: DUALS["stated"],
         CLAMP: CLAMPS[True],
         SUMMED: SUMS["loss"],
-        WEIGHT: GIVEN_WEIGHT if "weight" in dump else NO_WEIGHT,
-        KL: kl,
+        WEIGHT: _stated_weight(dump),
+        KL: stated_penalty(given.penalty),
         KL_WEIGHT: YES_NO[False],
         ENTROPY: YES_NO[given.entropy_coefficient != 0 and "entropy" in dump],
     }
+
+
+def _stated_weight(dump: Dump) -> str:
+    if "weight" in dump:
+        return GIVEN_WEIGHT
+    stated = stated_weight(dump.settings.correction)
+    for convention, _ in weight_tables(dump) if stated else ():
+        if all(stated[axis] == choice for axis, choice in convention.items()):
+            return weight_name(convention)
+    return NO_WEIGHT
 
 
 def stated_centre(dump: Dump) -> str:
@@ -151,13 +157,14 @@ def loss_tables(dump: Dump, advantage: Tensor) -> Iterator[LossTable]:
     everywhere = everywhere and bool(advantage.isfinite().all())
     centres = [name for name in ("old", "rollout") if f"{name}_log_prob" in dump] + ["current"]
     stated = stated_centre(dump)
+    weights = weights_of(dump)
     for summed, mask in counted.items():
         if summed != "loss" and not everywhere:
             continue  # padding without values is in no mean
         wider = [name for name, other in counted.items() if not bool((mask & ~other).any())]
         denominators = [factor for name in wider for factor in factors[name]]
         for centre in sorted(centres, key=lambda name: name != stated):
-            policy = list(policy_terms(dump, advantage, mask, summed, centre))
+            policy = list(policy_terms(dump, advantage, mask, summed, centre, weights))
             if policy:
                 kl, entropy = list(kl_terms(dump, mask, centre)), list(entropy_terms(dump, mask))
                 yield LossTable(policy, kl, entropy, denominators)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction.importance import Importance
+from proxima.core.loss import check_needs
 from proxima.core.penalty import K1, K2, K3, Abs
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import Gspo, PpoClip
@@ -57,7 +58,15 @@ NO_WEIGHT, GIVEN_WEIGHT, GEOMETRIC_WEIGHT = (
     "those of the dump, each token's",
     "those of the dump, geometric mean",
 )
-ESTIMATES: dict[str, Any] = {"none": None, "k1": K1, "k2": K2, "k3": K3, "k3 up to 10": K3, "|k1|": Abs}
+SMOOTH = " with the gradient of k2"
+ESTIMATES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "k1": (K1, {}),
+    "k2": (K2, {}),
+    "k3": (K3, {}),
+    "k3 up to 10": (K3, {"limit": 10.0}),
+    "|k1|": (Abs, {}),
+}
+NO_KL, STATED_KL = "none", "as stated"
 TIMES = {"": "", " times the ratio": "token", " times the answer's ratio": "sequence"}
 YES_NO = {False: "no", True: "yes"}
 
@@ -154,18 +163,32 @@ def _duals(spec: Any) -> dict[str, Any]:
     return duals
 
 
-def _weights(dump: Dump) -> dict[str, Tensor | None]:
+def weight_name(convention: Convention) -> str:
+    """The choice of weights that the dump does not have, but its settings can make."""
+    return ", ".join(f"{axis} {choice}" for axis, choice in convention.items())
+
+
+def weights_of(dump: Dump) -> dict[str, Tensor | None]:
     """The weights that may multiply the policy's term: those of the dump, or all that its settings can make."""
     if "weight" in dump:
         return {GIVEN_WEIGHT: dump["weight"], GEOMETRIC_WEIGHT: dump["weight"], NO_WEIGHT: None}
     weights: dict[str, Tensor | None] = {NO_WEIGHT: None}
     if isinstance(dump.settings.correction, Importance):
         for convention, weight in weight_tables(dump):
-            weights[", ".join(f"{axis} {choice}" for axis, choice in convention.items())] = weight
+            weights[weight_name(convention)] = weight
     return weights
 
 
-def policy_terms(dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centre: str) -> Iterator[Term]:
+def policy_terms(
+    dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centre: str, weights: dict[str, Tensor | None]
+) -> Iterator[Term]:
+    """The policy's term under all conventions; nothing if the surrogate needs a tensor that the dump lacks.
+
+    Args:
+        mask: [B, T] bool, what is summed, by the name `summed`.
+        centre: the denominator of the ratio.
+        weights: [B, T] each, by name, from `weights_of`; None: no weight.
+    """
     begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
     b = batch_of(dump, mask, dump["log_prob"], centre, advantage)
     far = beyond_limit(masked_log_ratio(b))
@@ -177,7 +200,7 @@ def policy_terms(dump: Dump, advantage: Tensor, mask: Tensor, summed: str, centr
             except ValueError:
                 return  # it needs a tensor that the dump lacks
             chosen = begun | convention | ({CLAMP: CLAMPS[clamped]} if far else {})
-            for name, weight in _weights(dump).items():
+            for name, weight in weights.items():
                 if name == GEOMETRIC_WEIGHT and unit == "token":
                     continue
                 weighted = partial(_weighted, name, weight, mask)
@@ -195,6 +218,7 @@ def _surrogate(
     """The surrogate's loss, its derivative by the log-probs, [B, T] each, and its unit."""
     leaf = dump["log_prob"].clone().requires_grad_()
     b = batch_of(dump, mask, leaf, centre, advantage)
+    check_needs(spec, b)
     with nullcontext() if clamped else unclamped():
         out = spec(b)
     (slope,) = torch.autograd.grad(out.loss.sum(), leaf)
@@ -219,22 +243,39 @@ def _geometric(weight: Tensor, mask: Tensor) -> Tensor:
     return torch.where(kept, (total / kept.sum(1, keepdim=True).clamp(min=1)).exp(), 0.0)
 
 
+def stated_penalty(spec: Any) -> str:
+    """The name of a penalty; `as stated` for one that the table does not have."""
+    if spec is None:
+        return NO_KL
+    for name, (kind, more) in ESTIMATES.items():
+        for fields, times in ({}, ""), ({"straight_through": True}, SMOOTH), ({"unbiased": True}, " times the ratio"):
+            if spec == kind(spec.coefficient, **more, **fields):
+                return f"{name}{times}"
+    return STATED_KL
+
+
 def kl_terms(dump: Dump, mask: Tensor, centre: str) -> Iterator[Term]:
-    """The penalty under all conventions; only `none` if none is stated."""
-    yield Term.of({KL: "none"}, _nothing(mask), partial(_nothing, mask))
+    """The penalty under all conventions; only `none` if none is stated, or the dump lacks a tensor that it needs."""
+    yield Term.of({KL: NO_KL}, _nothing(mask), partial(_nothing, mask))
     given = dump.settings.penalty
-    kinds = isinstance(given, K1 | K2 | K3 | Abs)
-    if not kinds or given.towards != "reference" or "reference_log_prob" not in dump:
+    if given is None:
         return
-    for name, kind in ESTIMATES.items():
-        if kind is None:
-            continue
-        more = {"limit": 10.0} if name == "k3 up to 10" else {}
-        spec = kind(given.coefficient, **more)
-        for times, level in TIMES.items():
-            for weighted in (False, True) if "weight" in dump else (False,):
-                make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)
-                yield Term.of({KL: f"{name}{times}", KL_WEIGHT: YES_NO[weighted]}, make(), make)
+    kinds: dict[str, tuple[Any, str]] = {}
+    if stated_penalty(given) == STATED_KL:
+        kinds[STATED_KL] = given, ""
+    if isinstance(given, K1 | K2 | K3 | Abs) and given.towards == "reference":
+        for name, (kind, more) in ESTIMATES.items():
+            for times, level in TIMES.items():
+                kinds[f"{name}{times}"] = kind(given.coefficient, **more), level
+            kinds[f"{name}{SMOOTH}"] = kind(given.coefficient, straight_through=True, **more), ""
+    for said, (spec, level) in kinds.items():
+        for weighted in (False, True) if "weight" in dump else (False,):
+            make = partial(_penalty, dump, mask, centre, spec, level, weighted=weighted)
+            try:
+                made = make()
+            except ValueError:
+                return
+            yield Term.of({KL: said, KL_WEIGHT: YES_NO[weighted]}, made, make)
 
 
 def _nothing(mask: Tensor) -> Made:

@@ -220,20 +220,22 @@ def _our_loss(dump: Dump, advantage: Tensor) -> tuple[tuple[Tensor, Tensor] | No
 def _loss(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | None, refused: str) -> StageVerdict:
     if "loss" not in dump or found is None:
         return StageVerdict("loss", "not recomputed", reason="the dump has no loss")
-    value = None if ours is None else float(ours[0])
+    if ours is None and not found.loss.tried:
+        return StageVerdict("loss", "not recomputed", theirs=float(dump["loss"]), reason=refused)
     theirs = float(dump["loss"])
-    narrowed = found.both if found.both.matches else found.loss
-    # a number that is the same because of other bounds that touch nothing here is still the same
-    same = bool(narrowed.matches) and not narrowed.matches[0].departures and value is not None
-    if value is not None and found.loss.matches and not same:
-        near = abs(value - theirs) <= ATOL + dump.rtol * abs(theirs)
-        same = near and (found.both.matches == () or any(not m.departures for m in found.both.matches))
-    said = (
-        "the gradient decided among them"
-        if found.both.matches and len(found.both.matches) < len(found.loss.matches)
-        else ""
-    )
-    return StageVerdict("loss", _verdict(same, narrowed), value, theirs, "", narrowed, refused or said)
+    narrowed, said = found.loss, refused
+    if found.both.matches:
+        narrowed = found.both
+        fewer = len(found.both.matches) < len(found.loss.matches)
+        said = "the gradient decided among them" if fewer else refused
+    if ours is None:
+        return StageVerdict("loss", _verdict(False, narrowed), None, theirs, "", narrowed, said)
+    value, slope = float(ours[0]), ours[1]
+    stated = bool(narrowed.matches) and not narrowed.matches[0].departures
+    near = abs(value - theirs) <= ATOL + dump.rtol * abs(theirs)
+    if "grad_log_prob" in dump:  # then a number that is near by chance is not the same
+        near = near and same_gradient(slope, dump["grad_log_prob"].nan_to_num(), dump)
+    return StageVerdict("loss", _verdict(stated or near, narrowed), value, theirs, "", narrowed, said)
 
 
 def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss | None, refused: str) -> StageVerdict:
@@ -244,7 +246,9 @@ def _gradient(dump: Dump, ours: tuple[Tensor, Tensor] | None, found: FoundLoss |
     theirs = dump["grad_log_prob"].nan_to_num()
     best = found.both if found.both.matches else found.gradient
     if ours is None:
-        return StageVerdict(name, "explained" if best.matches else "unexplained", found=best, reason=refused)
+        if not best.tried:
+            return StageVerdict(name, "not recomputed", reason=refused)
+        return StageVerdict(name, _verdict(False, best), found=best, reason=refused)
     numbers = _apart(dump, ours[1], theirs, torch.ones_like(dump["mask"]))
     reason = ""
     if "loss" in dump and found.loss.matches and found.gradient.matches and not found.both.matches:
