@@ -39,7 +39,7 @@ from proxima.data.json_reader import load_json
 from proxima.data.outcomes import Outcomes
 from proxima.data.policy_batch import PolicyBatch
 from proxima.system.foreign_folder import ForeignFileError, read_file
-from proxima_peers.shadow.shadow_settings import ShadowSettings, read_settings
+from proxima_peers.shadow.shadow_settings import ShadowSettings, resolved_settings
 
 LARGEST_FILE = 1 << 30  # bytes, also of what a compressed file unpacks to
 LARGEST_SETTINGS = 1 << 20  # characters
@@ -149,7 +149,7 @@ def read_dump(file: str) -> Dump:
     except ForeignFileError as error:
         raise _refused(file, f"is refused: {error}; dump one update step") from None
     arrays, text = readers[path.suffix](file, content)
-    settings = read_settings(_parsed(file, text), file)
+    settings = resolved_settings(_parsed(file, text), file)
     typed = _typed(file, arrays)
     single = not all(value.dtype == torch.float64 for name, value in arrays.items() if value.is_floating_point())
     dump = Dump(typed, settings, single)

@@ -32,11 +32,11 @@ from proxima_peers.shadow.loss_terms import (
     WEIGHT,
     YES_NO,
     Term,
-    batch_of,
     entropy_terms,
     kl_terms,
     policy_terms,
     stated_penalty,
+    update_batch,
     weight_name,
     weights_of,
 )
@@ -83,7 +83,7 @@ def our_loss(dump: Dump, advantage: Tensor) -> tuple[Tensor, Tensor]:
         UserError: a stated spec needs a tensor that the dump lacks.
     """
     leaf = dump["log_prob"].clone().requires_grad_()
-    b = batch_of(dump, dump.loss_mask, leaf, stated_centre(dump), advantage)
+    b = update_batch(dump, dump.loss_mask, leaf, stated_centre(dump), advantage)
     if "weight" in dump:
         b = replace(b, weight=dump["weight"].flatten())
     given = dump.settings

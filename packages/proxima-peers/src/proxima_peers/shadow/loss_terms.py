@@ -93,7 +93,7 @@ class Term:
         return cls(convention, (token.sum(1), token.abs().sum(1), slope.sum(1), slope.abs().sum(1)), make)
 
 
-def batch_of(dump: Dump, mask: Tensor, leaf: Tensor, centre: str, advantage: Tensor) -> PolicyBatch:
+def update_batch(dump: Dump, mask: Tensor, leaf: Tensor, centre: str, advantage: Tensor) -> PolicyBatch:
     before = {"old": "old_log_prob", "rollout": "rollout_log_prob", "current": "log_prob"}[centre]
     fields = {"proximal_log_prob": dump[before].detach(), "advantage": advantage}
     behavior = next((name for name in ("rollout_log_prob", "old_log_prob") if name in dump), before)
@@ -190,7 +190,7 @@ def policy_terms(
         weights: [B, T] each, by name, from `weights_of`; None: no weight.
     """
     begun = {SUMMED: SUMS[summed], CENTRE: CENTRES[centre]}
-    b = batch_of(dump, mask, dump["log_prob"], centre, advantage)
+    b = update_batch(dump, mask, dump["log_prob"], centre, advantage)
     far = beyond_limit(masked_log_ratio(b))
     for convention, spec in _specs(dump):
         for clamped in (True, False) if far else (True,):
@@ -217,7 +217,7 @@ def _surrogate(
 ) -> tuple[Tensor, Tensor, str]:
     """The surrogate's loss, its derivative by the log-probs, [B, T] each, and its unit."""
     leaf = dump["log_prob"].clone().requires_grad_()
-    b = batch_of(dump, mask, leaf, centre, advantage)
+    b = update_batch(dump, mask, leaf, centre, advantage)
     check_needs(spec, b)
     with nullcontext() if clamped else unclamped():
         out = spec(b)
@@ -285,7 +285,7 @@ def _nothing(mask: Tensor) -> Made:
 
 def _penalty(dump: Dump, mask: Tensor, centre: str, spec: Any, level: str, *, weighted: bool) -> Made:
     leaf = dump["log_prob"].clone().requires_grad_()
-    b = batch_of(dump, mask, leaf, centre, torch.zeros(mask.shape, dtype=torch.float64))
+    b = update_batch(dump, mask, leaf, centre, torch.zeros(mask.shape, dtype=torch.float64))
     value = spec(b)
     if level:
         value = value * masked_ratio(b, level)  # type: ignore[arg-type]

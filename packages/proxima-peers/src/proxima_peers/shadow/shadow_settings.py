@@ -58,7 +58,7 @@ class ShadowSettings:
         require(self.ranks >= 1, "ranks", self.ranks, "must be >= 1")
 
 
-def read_settings(values: dict[str, Any], file: str) -> ShadowSettings:
+def resolved_settings(values: dict[str, Any], file: str) -> ShadowSettings:
     """The settings from the JSON of a dump.
 
     Raises:

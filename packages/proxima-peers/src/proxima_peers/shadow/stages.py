@@ -18,11 +18,11 @@ from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
 from proxima_peers.shadow.token_advantage_choices import (
     KL_POLICY,
     SCORED,
+    rewards_of_tokens,
     shaped_rewards,
     stated_rewards,
     stated_token_advantage,
     token_advantage_candidates,
-    token_rewards,
 )
 from proxima_peers.shadow.weight_choices import mask_candidates, stated_mask, stated_weight, weight_candidates
 
@@ -103,7 +103,7 @@ def _our_advantage(dump: Dump) -> tuple[Tensor | None, str]:
         return None, "the KL in the reward needs reference_log_prob, and old_log_prob or rollout_log_prob"
     try:
         if spec.per_token:
-            of_tokens: Tensor = spec(token_rewards(dump, shaped))
+            of_tokens: Tensor = spec(rewards_of_tokens(dump, shaped))
             return of_tokens.view(dump.shape), ""
         of_answers: Tensor = spec(replace(dump.outcomes(), reward=shaped.total))
         return of_answers[:, None].expand(dump.shape).contiguous(), ""

@@ -102,7 +102,7 @@ def stated_token_advantage(spec: Any) -> Convention:
     }
 
 
-def token_rewards(dump: Dump, shaped: Shaped) -> TokenRewards:
+def rewards_of_tokens(dump: Dump, shaped: Shaped) -> TokenRewards:
     """The input of a token advantage."""
     edges = torch.arange(len(dump.loss_mask) + 1) * dump.shape[1]
     value = dump["value"].flatten() if "value" in dump else None
@@ -117,7 +117,7 @@ def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[Candidate]:
     discounts = dict.fromkeys([(getattr(spec, "gamma", 1.0), getattr(spec, "lam", 1.0)), (1.0, 1.0), (1.0, 0.95)])
     inside = dump.loss_mask.flatten()
     for shaped in shaped_rewards(dump):
-        rewards = token_rewards(dump, shaped)
+        rewards = rewards_of_tokens(dump, shaped)
         raw: dict[tuple[str, str], Tensor] = {}
         for gamma, lam in discounts:
             raw[TO_GO, f"{gamma:g} and 1"] = reward_to_go(rewards, gamma)
