@@ -96,14 +96,14 @@ FENCES = {  # page → what its reader has saved under a name, and words of that
     "docs/evidence.md": {"trust_regions.yaml": "grid:"},
     "docs/rewards.md": {"my_reward.py": "def near"},
 }
-A_STEP = "packages/proxima-peers/tests/shadow/dumps/verl_low_var_kl.npz"
 FILES = {  # page → what else its reader has: a run of the quickstart, or a copy of one of our files
     "docs/environments.md": {"runs/mine": "run"},
     "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
     "docs/evidence.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
     "packages/proxima-peers/docs/migration.md": {"run.yaml": "packages/proxima-peers/tests/examples/verl_dapo.yaml"},
-    "packages/proxima-peers/docs/shadow.md": {"step.npz": A_STEP},
-    "packages/proxima-peers/README.md": {"step.npz": A_STEP},
+    "packages/proxima-peers/docs/shadow.md": {
+        "step.npz": "packages/proxima-peers/tests/shadow/dumps/verl_low_var_kl.npz"
+    },
     "docs/rewards.md": {"runs/mine": "run"},
     "docs/run_folder.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
     "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
