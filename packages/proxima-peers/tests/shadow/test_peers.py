@@ -87,6 +87,7 @@ def dump_of(name):
     return read_dump(str(HERE / "dumps" / f"{name}.npz"))
 
 
+@pytest.mark.slow
 def test_they_are_28_and_6():
     assert (len(EXPLAINED), len(BUGS)) == (28, 6)
     assert {file.stem for file in (HERE / "dumps").glob("*.npz")} == {*EXPLAINED, *(f"bug_{name}" for name in BUGS)}

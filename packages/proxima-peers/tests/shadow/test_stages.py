@@ -103,6 +103,7 @@ def test_a_loss_that_is_reported_and_another_that_is_minimised(tmp_path):
     assert first_disagreement(list(made.values())).name in ("loss", "gradient")
 
 
+@pytest.mark.slow
 def test_a_surrogate_that_needs_more_than_the_dump_has(tmp_path):
     dump = dumped(tmp_path, arrays() | {"loss": 0.5}, surrogate={"kind": "cppo", "divergence": "topk_tv"})
     made = verdicts(dump)
@@ -110,6 +111,7 @@ def test_a_surrogate_that_needs_more_than_the_dump_has(tmp_path):
     assert "top_k" in made["loss"].reason
 
 
+@pytest.mark.slow
 def test_a_penalty_without_the_reference(tmp_path):
     values = {name: value for name, value in arrays().items() if name != "reference_log_prob"}
     made = verdicts(dumped(tmp_path, values | {"loss": 0.5}, penalty={"kind": "k3"}))
@@ -144,6 +146,7 @@ def test_a_critic_without_its_values_is_not_judged(tmp_path):
     assert made["advantages"].where.startswith("answer 0, position 1")
 
 
+@pytest.mark.slow
 def test_the_advantages_of_the_rewards_stand_in_for_those_of_the_dump(tmp_path):
     values = {name: value for name, value in arrays().items() if name != "advantage"}
     values |= {"reward": np.array([1.0, 0, 0, 2, 1, 0]), "group": np.array([0, 0, 0, 1, 1, 1])}
@@ -153,6 +156,7 @@ def test_the_advantages_of_the_rewards_stand_in_for_those_of_the_dump(tmp_path):
     assert verdicts(dumped(tmp_path, values | {"loss": loss.numpy()}))["loss"].verdict == "same"
 
 
+@pytest.mark.slow
 def test_float32_is_allowed_its_rounding_and_float64_is_not(tmp_path):
     plain = dumped(tmp_path, arrays())
     loss = float(our_loss(plain, plain["advantage"])[0])

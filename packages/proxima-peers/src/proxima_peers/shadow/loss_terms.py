@@ -157,7 +157,9 @@ def _ranges(spec: Any) -> dict[str, dict[str, float]]:
 def _duals(spec: Any) -> dict[str, Any]:
     if not hasattr(spec, "dual_clip"):
         return {"stated": "stated"}
-    duals: dict[str, Any] = {"stated": "stated", "three": 3.0}
+    duals: dict[str, Any] = {"stated": "stated"}
+    if spec.dual_clip != 3.0:
+        duals["three"] = 3.0
     if spec.dual_clip is not None:
         duals |= {"none": None, "both": "both"}
     return duals
