@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from proxima_peers.shadow.choices import covered
 from proxima_peers.shadow.dump import read_dump
 from proxima_peers.shadow.loss_choices import our_loss
 from proxima_peers.shadow.stages import first_disagreement, stages
@@ -167,3 +168,17 @@ def test_float32_is_allowed_its_rounding_and_float64_is_not(tmp_path):
     rounded = float(our_loss(own, own["advantage"])[0]) + 3e-7 * size
     assert verdicts(dumped(tmp_path, single | {"loss": np.float32(rounded)}))["loss"].verdict == "same"
     assert verdicts(dumped(tmp_path, arrays() | {"loss": near}))["loss"].verdict == "unexplained"
+
+
+def test_the_chance_that_a_wrong_number_fits():
+    """As often do numbers around the trainer's fit; candidates that overlap count once, and far ones not at all."""
+    values = torch.tensor([0.0, 1.0, 1.05, 1.5, 10.0, torch.nan], dtype=torch.float64)
+    near = torch.full((6,), 0.1, dtype=torch.float64)
+    for theirs in (torch.tensor(1.0, dtype=torch.float64), torch.tensor(-1.0, dtype=torch.float64)):
+        share = covered(values * theirs, near, theirs)
+        assert share == pytest.approx(0.25 + 0.1)
+        random = theirs * (0.5 + torch.rand(2000, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+        fitting = [bool(((number - theirs * values).abs() <= 0.1).any()) for number in random]
+        assert sum(fitting) / 2000 == pytest.approx(share, abs=0.03)
+    assert covered(torch.zeros(0), torch.zeros(0), torch.tensor(1.0)) == 0.0
+    assert covered(values, near, torch.tensor(0.0)) == 0.0

@@ -47,8 +47,8 @@ class Found:
     Args:
         matches: the conventions that fit, those with the fewest departures first.
         tried: how many conventions there were.
-        by_chance: the share of the range of all candidates that some candidate covers: how likely a wrong number there
-            would fit one of them too. 0 for a number for each answer or token.
+        by_chance: how likely a wrong number, from half to one and a half times the trainer's, would fit some candidate
+            too. 0 for a number for each answer or token.
     """
 
     matches: tuple[Match, ...]
@@ -98,7 +98,7 @@ def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, 
         if theirs.dim() == 0:
             values.append(candidate.value)
             near.append(ATOL + rtol * candidate.scale)
-    chance = covered(torch.stack(values), torch.stack(near)) if values else 0.0
+    chance = covered(torch.stack(values), torch.stack(near), theirs) if values else 0.0
     return Found(ranked(matches), tried, chance)
 
 
@@ -107,19 +107,19 @@ def ranked(matches: Iterable[Match]) -> tuple[Match, ...]:
     return tuple(sorted(matches, key=lambda match: len(match.departures)))
 
 
-def covered(values: Tensor, near: Tensor) -> float:
-    """The share that the distances `near` [C] around `values` [C] cover of the values' range, or of their size if that
-    is larger."""
+def covered(values: Tensor, near: Tensor, theirs: Tensor) -> float:
+    """The share of the numbers from half to one and a half times `theirs` [] that are within the distance `near` [C] of
+    one of `values` [C]; 0 if theirs is 0."""
+    half = float(theirs.abs()) / 2
     known = values.isfinite()
-    if not bool(known.any()):
+    if not bool(known.any()) or half == 0:
         return 0.0
-    low, order = (values - near)[known].sort()
-    high = (values + near)[known][order]
+    least, most = float(theirs) - half, float(theirs) + half
+    low, order = (values - near)[known].clamp(least, most).sort()
+    high = (values + near)[known].clamp(least, most)[order]
     reached = high.cummax(0).values
     before = torch.cat([low[:1], reached[:-1]])
-    total = float((high - low.maximum(before)).clamp(min=0).sum())
-    size = max(abs(float(low[0])), abs(float(reached[-1])), float(reached[-1] - low[0]))
-    return min(1.0, total / size) if size else 0.0
+    return float((high - low.maximum(before)).clamp(min=0).sum()) / (2 * half)
 
 
 def first_of_row(values: Tensor, mask: Tensor) -> Tensor:

@@ -207,8 +207,9 @@ def search_tables(dump: Dump, table: Iterable[LossTable]) -> FoundLoss:
                     match = Match.of(family.convention(at), stated)
                     slope.append(match)
                     both += [match] if bool(fit[at]) else []
-    every = torch.cat(values) if values else torch.zeros(0)
-    tried, chance = len(every), covered(every, torch.cat(spans)) if spans else 0.0
+    tried, chance = sum(map(len, values)), 0.0
+    if values and theirs is not None:
+        chance = covered(torch.cat(values), torch.cat(spans), theirs)
     return FoundLoss(Found(ranked(loss), tried, chance), Found(ranked(slope), tried), Found(ranked(both), tried))
 
 
