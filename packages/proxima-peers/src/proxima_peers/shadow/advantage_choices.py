@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.advantage.group import GroupStatistics, Grpo, Opo, ReinforcePpBaseline, Rloo, batch_std
 from proxima.core.metrics import Spread
 from proxima.data.outcomes import Outcomes
-from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.verify.variants import in_groups_of_one
 
 CENTRE, DEVIATION, COUNT, EPSILON, PLACE = "subtracted", "divided by", "deviation with", "epsilon", "epsilon is added"
@@ -57,7 +57,7 @@ def stated_advantage(spec: Any) -> Convention:
     }
 
 
-def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[Candidate]:
+def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[TriedConvention]:
     """All conventions for rewards [B]; the stated epsilon is tried beside the usual ones."""
     epsilons = dict.fromkeys((float(getattr(spec, "epsilon", 0.0)), *EPSILONS))
     single = in_groups_of_one(o.group)
@@ -68,7 +68,7 @@ def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[Candidate]:
         for kept in alone:
             value = torch.where(single, o.reward, left) if kept == "reward" else left
             begun = {CENTRE: said} | ({ALONE: ALONE_IS[kept]} if len(alone) > 1 else {})
-            yield Candidate(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
+            yield TriedConvention(begun | {DEVIATION: DEVIATIONS["none"]}, value, magnitude)
             for deviation in ("group", "batch", "centred", "tokens"):
                 moved, sample, count = _deviation(o, value, deviation)
                 for number in COUNTS:
@@ -83,7 +83,7 @@ def advantage_candidates(o: Outcomes, spec: Any) -> Iterator[Candidate]:
                             chosen |= {PLACE: PLACES[place]} if epsilon else {}
                             safe = torch.where(below > 0, below, 1.0)
                             result = torch.where(below > 0, moved / safe, 0.0)
-                            yield Candidate(begun | chosen, result, magnitude / safe + result.abs())
+                            yield TriedConvention(begun | chosen, result, magnitude / safe + result.abs())
 
 
 def centred(o: Outcomes, centre: str) -> Tensor:

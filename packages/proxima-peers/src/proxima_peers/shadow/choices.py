@@ -11,7 +11,7 @@ ATOL = 1e-12  # below it a number is rounding, whatever it was made of
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TriedConvention:
     """A convention and its number.
 
     Args:
@@ -82,7 +82,7 @@ def fits(value: Tensor, theirs: Tensor, scale: Tensor, rtol: float) -> bool:
     return bool(((value - theirs).abs() <= ATOL + rtol * scale.maximum(theirs.abs())).all())
 
 
-def search(candidates: Iterable[Candidate], stated: Convention, theirs: Tensor, rtol: float) -> Found:
+def search(candidates: Iterable[TriedConvention], stated: Convention, theirs: Tensor, rtol: float) -> Found:
     """Try all candidates.
 
     Args:

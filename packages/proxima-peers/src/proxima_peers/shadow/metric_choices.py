@@ -19,7 +19,7 @@ from proxima_peers.shadow.aggregate_choices import (
     count_masks,
     factor_tables,
 )
-from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.loss_choices import stated_centre
 
@@ -121,7 +121,7 @@ def _clips(dump: Dump, gap: Tensor, advantage: Tensor) -> Iterator[tuple[str, Te
             yield f"{said}, ratio of {level}", hit.double()
 
 
-def metric_candidates(dump: Dump, name: str, advantage: Tensor | None) -> Iterator[Candidate]:
+def metric_candidates(dump: Dump, name: str, advantage: Tensor | None) -> Iterator[TriedConvention]:
     """All conventions of a metric; none for an unknown one, or one that needs an array that the dump lacks."""
     statistics = list(metric_statistics(dump, name, advantage))
     counted = count_masks(dump)
@@ -132,7 +132,7 @@ def metric_candidates(dump: Dump, name: str, advantage: Tensor | None) -> Iterat
             for factors in factor_tables(dump, counts, mask):
                 if factors.convention[MEAN] not in PER_TOKEN:
                     made = {**convention, **factors.convention}
-                    yield Candidate(made, (rows * factors.factor).sum(), (size * factors.factor).sum())
+                    yield TriedConvention(made, (rows * factors.factor).sum(), (size * factors.factor).sum())
 
 
 def stated_metric(dump: Dump, name: str, advantage: Tensor | None, stated: Convention) -> Convention:

@@ -11,7 +11,7 @@ from proxima.core.advantage.token import Gae
 from proxima.core.correction.importance import Importance
 from proxima.core.loss import apply_corrections
 from proxima_peers.shadow.advantage_choices import advantage_candidates, stated_advantage
-from proxima_peers.shadow.choices import ATOL, Candidate, Found, first_of_row, search
+from proxima_peers.shadow.choices import ATOL, Found, TriedConvention, first_of_row, search
 from proxima_peers.shadow.dump import Dump
 from proxima_peers.shadow.loss_choices import FoundLoss, our_loss, same_gradient, search_loss, stated_loss
 from proxima_peers.shadow.metric_choices import metric_candidates, stated_metric
@@ -135,7 +135,7 @@ def _advantages(dump: Dump) -> StageVerdict:
     theirs, spec = dump["advantage"], dump.settings.advantage
     if spec.per_token:
         stated = stated_token_advantage(spec)
-        candidates: Iterable[Candidate] = token_advantage_candidates(dump, spec)
+        candidates: Iterable[TriedConvention] = token_advantage_candidates(dump, spec)
         numbers = theirs[mask]
         if not stated or (isinstance(spec, Gae) and "value" not in dump):
             said = reason or "the tables have no such advantage of tokens"
@@ -159,7 +159,7 @@ def _advantages(dump: Dump) -> StageVerdict:
     return StageVerdict(name, _verdict(same, found), *apart, found)
 
 
-def _of_answers(dump: Dump, some: Tensor) -> Iterator[Candidate]:
+def _of_answers(dump: Dump, some: Tensor) -> Iterator[TriedConvention]:
     """The candidates of the answers with a loss token."""
     plain = False
     for shaped in shaped_rewards(dump):
@@ -170,7 +170,7 @@ def _of_answers(dump: Dump, some: Tensor) -> Iterator[Candidate]:
             plain = True  # without a KL it does not matter which tokens have a reward
             convention = {axis: choice for axis, choice in convention.items() if axis != SCORED}
         for each in advantage_candidates(replace(dump.outcomes(), reward=shaped.total), dump.settings.advantage):
-            yield Candidate(convention | each.convention, each.value[some], each.scale[some])
+            yield TriedConvention(convention | each.convention, each.value[some], each.scale[some])
 
 
 def _verdict(same: Any, found: Found) -> Verdict:

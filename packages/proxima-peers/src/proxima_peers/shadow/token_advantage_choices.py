@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.advantage.protocol import TokenRewards
 from proxima.core.advantage.token import Gae, ReinforcePp, place_scores, reward_to_go, whiten
 from proxima_peers.shadow.advantage_choices import COUNT, COUNTS, EPSILON, PLACE, PLACES
-from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 
 ESTIMATE, DISCOUNT, STANDARD = "estimate", "γ and λ", "standardised"
@@ -112,7 +112,7 @@ def rewards_of_tokens(dump: Dump, shaped: Shaped) -> TokenRewards:
     )
 
 
-def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[Candidate]:
+def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[TriedConvention]:
     """All conventions, with the advantages of the tokens in the loss. GAE needs the critic's values in the dump."""
     discounts = dict.fromkeys([(getattr(spec, "gamma", 1.0), getattr(spec, "lam", 1.0)), (1.0, 1.0), (1.0, 0.95)])
     inside = dump.loss_mask.flatten()
@@ -126,7 +126,7 @@ def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[Candidate]:
         for (estimate, discount), plain in raw.items():
             begun = shaped.convention | {ESTIMATE: estimate, DISCOUNT: discount}
             size = plain[inside].abs().max() + shaped.total.abs().max()
-            yield Candidate(begun | {STANDARD: STANDARDS[False]}, plain[inside], size.expand(int(inside.sum())))
+            yield TriedConvention(begun | {STANDARD: STANDARDS[False]}, plain[inside], size.expand(int(inside.sum())))
             for count, ddof in (("sample", 1), ("population", 0)):
                 for epsilon in EPSILONS:
                     for place in PLACES if epsilon else ("deviation",):
@@ -135,4 +135,4 @@ def token_advantage_candidates(dump: Dump, spec: Any) -> Iterator[Candidate]:
                         chosen = {STANDARD: STANDARDS[True], COUNT: COUNTS[count], EPSILON: f"{epsilon:g}"}
                         chosen |= {PLACE: PLACES[place]} if epsilon else {}
                         spread = plain[inside].std().clamp(min=1e-12) if int(inside.sum()) > 1 else size
-                        yield Candidate(begun | chosen, value, (size / spread).expand(len(value)))
+                        yield TriedConvention(begun | chosen, value, (size / spread).expand(len(value)))

@@ -11,7 +11,7 @@ from proxima.core.correction.importance import Importance
 from proxima.core.correction.rejection import Rejection
 from proxima.core.loss import apply_corrections
 from proxima.data import UserError
-from proxima_peers.shadow.choices import Candidate, Convention
+from proxima_peers.shadow.choices import Convention, TriedConvention
 from proxima_peers.shadow.dump import Dump
 
 LEVEL, BOUND, LOWER, TOWARDS, NORMALISED = "weight of", "bound", "lower bound", "numerator", "divided by their mean"
@@ -79,11 +79,11 @@ def _weights(dump: Dump, spec: Any, towards: str) -> Tensor:
     return weight.double().view(dump.shape)
 
 
-def weight_candidates(dump: Dump) -> Iterator[Candidate]:
+def weight_candidates(dump: Dump) -> Iterator[TriedConvention]:
     """All conventions, with the weights of the loss tokens, [tokens in the loss]."""
     mask = dump.loss_mask
     for convention, weight in weight_tables(dump):
-        yield Candidate(convention, weight[mask], 10 * weight[mask].abs())
+        yield TriedConvention(convention, weight[mask], 10 * weight[mask].abs())
 
 
 def stated_mask() -> Convention:
@@ -131,8 +131,8 @@ def _rejections(dump: Dump, mask: Tensor) -> Iterator[tuple[str, Tensor]]:
                 yield f"{each}{turned}, {NUMERATORS[towards]}", (spec(b).keep & b.loss_mask).view(dump.shape)
 
 
-def mask_candidates(dump: Dump) -> Iterator[Candidate]:
+def mask_candidates(dump: Dump) -> Iterator[TriedConvention]:
     """All conventions, with the mask as 0 and 1, [B * T]."""
     for convention, mask in mask_tables(dump):
         value = mask.double().flatten()
-        yield Candidate(convention, value, torch.zeros_like(value))
+        yield TriedConvention(convention, value, torch.zeros_like(value))
