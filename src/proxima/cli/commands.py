@@ -67,7 +67,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
     "share": {
         "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
         "data": ("proxima.cli.data", "prepare and inspect data sets"),
-        "engine": ("proxima.cli.engine", "install, start and probe engines that are servers"),
+        "engine": ("proxima.cli.engine", "install, start, probe and diagnose engines"),
         "peers": (PEERS, "convert other frameworks' options, verify their numbers"),
     },
     "plan": {"plan": (PLAN, "forecast memory and time, here or on other devices")},

@@ -1,16 +1,17 @@
-"""Engines that are servers: install one, start one for a recipe, query its capabilities.
+"""Engines: install a server, start one for a recipe, query its capabilities, find what makes its mismatch.
 
 proxima engine install vllm                               # into .venv-vllm, a dedicated environment
 proxima engine serve quickstart engine=vllm               # a server for a recipe, until Ctrl-C
-proxima engine probe http://127.0.0.1:8000                # the capabilities of a server"""
+proxima engine probe http://127.0.0.1:8000                # the capabilities of a server
+proxima engine diagnose quickstart engine=vllm            # which setting moves its log-probs from the trainer's"""
 
 import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from proxima.cli.parameters import Argument, Overrides, Recipe, print_json
-from proxima.data import FieldError, UserError
+from proxima.cli.parameters import Argument, AsJson, Overrides, Recipe, print_json
+from proxima.data import FieldError, UserError, require
 
 INTO = "folder of the environment, created if it does not exist; default: .venv-vllm, .venv-sglang"
 BUILD = "cpu, gpu, or auto, the default: gpu where this machine has one from NVIDIA"
@@ -83,6 +84,30 @@ def probe_server(
         print("\n".join(f"{name:<{width}}  {text}" for name, text in rows))
 
 
+def diagnose_engine(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    prompts: Annotated[int, Argument("prompts of the task; 16")] = 16,
+    samples: Annotated[int, Argument("answers to each prompt; 2")] = 2,
+    tokens: Annotated[int, Argument("most tokens of an answer; 64")] = 64,
+    as_json: AsJson = False,
+) -> None:
+    """Find the settings that move an engine's log-probs from the trainer's, one at a time; prints nats a token.
+
+    Raises:
+        UserError: the recipe or an option is wrong, before anything is loaded; or the engine can't start.
+    """
+    for name, value in (("--prompts", prompts), ("--samples", samples), ("--tokens", tokens)):
+        require(value >= 1, name, value, "must be >= 1")
+    require(
+        prompts * samples >= 2, "--prompts", prompts, "must be >= 2 with one sample each: intervals need two answers"
+    )
+    from proxima.cli.engine_diagnosis import print_diagnosis
+
+    print_diagnosis(recipe, override, prompts=prompts, samples=samples, tokens=tokens, as_json=as_json)
+
+
 def fact_rows(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each fact: `version spans`, `yes`."""
     for name, value in facts.items():
@@ -104,4 +129,4 @@ def _text(name: str, value: Any) -> str:
     return str(value)
 
 
-COMMAND = {"install": install_server, "serve": serve_recipe, "probe": probe_server}
+COMMAND = {"install": install_server, "serve": serve_recipe, "probe": probe_server, "diagnose": diagnose_engine}

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from torch import nn
 
 from proxima.data import UserError, require
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import Completion, Key, Prompt, prompt_name
+from proxima.engine.variations import Variation
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel, UnloadedModel
 
@@ -360,6 +362,15 @@ class EngineSpec(Protocol):
         """The most tokens of prompt and completion together that the servers accept, or will once they are started;
         None: unknown. It bounds the context of a run without `model.max_length`."""
         return None
+
+    def variations(self, device: torch.device) -> Sequence[Variation]:
+        """The settings of this kind that may move its log-probs, each with the value that `proxima engine diagnose`
+        tries in place of the present one, or the reason for which it is not tried here.
+
+        Args:
+            device: that of an engine in this process.
+        """
+        return ()
 
     def build(self, setup: EngineSetup) -> "Engine":
         """Build and start the engine."""

@@ -15,12 +15,13 @@ New weights: `weights/to_sglang.py`.
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats
@@ -64,6 +65,8 @@ from proxima.engine.http.weights.to_sglang import (
 )
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import SPARE
+from proxima.engine.serve.server_variations import sglang_variations
+from proxima.engine.variations import Variation
 
 GENERATE = "/generate"
 LOADS = "/v1/loads"
@@ -201,6 +204,9 @@ class Sglang(ServerSpec):
             facts = ServerFacts(server="sglang", model="", largest_mask=LARGEST_MASK, mask_option=MASK_OPTION)
             check_masks(self, facts, needs, "SGLang")  # the facts of a server that starts with these arguments
         return super().check(needs)
+
+    def variations(self, device: torch.device) -> Sequence[Variation]:
+        return sglang_variations(self)
 
     def dialect(self) -> SglangDialect:
         return SglangDialect()

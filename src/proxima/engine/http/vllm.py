@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats
@@ -60,6 +61,8 @@ from proxima.engine.http.weights.to_vllm import (
 )
 from proxima.engine.protocol import EngineRequirements, PauseMode, ServerError
 from proxima.engine.serve.launch import TRANSFER
+from proxima.engine.serve.server_variations import vllm_variations
+from proxima.engine.variations import Variation
 
 GENERATE = "/inference/v1/generate"
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
@@ -238,6 +241,9 @@ class Vllm(ServerSpec):
                 reason = "is refused by vLLM without a top_k, in training and evaluation"
                 raise FieldError("sampling_mask", True, reason, remedy="set sampling.top_k=512 or the like")
         return super().check(needs)
+
+    def variations(self, device: torch.device) -> Sequence[Variation]:
+        return vllm_variations(self)
 
     def dialect(self) -> VllmDialect:
         return VllmDialect()

@@ -33,6 +33,7 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
+from proxima.engine.variations import NO_GRAPHS, Variation, variation
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.moe import require_moe
 from proxima.model.positions import fix_positions
@@ -40,6 +41,7 @@ from proxima.model.precision import ComputeDtype, compute_dtype
 from proxima.model.pretrained import LoadedModel
 
 STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
+ONE_BLOCK = 8  # the fewest slots that there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,24 @@ class Local(EngineSpec):
             sampling_mask=self.sampling_mask,
             deterministic=device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )
+
+    def variations(self, device: torch.device) -> Sequence[Variation]:
+        """See `EngineSpec.variations`. Its cached prefixes and float32 heads can't be changed."""
+        dtype = "float32" if compute_dtype(self.dtype, device) == torch.bfloat16 else "bfloat16"
+        decoder = "auto" if self.decoder == "general" else "general"
+        few = None if self.slots > ONE_BLOCK else "the recipe has as few"
+        graphs = None if device.type == "cuda" else NO_GRAPHS
+        whole = None if self.weights else "the recipe's weights are not quantised"
+        silent = None if self.noise else "the recipe adds none"
+        return [
+            variation(f"dtype of products and cache: {dtype}", dtype=dtype),
+            variation(f"decoder and its attention: {decoder}", decoder=decoder),
+            variation("chunked prefill: one prompt at a time", prefill_tokens=1),
+            variation(f"batch: {ONE_BLOCK} slots", few, slots=ONE_BLOCK),
+            variation(f"CUDA graphs: {'off' if self.cuda_graphs else 'on'}", graphs, cuda_graphs=not self.cuda_graphs),
+            variation("quantised weights: off", whole, weights=None),
+            variation("noise on the logits: off", silent, noise=0.0),
+        ]
 
     def build(self, setup: EngineSetup) -> Engine:
         """Start the engine."""

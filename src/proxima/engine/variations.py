@@ -1,0 +1,44 @@
+"""One setting of an engine, changed: what `proxima engine diagnose` tries, one at a time."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+NO_GRAPHS = "CUDA graphs need a GPU"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variation:
+    """One setting of an engine and the value that is tried in place of the recipe's.
+
+    Args:
+        name: of the setting and the value, `prefix cache: off`.
+        change: returns the spec with this value; a frozen dataclass in, another of the same class out.
+        why_not: the reason for which it is not tried; None: it is.
+    """
+
+    name: str
+    change: Callable[[Any], Any]
+    why_not: str | None = None
+
+
+def variation(name: str, why_not: str | None = None, **values: Any) -> Variation:
+    """A variation in fields of the spec itself."""
+    return Variation(name=name, change=lambda spec: replace(spec, **values), why_not=why_not)
+
+
+def changed_fields(before: Any, after: Any, path: str) -> list[str]:
+    """The fields in which two specs of one class differ, as overrides of a recipe: `engine.serve.dtype=float32`."""
+    found = list[str]()
+    for field in fields(before):
+        first = getattr(before, field.name)
+        second = getattr(after, field.name)
+        name = f"{path}.{field.name}"
+        if first == second:
+            continue
+        if is_dataclass(first) and type(first) is type(second):
+            found += changed_fields(first, second, name)
+        else:
+            found.append(f"{name}={second if isinstance(second, str) else json.dumps(second)}")
+    return found

@@ -1,0 +1,170 @@
+"""The engine of a recipe, started with one setting or another, and what it says of tokens, beside the trainer."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import Any
+
+from proxima.data import UserError
+from proxima.data.columns import Floats
+from proxima.data.flow import Completion
+from proxima.engine.engine_selection import EngineSelection
+from proxima.engine.http.server_settings import ServerSettings
+from proxima.engine.local.local_engine import collect
+from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest, WeightUpdate, close_engine
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import LoadedModel
+from proxima.runtime.diagnosis.trainer_view import Answer, TrainerView
+
+ANY = 1e9  # nats: a server whose weights a run would refuse is diagnosed, not refused
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reading:
+    """What an engine said.
+
+    Args:
+        answers: that it sampled, in the order of the requests.
+        scores: [T] nats, its log-probs of the answers that the recipe's engine sampled, at temperature 1; None if it
+            scores no tokens.
+        rate: sampled tokens a second, the start of the answers included.
+    """
+
+    answers: Sequence[Answer]
+    scores: Sequence[Floats] | None
+    rate: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ratios:
+    """ρ of each answer, [T] nats: the trainer's log-probs less the engine's.
+
+    Args:
+        sampled: of the tokens that the engine sampled.
+        scored: of the same tokens for every engine, as it scores them; None if it does not.
+    """
+
+    sampled: Sequence[Floats]
+    scored: Sequence[Floats] | None
+
+    @property
+    def ways(self) -> list[Sequence[Floats]]:
+        """The ways in which they were measured, the more precise first."""
+        return [self.sampled] if self.scored is None else [self.scored, self.sampled]
+
+
+@dataclass(kw_only=True, eq=False)
+class Bench:
+    """An engine and a trainer with the same weights.
+
+    Args:
+        choice: the recipe's engine, and what the run needs of it.
+        loaded: the trained model; an engine gets its weights as at the start of a run.
+        requests: those that every engine answers.
+        seed: that of the run.
+        answers: those of the recipe's engine, which all engines score; None until they are there.
+    """
+
+    choice: EngineSelection
+    loaded: LoadedModel
+    view: TrainerView
+    requests: Sequence[Request]
+    seed: int
+    compute: ComputeThread = field(default_factory=ComputeThread)
+    answers: Sequence[Answer] | None = None
+    versions: int = 0
+
+    @contextmanager
+    def running(self, spec: Any) -> Iterator[Engine]:
+        """The engine of a spec with the trainer's weights, until the end of the block.
+
+        Raises:
+            FieldError, UserError: it does not start, or takes no weights.
+        """
+        if isinstance(spec, ServerSettings):
+            spec = replace(spec, probe_bound=ANY)
+        choice = replace(self.choice, spec=spec)
+        engine, _ = choice.build(lambda: self.loaded, compute=self.compute, log=None, seed=self.seed)
+        try:
+            self.publish(engine)
+            yield engine
+        finally:
+            close_engine(engine)
+
+    def publish(self, engine: Engine) -> None:
+        """Give the engine the weights that the trainer has now, as a run does after a step."""
+        if engine.capabilities.takes_weights:
+            update = WeightUpdate(version=self.versions, module=self.view.module)
+            self.versions += 1
+            self.compute.serve(engine.publish(update))
+
+    def read(self, engine: Engine, requests: Sequence[Request] | None = None, *, at_once: bool = True) -> Reading:
+        """Let the engine sample and score.
+
+        Args:
+            requests: None: those of the bench.
+            at_once: all together, else one after another.
+
+        Raises:
+            UserError: the engine reports no log-probs under this sampling.
+        """
+        requests = self.requests if requests is None else requests
+        begin = monotonic()
+        answers = self.sample(engine, requests, at_once=at_once)
+        seconds = monotonic() - begin
+        scores = None if self.answers is None else self.score(engine, self.answers, at_once=at_once)
+        return Reading(answers=answers, scores=scores, rate=sum(len(each.tokens) for each in answers) / seconds)
+
+    def sample(self, engine: Engine, requests: Sequence[Request], *, at_once: bool = True) -> list[Answer]:
+        """The engine's answers, in the order of the requests, which are sampled alike.
+
+        Raises:
+            UserError: as for `read`.
+        """
+        completions = list[Completion]()
+        for part in [requests] if at_once else [[request] for request in requests]:
+            completions += self.compute.serve(collect(engine, part))
+        asked = requests[0].sampling
+        known = engine.capabilities.log_probs_for(asked)
+        if not known:
+            reason = f"the engine reports no log-probs at temperature {asked.temperature:g}"
+            raise UserError(reason, remedy="set engine.serve.log_probs=processed, or sample at temperature 1")
+        column = "sampled_log_prob" if "sampled" in known else "untruncated_log_prob"
+        reported = asked if "sampled" in known else Sampling(temperature=asked.temperature)
+        return [
+            Answer(
+                group=request.prompt.uid,
+                prompt_tokens=request.prompt.tokens,
+                tokens=completion.tokens,
+                reported=getattr(completion, column),
+                sampling=reported,
+            )
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+
+    def score(self, engine: Engine, answers: Sequence[Answer], *, at_once: bool = True) -> list[Floats] | None:
+        """[T] nats of the tokens of each answer, by the engine at temperature 1; None if it scores no tokens."""
+        if not engine.capabilities.score:
+            return None
+        requests = [ScoreRequest(prompt_tokens=each.prompt_tokens, tokens=each.tokens) for each in answers]
+        scores = list[Floats]()
+        for part in [requests] if at_once else [[request] for request in requests]:
+            scores += self.compute.serve(engine.score(part))
+        return scores
+
+    def ratios(self, reading: Reading) -> Ratios:
+        """ρ by the weights that the trainer has now."""
+        scored = None
+        if reading.scores is not None and self.answers is not None:
+            scored = less(self.view.log_prob(self.answers, 1.0), reading.scores)
+        return Ratios(sampled=self.of_reported(reading.answers), scored=scored)
+
+    def of_reported(self, answers: Sequence[Answer]) -> list[Floats]:
+        """ρ of sampled answers, by the log-probs that the engine reported and the weights that the trainer has now."""
+        return less(self.view.reported(answers), [answer.reported for answer in answers])
+
+
+def less(values: Sequence[Floats], others: Sequence[Floats]) -> list[Floats]:
+    """The differences of two log-probs of each answer."""
+    return [value - other for value, other in zip(values, others, strict=True)]
