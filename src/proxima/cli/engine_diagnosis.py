@@ -13,6 +13,7 @@ from proxima.runtime.diagnosis.diagnosis import Diagnosis, Row, diagnose
 from proxima.view.formatting import significant, visible
 from proxima.view.terminal import table_text
 
+DIGITS = 2
 HEADER = (
     "nats a token, |ρ| unless it says otherwise; ρ: the trainer's log-prob less the engine's; [95 % over the answers]"
 )
@@ -96,13 +97,13 @@ def _cells(row: Row, recipe: Row) -> dict[str, str]:
         "scored": "–" if row.scored is None else _interval(row.scored.mean),
         "sampled": _interval(sampled.mean),
         "ρ": _interval(sampled.signed),
-        "p99": significant(sampled.p99.value),
+        "p99": _interval(sampled.p99),
         "an answer": _interval(sampled.answer),
-        "exp(ρ)": _interval(sampled.weight),
         "less by": "" if row is recipe or row.less is None else _interval(row.less),
         "tokens/s": "–" if row.rate is None else f"{row.rate:,.0f}",
     }
 
 
 def _interval(value: Interval) -> str:
-    return f"{significant(value.value)} [{significant(value.low)}, {significant(value.high)}]"
+    shown = (significant(figure, DIGITS) for figure in (value.value, value.low, value.high))
+    return "{} [{}, {}]".format(*shown)
