@@ -22,7 +22,9 @@ from proxima.runtime.diagnosis.probed import Bench, Reading, less
 COLD = 0.02  # relative difference of temperatures that is not worth a word
 FAR = 0.2  # T / T' below which T' is not estimated
 SURE = 2.0  # widths of a 95 % interval
-STALE = 0.5  # share of the way to the new weights
+STALE = 0.25  # share of the way to new weights that an engine may miss
+SENSITIVE = 4.0  # times its present mismatch: perturbed weights round more
+CACHED = 0.5  # share of the mismatch of new prompts by which that of known ones may be greater
 PROBE = 256  # tokens by which parts of the weights are perturbed
 
 
@@ -99,7 +101,9 @@ def new_weights(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Prom
     if not (engine.capabilities.takes_weights and engine.capabilities.score):
         yield Promise(name="new weights", broken=None, says="the engine takes none, or scores no tokens")
         return
+    assert reading.scores is not None
     before = bench.view.log_prob(reading.answers, 1.0)
+    present = _mean(less(before, reading.scores))
     for part, names in parts_of(bench.view.module).items():
         with _published(bench, engine, names) as former_head:
             scores = bench.score(engine, reading.answers)
@@ -110,9 +114,9 @@ def new_weights(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Prom
         off = _mean(less(after, scores))
         moved = _mean(less(after, before))
         of_head = _mean(less(half, scores))
-        broken = off > STALE * moved
+        broken = off > max(STALE * moved, SENSITIVE * present)
         said = f"{off:.3g} nats from the trainer's, which they move by {moved:.3g}"
-        if broken and of_head < STALE * off:
+        if broken and of_head < off / 2:
             said = f"the output head keeps the weights that it had: {said}"
         yield Promise(name=f"new weights: {part}", broken=broken, says=said)
 
@@ -129,7 +133,7 @@ def cleared_cache(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Pr
         known = bench.of_reported(bench.sample(engine, bench.requests))
         unread = bench.of_reported(bench.sample(engine, fresh))
     more = reduction(known, unread)
-    broken = verdict([more], [whole(unread)]) == "less" and more.value > STALE * whole(unread).value
+    broken = verdict([more], [whole(unread)]) == "less" and more.value > CACHED * whole(unread).value
     said = "prompts read before are answered as well as new ones"
     if broken:
         said = "prompts read before are answered from the cache of earlier weights"
