@@ -1,12 +1,15 @@
 """`proxima engine diagnose`: faults that are planted in an engine are named, each by its own line."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxima.engine.serve.server_variations import ONE_DEVICE
+from proxima.engine.variations import NO_GRAPHS
 from tests.engine.http.faulty_vllm import FAULTS, HEALTHY, TRUNCATED, start_faulty
 from tests.engine.serve.programs import fake_program
 
@@ -43,12 +46,56 @@ def diagnosed(here: Path, tiny_model: Any, done: Callable[..., str], monkeypatch
 
 @pytest.mark.slow
 def test_a_healthy_server_has_no_fault(diagnosed: Callable[..., Any]) -> None:
-    assert diagnosed(HEALTHY)["found"] == []
+    found = diagnosed(HEALTHY)
+    assert found["found"] == []
+    assert found["recipe"]["scored"]["mean"]["value"] < 1e-5
+    reasons = {row["name"]: row["why_not"] for row in found["rows"] if row["verdict"] == "not tried"}
+    assert reasons["CUDA graphs: off"] == NO_GRAPHS and reasons["TP: 1"] == ONE_DEVICE
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("line", "fault"), [*FAULTS.items(), ("sampling: the stated distribution", TRUNCATED)])
 def test_a_planted_fault_is_named_by_its_own_line(line: str, fault: str, diagnosed: Callable[..., Any]) -> None:
-    found = diagnosed(fault)["found"]
-    print("FOUND", fault, found)
-    assert line in found
+    assert line in diagnosed(fault)["found"]
+
+
+@pytest.mark.slow
+def test_two_settings_that_undo_the_same_fault_add_nothing(diagnosed: Callable[..., Any]) -> None:
+    """Without a prefix cache there is none in fp8."""
+    found = diagnosed("fp8 cache")
+    (pair,) = found["pairs"]
+    assert sorted(pair["names"]) == ["prefix cache: off", "quantised cache: off"]
+    assert pair["more_than_sum"]["high"] < 0 and pair["less"]["low"] > 0
+
+
+@pytest.mark.slow
+def test_the_report_names_the_fields_to_set_and_their_cost(
+    recipe: Callable[..., str], done: Callable[..., str]
+) -> None:
+    """The local engine, with weights in eight bits and noise on its logits."""
+    engine = ["engine.weights=int8", "engine.noise=0.03"]
+    lines = done("engine", "diagnose", recipe(), *engine, "--prompts", "8").splitlines()
+    noise, weights = (line for line in lines if line.startswith("found"))
+    assert noise.startswith("found      engine: noise on the logits: off: less by ")
+    assert weights.startswith("found      engine: quantised weights: off: less by ")
+    for line, field in ((noise, "engine.noise=0.0"), (weights, "engine.weights=null")):
+        assert re.search(rf", at \d+\.\d\d × the tokens a second; set {field}$", line)
+    assert any(line.startswith("not tried  engine: CUDA graphs: off: ") for line in lines)
+    assert any(line.startswith("pair       noise on the logits: off and quantised weights: off: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--prompts", "0"], "error: --prompts=0 must be >= 1"),
+        (["--prompts", "1", "--samples", "1"], "error: --prompts=1 must be >= 2 with one sample each: intervals need"),
+        (["engine.slot=3"], "error: engine.slot=3 (command line): 'local' has no field 'slot'; did you mean 'slots'?"),
+        (["placement=torchrun"], "error: placement"),
+        (["model.path=models/missing"], "error: model.path=models/missing (command line): does not exist"),
+    ],
+)
+def test_what_can_not_be_diagnosed_is_one_line(
+    words: list[str], line: str, recipe: Callable[..., str], refusal: Callable[..., str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("proxima.model.model_source.ModelSource.load", lambda _: pytest.fail("weights were loaded"))
+    assert refusal("engine", "diagnose", recipe(), *words).startswith(line)

@@ -1,5 +1,6 @@
 """Prints what `proxima engine diagnose` has found."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -85,8 +86,9 @@ def _conclusion(found: Diagnosis) -> Iterator[str]:
         cost = ""
         if row.rate is not None and found.recipe.rate:
             cost = f", at {row.rate / found.recipe.rate:.2f} × the tokens a second"
-        fields = f"; set {' '.join(row.fields)}" if row.fields else ""
+        fields = f"; set {shlex.join(row.fields)}" if row.fields else ""
         yield f"found      {row.what}: {name}: less by {_interval(row.less)}{cost}{fields}"
+    yield "           then diagnose again: a small cause hides behind a large one"
 
 
 def _cells(row: Row, recipe: Row) -> dict[str, str]:

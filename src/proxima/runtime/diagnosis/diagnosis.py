@@ -9,7 +9,8 @@ import torch
 
 from proxima.config.schema import RunConfig
 from proxima.config.sections.data_section import tasks_of
-from proxima.data import UserError
+from proxima.config.sections.placement_section import RankPlacement
+from proxima.data import FieldError, UserError
 from proxima.engine import ENGINES
 from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.http.server_settings import ServerSettings
@@ -17,7 +18,7 @@ from proxima.engine.protocol import Engine, Request
 from proxima.engine.variations import Variation, changed_fields
 from proxima.evaluation.intervals import Interval
 from proxima.model.pretrained import UnloadedModel, without_progress_bars
-from proxima.runtime.diagnosis.mismatch import Mismatch, distances, interval, mismatch, reduction, verdict, whole
+from proxima.runtime.diagnosis.mismatch import FLOOR, Mismatch, distances, interval, mismatch, reduction, verdict, whole
 from proxima.runtime.diagnosis.probed import Bench, Ratios, Reading
 from proxima.runtime.diagnosis.promises import PROMISES, Promise
 from proxima.runtime.diagnosis.trainer_view import TrainerView, rounded
@@ -112,6 +113,11 @@ def diagnose(config: RunConfig, report: Report, *, prompts: int, samples: int, t
         FieldError, UserError: something is wrong with the model, the task or the engine; the first before any weights
             are loaded.
     """
+    if isinstance(config.placement, RankPlacement):
+        remedy = "set placement=null; the engine's own settings stay"
+        raise FieldError(
+            "placement", type(config.placement).__name__, "spreads a run, and this is one process", remedy=remedy
+        )
     set_compute_threads(config.runtime.threads)
     model = config.model.unloaded([*tasks_of(config).values(), config.episode])
     model, _ = within_servers(model, {"engine": config.engine})
@@ -240,8 +246,9 @@ class Examination:
             yield _row("as if", f"the engine's weights were {_name(dtype)}", retold, ratios)
 
     def _pairs(self, spec: Any, rows: Sequence[Row], own: Ratios) -> Iterator[Pair]:
-        """The settings of the engine that moved the mismatch most, two at once."""
-        moved = sorted((row for row in rows if row.verdict in ("less", "more")), key=_size, reverse=True)
+        """The settings of the engine that moved the mismatch most, two at once. One that is of little use alone counts,
+        too: another may hide it."""
+        moved = sorted(filter(_moves, rows), key=_size, reverse=True)
         for one, other in combinations(moved[:MOST_PAIRED], 2):
             self.report(f"{one.name} and {other.name}")
             first, ratios_of_first = self.tried[one.name]
@@ -252,13 +259,16 @@ class Examination:
             except UserError as error:
                 self.report(f"the engine does not run so: {error.reason}")
                 continue
-            alone, one_changed, other_changed, both_changed = (
-                distances(ratios.ways[0]) for ratios in (own, ratios_of_first, ratios_of_second, both)
-            )
-            more = one_changed + other_changed - alone - both_changed
-            yield Pair(
-                names=(one.name, other.name), less=reduction(own.ways[0], both.ways[0]), more_than_sum=interval(more)
-            )
+            yield _pair((one.name, other.name), own, (ratios_of_first, ratios_of_second), both)
+
+
+def _pair(names: tuple[str, str], own: Ratios, alone: tuple[Ratios, Ratios], both: Ratios) -> Pair:
+    """Two settings at once, by scored or by sampled tokens, whichever both together move more."""
+    found = list[Pair]()
+    for before, first, second, after in zip(own.ways, alone[0].ways, alone[1].ways, both.ways, strict=True):
+        more = distances(first) + distances(second) - distances(before) - distances(after)
+        found.append(Pair(names=names, less=reduction(before, after), more_than_sum=interval(more)))
+    return max(found, key=lambda pair: abs(pair.less.value))
 
 
 def _row(
@@ -279,6 +289,11 @@ def _row(
         less=max(reduced, key=lambda moved: abs(moved.value)),
         rate=rate,
     )
+
+
+def _moves(row: Row) -> bool:
+    """Whether a setting moves the mismatch at all, beyond the rounding of float32."""
+    return row.less is not None and (row.less.low > FLOOR or row.less.high < -FLOOR)
 
 
 def _size(row: Row) -> float:

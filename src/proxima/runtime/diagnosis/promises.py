@@ -18,6 +18,7 @@ from proxima.model.architecture import base_layer, parts
 from proxima.model.images.image_store import image_store
 from proxima.runtime.diagnosis.mismatch import FLOOR, distances, reduction, verdict, whole
 from proxima.runtime.diagnosis.probed import Bench, Reading, less
+from proxima.runtime.diagnosis.trainer_view import Stated
 
 COLD = 0.02  # relative difference of temperatures that is not worth a word
 FAR = 0.2  # T / T' below which T' is not estimated
@@ -48,31 +49,43 @@ class Promise:
 
 
 def draws(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Promise]:
-    """The tokens are drawn from the stated distribution q.
+    """The tokens are drawn from the stated distribution; see `surplus`."""
+    name, sampling = "sampling: the stated distribution", bench.requests[0].sampling
+    stated = [bench.view.stated(answer, sampling) for answer in reading.answers]
+    if not any(each.variance.any() for each in stated):
+        yield Promise(name=name, broken=None, says="it leaves one token at each position")
+        return
+    found = surplus(stated)
+    sure = abs(found.value) > max(COLD, SURE * (found.high - found.value))
+    said = f"as stated, at temperature {sampling.temperature:g}"
+    if sure:
+        said = f"at {_temperature(sampling.temperature, found.value)}, not {sampling.temperature:g} as stated"
+    yield Promise(name=name, broken=sure, says=said, value=found, unit="T / T' − 1")
+
+
+def _temperature(stated: float, found: float) -> str:
+    """What a `surplus` says of the temperature of the draws."""
+    share = 1 + found  # T / T'
+    if share < FAR:
+        return "a far higher temperature"
+    fewer = " or from fewer tokens" if found > 0 else ""
+    return f"a temperature of about {stated / share:.3g}{fewer}"
+
+
+def surplus(answers: Sequence[Stated]) -> Interval:
+    """By how much more probable the sampled tokens are than draws from the stated distribution q.
 
         r = Σ (log q(x_t) − E log q) / Σ Var log q      E and Var over tokens drawn from q
 
-    0 in expectation. To first order, draws at temperature T' have r = T / T' − 1, and those that leave out rare tokens
-    have r > 0.
+    0 in expectation. To first order, draws at temperature T' in place of T have r = T / T' − 1; those that leave out
+    rare tokens have r > 0. Tokens that q leaves out are not counted. The variance must not be 0 everywhere.
     """
-    sampling = bench.requests[0].sampling
-    stated = [bench.view.stated(answer, sampling) for answer in reading.answers]
-    surplus, variance = list[float](), list[float]()
-    for each in stated:
+    more, variance = list[float](), list[float]()
+    for each in answers:
         inside = np.isfinite(each.log_prob)
-        surplus.append(float((each.log_prob - each.mean)[inside].sum()))
+        more.append(float((each.log_prob - each.mean)[inside].sum()))
         variance.append(float(each.variance[inside].sum()))
-    found = ratio_of_sums(surplus, variance)
-    sure = abs(found.value) > max(COLD, SURE * (found.high - found.value))
-    share = 1 + found.value  # T / T'
-    said = f"as stated, at temperature {sampling.temperature:g}"
-    if sure:
-        drawn = (
-            f"a temperature of about {sampling.temperature / share:.3g}" if share > FAR else "a far higher temperature"
-        )
-        fewer = " or from fewer tokens" if found.value > 0 else ""
-        said = f"at {drawn}{fewer}, not {sampling.temperature:g} as stated"
-    yield Promise(name="sampling: the stated distribution", broken=sure, says=said, value=found, unit="T / T' − 1")
+    return ratio_of_sums(more, variance)
 
 
 def reports(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Promise]:
