@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from proxima.engine.serve.server_variations import ONE_DEVICE
+from proxima.engine.serve.server_variations import ONE_DEVICE, RUNNING
 from proxima.engine.variations import NO_GRAPHS
 from tests.engine.http.faulty_vllm import FAULTS, HEALTHY, TRUNCATED, start_faulty
+from tests.engine.http.model_server import ModelVllm
+from tests.engine.http.raw_server import RawServer
 from tests.engine.serve.programs import fake_program
 
 SERVED = """\
@@ -60,6 +63,23 @@ def test_a_planted_fault_is_named_by_its_own_line(line: str, fault: str, diagnos
 
 
 @pytest.mark.slow
+def test_a_server_that_is_running_keeps_its_settings_and_its_weights(
+    recipe: Callable[..., str], tiny_model: Any, done: Callable[..., str], here: Path, monkeypatch: Any
+) -> None:
+    """What is perturbed to see that weights arrive is put back."""
+    monkeypatch.setattr("proxima.engine.http.weights.weight_folders.SHARED_MEMORY", here)
+    with RawServer(ModelVllm(str(tiny_model("llama")))) as server:
+        before = [weight.detach().clone() for weight in server.fake.model.parameters()]
+        words = ["engine=vllm", f"engine.url={server.url}", "--prompts", "3", "--json"]
+        found = json.loads(done("engine", "diagnose", recipe(), *words))
+        after = list(server.fake.model.parameters())
+    assert found["found"] == []
+    assert {row["why_not"] for row in found["rows"] if row["what"] == "engine"} == {RUNNING}
+    assert {row["verdict"] for row in found["rows"] if row["what"] == "requests"} == {"same"}
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.slow
 def test_two_settings_that_undo_the_same_fault_add_nothing(diagnosed: Callable[..., Any]) -> None:
     """Without a prefix cache there is none in fp8."""
     found = diagnosed("fp8 cache")
@@ -72,16 +92,17 @@ def test_two_settings_that_undo_the_same_fault_add_nothing(diagnosed: Callable[.
 def test_the_report_names_the_fields_to_set_and_their_cost(
     recipe: Callable[..., str], done: Callable[..., str]
 ) -> None:
-    """The local engine, with weights in eight bits and noise on its logits."""
+    """The local engine, with weights in eight bits and noise on its logits: each hides a part of the other."""
     engine = ["engine.weights=int8", "engine.noise=0.03"]
     lines = done("engine", "diagnose", recipe(), *engine, "--prompts", "8").splitlines()
-    noise, weights = (line for line in lines if line.startswith("found"))
-    assert noise.startswith("found      engine: noise on the logits: off: less by ")
+    (weights,) = (line for line in lines if line.startswith("found"))
     assert weights.startswith("found      engine: quantised weights: off: less by ")
-    for line, field in ((noise, "engine.noise=0.0"), (weights, "engine.weights=null")):
-        assert re.search(rf", at \d+\.\d\d × the tokens a second; set {field}$", line)
+    assert re.search(r", at \d+\.\d\d × the tokens a second; set engine.weights=null$", weights)
+    assert lines[-1].strip() == "then diagnose again: a small cause hides behind a large one"
     assert any(line.startswith("not tried  engine: CUDA graphs: off: ") for line in lines)
-    assert any(line.startswith("pair       noise on the logits: off and quantised weights: off: ") for line in lines)
+    names = "noise on the logits: off and quantised weights: off", "quantised weights: off and noise on the logits: off"
+    (pair,) = (line for line in lines if line.startswith(tuple(f"pair       {name}: less by" for name in names)))
+    assert float(re.search(r"; [-.\d]+ \[([-.\d]+), [-.\d]+\] more than the sum", pair)[1]) > 0
 
 
 @pytest.mark.parametrize(

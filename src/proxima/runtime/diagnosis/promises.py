@@ -142,7 +142,7 @@ def cleared_cache(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Pr
         yield Promise(name=name, broken=None, says="the engine takes no weights")
         return
     fresh = [replace(request, prompt=_unseen(request.prompt)) for request in bench.requests]
-    with _published(bench, engine, None):
+    with _published(bench, engine, adapter_names(bench.view.module) or None):
         known = bench.of_reported(bench.sample(engine, bench.requests))
         unread = bench.of_reported(bench.sample(engine, fresh))
     more = reduction(known, unread)
