@@ -15,9 +15,15 @@ from proxima.laws.engine_case import forward
 from proxima.model.load import load
 from proxima.model.policy import Policy
 from proxima.model.pretrained import LoadedModel
-from proxima.runtime.diagnosis.mismatch import mismatch, reduction, verdict, whole
-from proxima.runtime.diagnosis.promises import parts_of, surplus
-from proxima.runtime.diagnosis.trainer_view import Answer, Stated, TrainerView, rounded, truncated
+from proxima.runtime.diagnosis.mismatch import judged, mismatch, overall, reduction
+from proxima.runtime.diagnosis.promises import surplus, weight_parts
+from proxima.runtime.diagnosis.trainer_view import (
+    EngineAnswer,
+    Stated,
+    TrainerView,
+    after_truncation,
+    weights_rounded_to,
+)
 
 Q = np.array([4, 2, 1]) / 7
 
@@ -58,12 +64,12 @@ def test_a_change_matters_by_more_than_a_tenth_of_the_mismatch(after: float, sai
     draws = np.random.default_rng(0)
     before = [0.02 + 0.001 * draws.normal(size=8) for _ in range(12)]
     changed = [after / 0.02 * each for each in before]
-    assert verdict([reduction(before, changed)], [whole(before)]) == said
+    assert judged([reduction(before, changed)], [overall(before)]) == said
 
 
 def test_what_float32_rounds_does_not_matter() -> None:
     before = [np.full(4, 5e-5), np.full(4, 5e-5)]
-    assert verdict([reduction(before, [0 * each for each in before])], [whole(before)]) == "same"
+    assert judged([reduction(before, [0 * each for each in before])], [overall(before)]) == "same"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_truncation_is_that_of_the_sampler(sampling: Sampling) -> None:
     """Two ways to write it: one sorts, the other finds the smallest logit that is kept."""
     logits = 2 * torch.randn(50, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kept, log_z = truncate(logits, SamplingRows.of([sampling] * 50, torch.device("cpu")))
-    torch.testing.assert_close(truncated(logits.log_softmax(1), sampling), kept - log_z[:, None])
+    torch.testing.assert_close(after_truncation(logits.log_softmax(1), sampling), kept - log_z[:, None])
 
 
 @pytest.fixture
@@ -90,7 +96,9 @@ def view(tiny_model: Callable[[str], Path]) -> TrainerView:
 def test_the_trainer_says_what_its_logits_say(view: TrainerView, loaded: LoadedModel) -> None:
     prompt, tokens = np.array([3, 50, 70], np.int32), np.array([60, 4, 90, 8], np.int32)
     sampling = Sampling(temperature=0.7)
-    answer = Answer(group=0, prompt_tokens=prompt, tokens=tokens, reported=np.zeros(4, np.float32), sampling=sampling)
+    answer = EngineAnswer(
+        group=0, prompt_tokens=prompt, tokens=tokens, reported=np.zeros(4, np.float32), sampling=sampling
+    )
     logits = torch.as_tensor(forward(loaded, prompt, tokens)).double()
     log_q = (logits / 0.7).log_softmax(1).numpy()
     expected = log_q[np.arange(4), tokens]
@@ -104,14 +112,14 @@ def test_the_trainer_says_what_its_logits_say(view: TrainerView, loaded: LoadedM
 
 def test_weights_are_rounded_within_the_block_alone(view: TrainerView) -> None:
     before = [parameter.detach().clone() for parameter in view.module.parameters()]
-    with rounded(view.module, torch.bfloat16):
+    with weights_rounded_to(view.module, torch.bfloat16):
         for parameter in view.module.parameters():
             assert torch.equal(parameter, parameter.bfloat16().float())
     assert all(torch.equal(one, other) for one, other in zip(before, view.module.parameters(), strict=True))
 
 
 def test_every_parameter_is_in_one_part(view: TrainerView) -> None:
-    parts: dict[str, Any] = parts_of(view.module)
+    parts: dict[str, Any] = weight_parts(view.module)
     names = [name for of_part in parts.values() for name in of_part]
     module: nn.Module = view.module
     assert set(parts) == {"embedding", "layers", "output head"}

@@ -10,7 +10,7 @@ from proxima.config.resolution import resolve
 from proxima.config.validate import check_with_model, require_sound
 from proxima.data import UserError
 from proxima.evaluation.intervals import Interval
-from proxima.runtime.diagnosis.diagnosis import Diagnosis, Row, diagnose
+from proxima.runtime.diagnosis.examination import Diagnosis, SettingRow, diagnose
 from proxima.view.formatting import significant, visible
 from proxima.view.terminal import table_text
 
@@ -47,10 +47,10 @@ def print_diagnosis(
     if as_json:
         print_json(asdict(found) | {"found": found.found})
     else:
-        print("\n".join(visible(line) for line in report_lines(found)))
+        print("\n".join(visible(line) for line in diagnosis_lines(found)))
 
 
-def report_lines(found: Diagnosis) -> Iterator[str]:
+def diagnosis_lines(found: Diagnosis) -> Iterator[str]:
     """The report, line by line: settings, promises, what was not tried, pairs, and what was found."""
     yield f"engine   {found.engine}: {found.answers:,} answers of {found.tokens:,} tokens"
     yield HEADER
@@ -91,7 +91,7 @@ def _conclusion(found: Diagnosis) -> Iterator[str]:
     yield "           then diagnose again: a small cause hides behind a large one"
 
 
-def _cells(row: Row, recipe: Row) -> dict[str, str]:
+def _cells(row: SettingRow, recipe: SettingRow) -> dict[str, str]:
     sampled = row.sampled
     assert sampled is not None
     return {

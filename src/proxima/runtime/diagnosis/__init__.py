@@ -4,7 +4,7 @@
     mismatch      the figures: nats a token with intervals, and paired differences
     probed        the engine of a recipe, started with one setting or another, and read
     promises      what an engine must do whatever its settings: the stated distribution, all new weights, no stale cache
-    diagnosis     the settings one at a time, then pairs of those that mattered
+    examination   the settings one at a time, then pairs of those that mattered
 
 Imports: `config`, `training`, `evaluation` and every room below. Imported by `cli`.
 To add a setting: `EngineSpec.variations` of the kind. To add a promise: a function in `promises`, and its line in

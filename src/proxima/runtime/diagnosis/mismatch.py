@@ -19,7 +19,7 @@ SHARE = 0.1  # of the recipe's own mismatch: less is not worth a setting
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mismatch:
+class MismatchFigures:
     """How far an engine's log-probs are from the trainer's, with 95 % intervals over the answers.
 
     Args:
@@ -39,11 +39,11 @@ class Mismatch:
     outside: float = 0.0
 
 
-def mismatch(log_ratios: Sequence[Floats]) -> Mismatch:
+def mismatch(log_ratios: Sequence[Floats]) -> MismatchFigures:
     """The figures of ρ of each answer; minus infinity where a token is outside the stated distribution."""
     kept = [each[np.isfinite(each)] for each in log_ratios]
     count = sum(map(len, log_ratios))
-    return Mismatch(
+    return MismatchFigures(
         mean=interval([_mean(np.abs(each)) for each in kept]),
         signed=interval([_mean(each) for each in kept]),
         p99=_p99(kept),
@@ -58,7 +58,7 @@ def distances(log_ratios: Sequence[Floats]) -> Floats:
     return np.array([_mean(np.abs(each[np.isfinite(each)])) for each in log_ratios])
 
 
-def whole(log_ratios: Sequence[Floats]) -> Interval:
+def overall(log_ratios: Sequence[Floats]) -> Interval:
     """The mean of `distances`."""
     return interval(distances(log_ratios))
 
@@ -68,7 +68,7 @@ def reduction(before: Sequence[Floats], after: Sequence[Floats]) -> Interval:
     return interval(distances(before) - distances(after))
 
 
-def verdict(reduced: Sequence[Interval], whole: Sequence[Interval]) -> str:
+def judged(reduced: Sequence[Interval], whole: Sequence[Interval]) -> str:
     """`less` or `more` if a change moves the mismatch by over `FLOOR`, and by over `SHARE` of the `whole`, with its
     entire interval, in any of the ways in which it was measured; else `same`."""
     for moved, of in zip(reduced, whole, strict=True):

@@ -15,7 +15,7 @@ from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest, WeightUpdate, close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.runtime.diagnosis.trainer_view import Answer, TrainerView
+from proxima.runtime.diagnosis.trainer_view import EngineAnswer, TrainerView
 
 ANY = 1e9  # nats: a server whose weights a run would refuse is diagnosed, not refused
 
@@ -31,7 +31,7 @@ class Reading:
         rate: sampled tokens a second, the start of the answers included.
     """
 
-    answers: Sequence[Answer]
+    answers: Sequence[EngineAnswer]
     scores: Sequence[Floats] | None
     rate: float
 
@@ -72,7 +72,7 @@ class Bench:
     requests: Sequence[Request]
     seed: int
     compute: ComputeThread = field(default_factory=ComputeThread)
-    answers: Sequence[Answer] | None = None
+    answers: Sequence[EngineAnswer] | None = None
     versions: int = 0
 
     @contextmanager
@@ -116,7 +116,7 @@ class Bench:
         scores = None if self.answers is None else self.score(engine, self.answers, at_once=at_once)
         return Reading(answers=answers, scores=scores, rate=sum(len(each.tokens) for each in answers) / seconds)
 
-    def sample(self, engine: Engine, requests: Sequence[Request], *, at_once: bool = True) -> list[Answer]:
+    def sample(self, engine: Engine, requests: Sequence[Request], *, at_once: bool = True) -> list[EngineAnswer]:
         """The engine's answers, in the order of the requests, which are sampled alike.
 
         Raises:
@@ -133,7 +133,7 @@ class Bench:
         column = "sampled_log_prob" if "sampled" in known else "untruncated_log_prob"
         reported = asked if "sampled" in known else Sampling(temperature=asked.temperature)
         return [
-            Answer(
+            EngineAnswer(
                 group=request.prompt.uid,
                 prompt_tokens=request.prompt.tokens,
                 tokens=completion.tokens,
@@ -143,7 +143,7 @@ class Bench:
             for request, completion in zip(requests, completions, strict=True)
         ]
 
-    def score(self, engine: Engine, answers: Sequence[Answer], *, at_once: bool = True) -> list[Floats] | None:
+    def score(self, engine: Engine, answers: Sequence[EngineAnswer], *, at_once: bool = True) -> list[Floats] | None:
         """[T] nats of the tokens of each answer, by the engine at temperature 1; None if it scores no tokens."""
         if not engine.capabilities.score:
             return None
@@ -160,7 +160,7 @@ class Bench:
             scored = less(self.view.log_prob(self.answers, 1.0), reading.scores)
         return Ratios(sampled=self.of_reported(reading.answers), scored=scored)
 
-    def of_reported(self, answers: Sequence[Answer]) -> list[Floats]:
+    def of_reported(self, answers: Sequence[EngineAnswer]) -> list[Floats]:
         """ρ of sampled answers, by the log-probs that the engine reported and the weights that the trainer has now."""
         return less(self.view.reported(answers), [answer.reported for answer in answers])
 

@@ -16,7 +16,7 @@ from proxima.evaluation.intervals import Interval, ratio_of_sums
 from proxima.model.adapters.lora import adapter_names
 from proxima.model.architecture import base_layer, parts
 from proxima.model.images.image_store import image_store
-from proxima.runtime.diagnosis.mismatch import FLOOR, distances, reduction, verdict, whole
+from proxima.runtime.diagnosis.mismatch import FLOOR, distances, judged, overall, reduction
 from proxima.runtime.diagnosis.probed import Bench, Reading, less
 from proxima.runtime.diagnosis.trainer_view import Stated
 
@@ -103,7 +103,7 @@ def reports(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Promise]
     for other, trainer in others.items():
         ratios = less(trainer, [answer.reported for answer in reading.answers])
         nearer = reduction(own, ratios)
-        if verdict([nearer], [whole(own)]) == "less" and _half(own, ratios):
+        if judged([nearer], [overall(own)]) == "less" and _half(own, ratios):
             yield Promise(name=name, broken=True, says=f"they are those of {other}", value=nearer, unit="nats nearer")
             return
     yield Promise(name=name, broken=False, says="nearest to it")
@@ -117,7 +117,7 @@ def new_weights(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Prom
     assert reading.scores is not None
     before = bench.view.log_prob(reading.answers, 1.0)
     present = _mean(less(before, reading.scores))
-    for part, names in parts_of(bench.view.module).items():
+    for part, names in weight_parts(bench.view.module).items():
         with _published(bench, engine, names) as former_head:
             scores = bench.score(engine, reading.answers)
             assert scores is not None
@@ -146,7 +146,7 @@ def cleared_cache(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Pr
         known = bench.of_reported(bench.sample(engine, bench.requests))
         unread = bench.of_reported(bench.sample(engine, fresh))
     more = reduction(known, unread)
-    broken = verdict([more], [whole(unread)]) == "less" and more.value > CACHED * whole(unread).value
+    broken = judged([more], [overall(unread)]) == "less" and more.value > CACHED * overall(unread).value
     said = "prompts read before are answered as well as new ones"
     if broken:
         said = "prompts read before are answered from the cache of earlier weights"
@@ -156,7 +156,7 @@ def cleared_cache(bench: Bench, engine: Engine, reading: Reading) -> Iterator[Pr
 PROMISES: Sequence[Callable[[Bench, Engine, Reading], Iterator[Promise]]] = (draws, reports, new_weights, cleared_cache)
 
 
-def parts_of(module: nn.Module) -> dict[str, list[str]]:
+def weight_parts(module: nn.Module) -> dict[str, list[str]]:
     """The names of the parameters of each part of a model: embedding, layers, output head, or its adapters."""
     if adapters := adapter_names(module):
         return {"adapters": adapters}

@@ -16,7 +16,7 @@ from proxima.training.forward_stage import LogProbStage, stage_columns, stage_sh
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Answer:
+class EngineAnswer:
     """Tokens that an engine has sampled after a prompt.
 
     Args:
@@ -65,14 +65,14 @@ class TrainerView:
         """The model itself."""
         return self.policy.model
 
-    def reported(self, answers: Sequence[Answer]) -> list[Floats]:
+    def reported(self, answers: Sequence[EngineAnswer]) -> list[Floats]:
         """[T] nats of each answer's tokens, under the distribution that the engine's log-probs are of."""
         sampling = answers[0].sampling
         if sampling.truncates:
             return [self.stated(answer, sampling).log_prob for answer in answers]
         return self.log_prob(answers, sampling.temperature)
 
-    def log_prob(self, answers: Sequence[Answer], temperature: float) -> list[Floats]:
+    def log_prob(self, answers: Sequence[EngineAnswer], temperature: float) -> list[Floats]:
         """[T] nats of each answer's tokens, under softmax(logits / temperature)."""
         column = "proximal_log_prob"
         trajectories = [_trajectory(answer, temperature) for answer in answers]
@@ -80,11 +80,11 @@ class TrainerView:
         return stage_columns(LogProbStage(column, self.policy), shares)[column]
 
     @torch.no_grad()
-    def stated(self, answer: Answer, sampling: Sampling) -> Stated:
+    def stated(self, answer: EngineAnswer, sampling: Sampling) -> Stated:
         """The stated distribution at the positions of an answer."""
         everything = np.broadcast_to(np.arange(self.vocabulary, dtype=np.int32), (len(answer.tokens), self.vocabulary))
         batch = self.policy.pack([_trajectory(answer, sampling.temperature, everything)])
-        rows = truncated(self.policy(batch).need("top_k_log_prob").double(), sampling)
+        rows = after_truncation(self.policy(batch).need("top_k_log_prob").double(), sampling)
         probability = rows.exp()
         finite = rows.where(probability > 0, 0.0)
         mean = (probability * finite).sum(1)
@@ -94,7 +94,7 @@ class TrainerView:
         return Stated(log_prob=log_prob, mean=mean, variance=variance)
 
 
-def truncated(rows: Tensor, sampling: Sampling) -> Tensor:
+def after_truncation(rows: Tensor, sampling: Sampling) -> Tensor:
     """[T, V] log-probs after top-k, then top-p, then min-p, renormalised: minus infinity for what they leave out."""
     if not sampling.truncates:
         return rows
@@ -110,7 +110,7 @@ def truncated(rows: Tensor, sampling: Sampling) -> Tensor:
 
 
 @contextmanager
-def rounded(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+def weights_rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Within the block the weights have the values that they have in `dtype`; afterwards their own, exactly."""
     kept = [(parameter, parameter.data) for parameter in module.parameters() if parameter.is_floating_point()]
     try:
@@ -122,7 +122,7 @@ def rounded(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             parameter.data = data
 
 
-def _trajectory(answer: Answer, temperature: float, top_k: Ints | None = None) -> Trajectory:
+def _trajectory(answer: EngineAnswer, temperature: float, top_k: Ints | None = None) -> Trajectory:
     return Trajectory(
         group=answer.group,
         prompt_tokens=answer.prompt_tokens,

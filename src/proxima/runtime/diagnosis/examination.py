@@ -18,10 +18,19 @@ from proxima.engine.protocol import Engine, Request
 from proxima.engine.variations import Variation, changed_fields
 from proxima.evaluation.intervals import Interval
 from proxima.model.pretrained import UnloadedModel, without_progress_bars
-from proxima.runtime.diagnosis.mismatch import FLOOR, Mismatch, distances, interval, mismatch, reduction, verdict, whole
+from proxima.runtime.diagnosis.mismatch import (
+    FLOOR,
+    MismatchFigures,
+    distances,
+    interval,
+    judged,
+    mismatch,
+    overall,
+    reduction,
+)
 from proxima.runtime.diagnosis.probed import Bench, Ratios, Reading
 from proxima.runtime.diagnosis.promises import PROMISES, Promise
-from proxima.runtime.diagnosis.trainer_view import TrainerView, rounded
+from proxima.runtime.diagnosis.trainer_view import TrainerView, weights_rounded_to
 from proxima.runtime.launch.run_data import rollout_needs
 from proxima.system.machine import set_compute_threads
 from proxima.task.opening import open_tasks
@@ -33,7 +42,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SettingRow:
     """One setting with the value that was tried.
 
     Args:
@@ -55,14 +64,14 @@ class Row:
     fields: Sequence[str] = ()
     verdict: str = "not tried"
     why_not: str = ""
-    scored: Mismatch | None = None
-    sampled: Mismatch | None = None
+    scored: MismatchFigures | None = None
+    sampled: MismatchFigures | None = None
     less: Interval | None = None
     rate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class SettingPair:
     """Two settings at once: `less` of both together, and `more_than_sum`, what that is above the sum of each alone,
     nats a token with paired intervals."""
 
@@ -87,10 +96,10 @@ class Diagnosis:
     engine: str
     answers: int
     tokens: int
-    recipe: Row
-    rows: Sequence[Row]
+    recipe: SettingRow
+    rows: Sequence[SettingRow]
     promises: Sequence[Promise]
-    pairs: Sequence[Pair] = ()
+    pairs: Sequence[SettingPair] = ()
 
     @property
     def found(self) -> list[str]:
@@ -183,23 +192,23 @@ class Examination:
             pairs=list(self._pairs(spec, varied, ratios)),
         )
 
-    def _varied(self, spec: Any, variation: Variation, own: Ratios) -> Row:
+    def _varied(self, spec: Any, variation: Variation, own: Ratios) -> SettingRow:
         """One setting of the engine changed."""
         if variation.why_not is not None:
-            return Row(what="engine", name=variation.name, why_not=variation.why_not)
+            return SettingRow(what="engine", name=variation.name, why_not=variation.why_not)
         self.report(variation.name)
         changed = variation.change(spec)
         try:
             with self.bench.running(changed) as engine:
                 reading = self.bench.read(engine)
         except UserError as error:
-            return Row(what="engine", name=variation.name, why_not=f"the engine does not run so: {error.reason}")
+            return SettingRow(what="engine", name=variation.name, why_not=f"the engine does not run so: {error.reason}")
         ratios = self.bench.ratios(reading)
         self.tried[variation.name] = variation, ratios
         fields = changed_fields(spec, changed, "engine")
         return _row("engine", variation.name, ratios, own, rate=reading.rate, fields=fields)
 
-    def _orders(self, engine: Engine, own: Ratios) -> Iterator[Row]:
+    def _orders(self, engine: Engine, own: Ratios) -> Iterator[SettingRow]:
         """The same requests one after another, and in the opposite order."""
         bench = self.bench
         self.report("one request at a time")
@@ -213,7 +222,7 @@ class Examination:
         turned = replace(turned, answers=turned.answers[::-1], scores=None if scores is None else scores[::-1])
         yield _row("requests", "in the opposite order", bench.ratios(turned), own, rate=turned.rate)
 
-    def _samplings(self, engine: Engine, own: Ratios) -> Iterator[Row]:
+    def _samplings(self, engine: Engine, own: Ratios) -> Iterator[SettingRow]:
         """The parameters of sampling that the recipe sets, each at the value that changes nothing."""
         for name, value in NEUTRAL.items():
             if getattr(self.config.sampling, name) == value:
@@ -226,7 +235,7 @@ class Examination:
             fields = [f"sampling.{name}={value:g}"]
             yield _row("sampling", f"{name}: {value:g}", ratios, own, rate=reading.rate, fields=fields)
 
-    def _trainers(self, own: Reading, ratios: Ratios) -> Iterator[Row]:
+    def _trainers(self, own: Reading, ratios: Ratios) -> Iterator[SettingRow]:
         """The trainer in another precision, and with weights as an engine may have rounded them."""
         self.report("the trainer in other precisions")
         bench, policy = self.bench, self.bench.view.policy
@@ -241,11 +250,11 @@ class Examination:
             "trainer", f"compute dtype: {_name(other)}", retold, ratios, fields=[f"model.compute_dtype={_name(other)}"]
         )
         for dtype in ROUNDED:
-            with rounded(bench.view.module, dtype):
+            with weights_rounded_to(bench.view.module, dtype):
                 retold = bench.ratios(own)
             yield _row("as if", f"the engine's weights were {_name(dtype)}", retold, ratios)
 
-    def _pairs(self, spec: Any, rows: Sequence[Row], own: Ratios) -> Iterator[Pair]:
+    def _pairs(self, spec: Any, rows: Sequence[SettingRow], own: Ratios) -> Iterator[SettingPair]:
         """The settings of the engine that moved the mismatch most, two at once. One that is of little use alone counts,
         too: another may hide it."""
         moved = sorted(filter(_moves, rows), key=_size, reverse=True)
@@ -262,28 +271,28 @@ class Examination:
             yield _pair((one.name, other.name), own, (ratios_of_first, ratios_of_second), both)
 
 
-def _pair(names: tuple[str, str], own: Ratios, alone: tuple[Ratios, Ratios], both: Ratios) -> Pair:
+def _pair(names: tuple[str, str], own: Ratios, alone: tuple[Ratios, Ratios], both: Ratios) -> SettingPair:
     """Two settings at once, by scored or by sampled tokens, whichever both together move more."""
-    found = list[Pair]()
+    found = list[SettingPair]()
     for before, first, second, after in zip(own.ways, alone[0].ways, alone[1].ways, both.ways, strict=True):
         more = distances(first) + distances(second) - distances(before) - distances(after)
-        found.append(Pair(names=names, less=reduction(before, after), more_than_sum=interval(more)))
+        found.append(SettingPair(names=names, less=reduction(before, after), more_than_sum=interval(more)))
     return max(found, key=lambda pair: abs(pair.less.value))
 
 
 def _row(
     what: str, name: str, ratios: Ratios, own: Ratios, *, rate: float | None = None, fields: Sequence[str] = ()
-) -> Row:
+) -> SettingRow:
     """The row of a setting of which there are ρ; `own` are those of the recipe's engine."""
     pairs = [(own.sampled, ratios.sampled)]
     if own.scored is not None and ratios.scored is not None:
         pairs.insert(0, (own.scored, ratios.scored))
     reduced = [reduction(before, after) for before, after in pairs]
-    return Row(
+    return SettingRow(
         what=what,
         name=name,
         fields=fields,
-        verdict=verdict(reduced, [whole(before) for before, _ in pairs]),
+        verdict=judged(reduced, [overall(before) for before, _ in pairs]),
         scored=None if ratios.scored is None else mismatch(ratios.scored),
         sampled=mismatch(ratios.sampled),
         less=max(reduced, key=lambda moved: abs(moved.value)),
@@ -291,12 +300,12 @@ def _row(
     )
 
 
-def _moves(row: Row) -> bool:
+def _moves(row: SettingRow) -> bool:
     """Whether a setting moves the mismatch at all, beyond the rounding of float32."""
     return row.less is not None and (row.less.low > FLOOR or row.less.high < -FLOOR)
 
 
-def _size(row: Row) -> float:
+def _size(row: SettingRow) -> float:
     """By how much a setting moves the mismatch, nats a token."""
     return 0.0 if row.less is None else abs(row.less.value)
 
