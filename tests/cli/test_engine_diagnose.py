@@ -80,6 +80,16 @@ def test_a_server_that_is_running_keeps_its_settings_and_its_weights(
 
 
 @pytest.mark.slow
+def test_a_trainer_whose_weights_are_in_bfloat16_has_no_other_precision(
+    recipe: Callable[..., str], done: Callable[..., str]
+) -> None:
+    words = ["model.dtype=bfloat16", "model.compute_dtype=bfloat16", "--prompts", "2", "--json"]
+    found = json.loads(done("engine", "diagnose", recipe(), *words))
+    (trainer,) = (row for row in found["rows"] if row["what"] == "trainer")
+    assert trainer["verdict"] == "not tried"
+
+
+@pytest.mark.slow
 def test_two_settings_that_undo_the_same_fault_add_nothing(diagnosed: Callable[..., Any]) -> None:
     """Without a prefix cache there is none in fp8."""
     found = diagnosed("fp8 cache")

@@ -1,9 +1,11 @@
 """One setting of an engine, changed: what `proxima engine diagnose` tries, one at a time."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
+
+import torch
 
 NO_GRAPHS = "CUDA graphs need a GPU"
 
@@ -26,6 +28,11 @@ class Variation:
 def variation(name: str, why_not: str | None = None, **values: Any) -> Variation:
     """A variation in fields of the spec itself."""
     return Variation(name=name, change=lambda spec: replace(spec, **values), why_not=why_not)
+
+
+def variations_of(spec: Any, device: torch.device) -> Sequence[Variation]:
+    """`EngineSpec.variations`; none of a spec that does not derive from `EngineSpec`."""
+    return spec.variations(device) if hasattr(spec, "variations") else ()
 
 
 def changed_fields(before: Any, after: Any, path: str) -> list[str]:

@@ -6,6 +6,7 @@
     state/      what survives a kill: journal, run folder, rollouts, and what a checkpoint keeps of later steps
     watch/      observes and logs: observers, timeline, activity, stalls, the disk, Ctrl-C, the clock
     placement/  the processes of a run on many devices
+    diagnosis/  which setting of an engine makes its mismatch: `proxima engine diagnose`
 
 Imports: every room below (`rollout`, `training`, `evaluation`, `config` …). Imported by `experiments`, `view`, `api`
 and `cli`.

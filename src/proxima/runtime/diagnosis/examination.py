@@ -15,7 +15,7 @@ from proxima.engine import ENGINES
 from proxima.engine.engine_selection import EngineSelection, within_servers
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import Engine, Request
-from proxima.engine.variations import Variation, changed_fields
+from proxima.engine.variations import Variation, changed_fields, variations_of
 from proxima.evaluation.intervals import Interval
 from proxima.model.pretrained import UnloadedModel, without_progress_bars
 from proxima.runtime.diagnosis.mismatch import (
@@ -180,8 +180,7 @@ class Examination:
             rows = [*self._orders(engine, ratios), *self._samplings(engine, ratios), *self._trainers(own, ratios)]
             self.report("promises")
             promises = [each for promise in PROMISES for each in promise(bench, engine, own)]
-        variations = spec.variations(bench.view.policy.device)
-        varied = [self._varied(spec, each, ratios) for each in variations]
+        varied = [self._varied(spec, each, ratios) for each in variations_of(spec, bench.view.policy.device)]
         return Diagnosis(
             engine=ENGINES.kind_of(spec),
             answers=len(own.answers),
@@ -241,14 +240,16 @@ class Examination:
         bench, policy = self.bench, self.bench.view.policy
         present = policy.compute_dtype
         other = torch.float32 if present == torch.bfloat16 else torch.bfloat16
-        policy.compute_dtype = other
-        try:
-            retold = bench.ratios(own)
-        finally:
-            policy.compute_dtype = present
-        yield _row(
-            "trainer", f"compute dtype: {_name(other)}", retold, ratios, fields=[f"model.compute_dtype={_name(other)}"]
-        )
+        name = f"compute dtype: {_name(other)}"
+        if next(bench.view.module.parameters()).dtype != torch.float32:
+            yield SettingRow(what="trainer", name=name, why_not="model.dtype is what it computes in")
+        else:
+            policy.compute_dtype = other
+            try:
+                retold = bench.ratios(own)
+            finally:
+                policy.compute_dtype = present
+            yield _row("trainer", name, retold, ratios, fields=[f"model.compute_dtype={_name(other)}"])
         for dtype in ROUNDED:
             with weights_rounded_to(bench.view.module, dtype):
                 retold = bench.ratios(own)

@@ -63,7 +63,8 @@ class TrainerView:
     @property
     def module(self) -> nn.Module:
         """The model itself."""
-        return self.policy.model
+        module: nn.Module = self.policy.model
+        return module
 
     def reported(self, answers: Sequence[EngineAnswer]) -> list[Floats]:
         """[T] nats of each answer's tokens, under the distribution that the engine's log-probs are of."""
@@ -90,8 +91,12 @@ class TrainerView:
         mean = (probability * finite).sum(1)
         variance = (probability * finite.square()).sum(1) - mean.square()
         drawn = rows.gather(1, torch.as_tensor(answer.tokens, device=rows.device).long()[:, None]).squeeze(1)
-        log_prob, mean, variance = (values.cpu().numpy() for values in (drawn, mean, variance))
-        return Stated(log_prob=log_prob, mean=mean, variance=variance)
+        return Stated(log_prob=_floats(drawn), mean=_floats(mean), variance=_floats(variance))
+
+
+def _floats(values: Tensor) -> Floats:
+    on_host: Floats = values.cpu().numpy()
+    return on_host
 
 
 def after_truncation(rows: Tensor, sampling: Sampling) -> Tensor:
