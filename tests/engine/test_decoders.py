@@ -55,6 +55,20 @@ def test_every_weight_is_loaded_and_copied(kind, decoder, dtype):
     assert not torch.allclose(before, expected, atol=0.1)
 
 
+@pytest.mark.parametrize(("kind", "decoder"), [("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "recompute")])
+def test_weights_in_bfloat16_are_computed_with_in_float32(kind, decoder):
+    """`model.dtype: bfloat16` beside `engine.dtype: float32`: the same as of a model that holds them in float32."""
+    model = loaded(kind).model.bfloat16()
+    prompts = [ids(6, 1), ids(3, 2)]
+
+    def logits(model):
+        decoder_of = CLASSES[decoder](model, torch.float32)
+        return decoder_of.logits(decoder_of.prefill(prompts)[0])
+
+    given = logits(model)
+    assert torch.equal(given, logits(model.float()))
+
+
 def test_equal_sequences_run_once():
     """As the rows of a step that are not in use are."""
     decoder, ran = RecomputeDecoder(loaded("llama").model, torch.float32), []

@@ -28,7 +28,8 @@ from proxima.model.moe import RoutingPass, connect_routers
 
 
 class ModelCopy(Decoder):
-    """A copy of a model: linear weights in the engine's dtype, the rest as in the original, run under autocast.
+    """A copy of a model: linear weights in the engine's dtype, the rest as in the original, run under autocast; in
+    float32, everything, which then needs none.
 
     This is the trainer's arithmetic, so log-probs agree up to rounding.
     """
@@ -40,6 +41,8 @@ class ModelCopy(Decoder):
         merge_adapter(self.model)
         self.model.requires_grad_(False).eval()
         self.backbone, self.head_module = parts(self.model)
+        if dtype == torch.float32:
+            self.model.to(dtype)
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) or has_stacked_experts(module):
                 module.to(dtype)
