@@ -392,7 +392,9 @@ class FakeSglang(SmallHttpServer):
             return []
         with torch.inference_mode():
             values = torch.log_softmax(self.model(torch.tensor([ids])).logits[0].double(), -1)
-        rest = [[float(values[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
+        last = values.shape[1] - 1  # it is named 0
+        names = [0 if token == last else token for token in ids]
+        rest = [[float(values[at - 1, ids[at]]), names[at], None] for at in range(start + 1, len(ids))]
         return [[None, ids[start], None], *rest]
 
     def top_pairs(self, request, count):

@@ -220,6 +220,20 @@ async def test_scores_are_those_of_the_given_tokens(tiny):
     assert outcome.dtype == np.float32 and none.shape == (0,)
 
 
+async def test_the_last_token_of_the_vocabulary_is_scored(tiny):
+    """SGLang names it 0; another token that it names so is still another."""
+    last = tiny.model.config.vocab_size - 1
+    tokens = np.array([5, last, 44], np.int32)
+    given = WrittenTokens.of(np.int32([*PROMPT, *tokens]), None)
+    async with fake(tiny) as talk:
+        talk.facts = replace(talk.facts, sizes={"vocab_size": last + 1})
+        outcome = await talk.score(given, len(PROMPT))
+        talk.facts = replace(talk.facts, sizes={"vocab_size": last + 2})
+        with pytest.raises(ServerError, match="log-probs are of other tokens"):
+            await talk.score(given, len(PROMPT))
+    np.testing.assert_allclose(outcome, forward(tiny, tokens), atol=1e-4)
+
+
 def handover(folder, version=1):
     return WeightsInFolder(version=version, label=f"run-{version}", folder=folder, seconds=LONG)
 

@@ -119,7 +119,8 @@ class SglangDialect(Dialect):
                     yield chunk
 
     async def score(self, client: ServerClient, facts: ServerFacts, tokens: WrittenTokens, first: int) -> Floats:
-        """[T - first] float32, nats, under softmax(logits). One token is generated after them and dropped."""
+        """[T - first] float32, nats, under softmax(logits). One token is generated after them and dropped. SGLang names
+        the last id of the vocabulary 0 beside its log-prob."""
         count, scored = len(tokens.written), tokens.written[first:]
         check_scorable(client.url, facts, count, f"--context-length {count + 1 + SPARE}")
         fields = {"input_ids": tokens.written, "logprob_start_len": max(first - 1, 0)}
@@ -129,7 +130,9 @@ class SglangDialect(Dialect):
             asked_rows = rows[len(rows) - len(scored) :] if scored else []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [number(row[0], "a log-prob") for row in asked_rows]
-        if ids != scored:
+        rows_of_vocabulary = facts.sizes.get("vocab_size", 0)
+        named = [0 if token + 1 == rows_of_vocabulary else token for token in scored]
+        if ids not in (scored, named):
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         return np.asarray(values, np.float32)
 
