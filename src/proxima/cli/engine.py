@@ -3,7 +3,7 @@
 proxima engine install vllm                               # into .venv-vllm, a dedicated environment
 proxima engine serve quickstart engine=vllm               # a server for a recipe, until Ctrl-C
 proxima engine probe http://127.0.0.1:8000                # the capabilities of a server
-proxima engine diagnose quickstart engine=vllm            # which setting moves its log-probs from the trainer's"""
+proxima engine diagnose quickstart engine=vllm            # what makes its mismatch"""
 
 import asyncio
 from collections.abc import Iterator, Mapping
