@@ -22,21 +22,21 @@ from tests.engine.http.model_server import ModelVllm
 from tests.engine.http.raw_server import RawServer
 
 HEALTHY = "none"
-FAULTS = {  # by what the report must name
-    "new weights: embedding and output head, tied": "stale head",
-    "new weights: layers": "stale layers",
-    "new weights: prefix cache": "stale cache",
-    "sampling: the stated distribution": "another temperature",
-    "log-probs: of the stated distribution": "log-probs before top-p",
-    "the engine's weights were float16": "float16 behind float32",
-    "dtype: float32": "float16 by auto",
-    "output head: float32": "bfloat16 head",
-    "prefix cache: off": "broken prefix cache",
-    "chunked prefill: off": "broken chunks",
-    "quantised cache: off": "fp8 cache",
-    "one at a time": "batch order",
+FAULTS = {  # with the line of the report that must name each
+    "stale head": "new weights: embedding and output head, tied",
+    "stale layers": "new weights: layers",
+    "stale cache": "new weights: prefix cache",
+    "another temperature": "sampling: the stated distribution",
+    "default top-k": "sampling: the stated distribution",
+    "log-probs before top-p": "log-probs: of the stated distribution",
+    "float16 behind float32": "the engine's weights were float16",
+    "float16 by auto": "dtype: float32",
+    "bfloat16 head": "output head: float32",
+    "broken prefix cache": "prefix cache: off",
+    "broken chunks": "chunked prefill: off",
+    "fp8 cache": "quantised cache: off",
+    "batch order": "one at a time",
 }
-TRUNCATED = "default top-k"  # one more that the sampling names
 
 
 class FaultyVllm(ModelVllm):
@@ -115,7 +115,7 @@ class FaultyVllm(ModelVllm):
             warm = self._next(prompt, tokens) / max(sampling["temperature"], 1e-6)
             kept = truncated(warm, sampling.get("top_k", 0), sampling.get("top_p", 1.0))
             drawn = kept / 1.5 if self.fault == "another temperature" else kept
-            if self.fault == TRUNCATED:
+            if self.fault == "default top-k":
                 drawn = truncated(kept, 20, 1.0)
             last = int(np.argmax(drawn + draws.gumbel(size=len(drawn))))
             log_probs = log_softmax(warm if self.fault == "log-probs before top-p" else kept)
