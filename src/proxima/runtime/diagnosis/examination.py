@@ -258,7 +258,8 @@ class Examination:
     def _pairs(self, spec: Any, rows: Sequence[SettingRow], own: Ratios) -> Iterator[SettingPair]:
         """The settings of the engine that moved the mismatch most, two at once. One that is of little use alone counts,
         too: another may hide it."""
-        moved = sorted(filter(_moves, rows), key=_size, reverse=True)
+        moved = [row for row in rows if row.name in self.tried and _moves(row, own, self.tried[row.name][1])]
+        moved.sort(key=_size, reverse=True)
         for one, other in combinations(moved[:MOST_PAIRED], 2):
             self.report(f"{one.name} and {other.name}")
             first, ratios_of_first = self.tried[one.name]
@@ -301,9 +302,12 @@ def _row(
     )
 
 
-def _moves(row: SettingRow) -> bool:
-    """Whether a setting moves the mismatch at all, beyond the rounding of float32."""
-    return row.less is not None and (row.less.low > FLOOR or row.less.high < -FLOOR)
+def _moves(row: SettingRow, own: Ratios, changed: Ratios) -> bool:
+    """Whether a setting moves the mismatch: enough to be named, or for certain that of the same tokens."""
+    if row.verdict != "same" or own.scored is None or changed.scored is None:
+        return row.verdict != "same"
+    moved = reduction(own.scored, changed.scored)
+    return moved.low > FLOOR or moved.high < -FLOOR
 
 
 def _size(row: SettingRow) -> float:
