@@ -33,13 +33,13 @@ OF_RECIPE = {  # what the recipe of a fault has besides
 
 
 @pytest.fixture
-def diagnosed(here: Path, tiny_model: Any, done: Callable[..., str], monkeypatch: Any) -> Callable[..., Any]:
+def diagnosed(here, tiny_model, done, monkeypatch):
     """`diagnosed(fault, *words)`: what the command says of a server with a fault, as JSON."""
     monkeypatch.setattr("proxima.engine.http.weights.weight_folders.SHARED_MEMORY", here)
     monkeypatch.setattr("proxima.engine.http.weights.to_vllm.UPDATE_POLLS", 0)
     (here / "served.yaml").write_text(SERVED.format(model=tiny_model("llama"), program=fake_program(here)))
 
-    def diagnose(fault: str, *words: str) -> Any:
+    def diagnose(fault, *words):
         monkeypatch.setattr("proxima.engine.http.engine.start_servers", start_faulty(fault))
         overrides = OF_RECIPE.get(fault, [])
         return json.loads(done("engine", "diagnose", "served.yaml", *overrides, "--prompts", "6", "--json", *words))
@@ -119,7 +119,8 @@ def test_the_report_names_the_fields_to_set_and_their_cost(
     assert any(line.startswith("not tried  engine: CUDA graphs: off: ") for line in lines)
     names = "noise on the logits: off and quantised weights: off", "quantised weights: off and noise on the logits: off"
     (pair,) = (line for line in lines if line.startswith(tuple(f"pair       {name}: less by" for name in names)))
-    assert float(re.search(r"; [-.\d]+ \[([-.\d]+), [-.\d]+\] more than the sum", pair)[1]) > 0
+    more = re.search(r"; [-.\d]+ \[([-.\d]+), [-.\d]+\] more than the sum", pair)
+    assert more is not None and float(more[1]) > 0
 
 
 @pytest.mark.parametrize(

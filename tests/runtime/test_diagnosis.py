@@ -62,8 +62,8 @@ def test_tokens_outside_the_stated_distribution_are_counted_apart() -> None:
 )
 def test_a_change_matters_by_more_than_a_tenth_of_the_mismatch(after: float, said: str) -> None:
     draws = np.random.default_rng(0)
-    before = [0.02 + 0.001 * draws.normal(size=8) for _ in range(12)]
-    changed = [after / 0.02 * each for each in before]
+    before = [np.float32(0.02 + 0.001 * draws.normal(size=8)) for _ in range(12)]
+    changed = [np.float32(after / 0.02 * each) for each in before]
     assert judged([reduction(before, changed)], [overall(before)]) == said
 
 
