@@ -18,16 +18,7 @@ from proxima.engine.protocol import Engine, Request
 from proxima.engine.variations import Variation, changed_fields, variations_of
 from proxima.evaluation.intervals import Interval
 from proxima.model.pretrained import UnloadedModel, without_progress_bars
-from proxima.runtime.diagnosis.mismatch import (
-    FLOOR,
-    MismatchFigures,
-    distances,
-    interval,
-    judged,
-    mismatch,
-    overall,
-    reduction,
-)
+from proxima.runtime.diagnosis.mismatch import FLOOR, MismatchFigures, interval, judged, mismatch, overall, reduction
 from proxima.runtime.diagnosis.probed import Bench, Ratios, Reading
 from proxima.runtime.diagnosis.promises import PROMISES, Promise
 from proxima.runtime.diagnosis.trainer_view import TrainerView, weights_rounded_to
@@ -54,8 +45,8 @@ class SettingRow:
         why_not: the reason for which it was not tried.
         scored: of the same tokens for all settings; None: the engine does not score them.
         sampled: of the tokens that the engine sampled with this setting.
-        less: by how much the mismatch is smaller, nats a token, with a paired interval: of scored or of sampled tokens,
-            whichever differs more.
+        less: by how much the mismatch is smaller, nats a token, with a paired interval: of the same tokens by scoring,
+            or what reporting adds to scoring, whichever differs more.
         rate: sampled tokens a second; None where nothing was sampled.
     """
 
@@ -175,7 +166,7 @@ class Examination:
         with bench.running(spec) as engine:
             first = bench.read(engine)
             bench.answers = first.answers
-            own = replace(first, scores=bench.score(engine, first.answers))
+            own = replace(first, scores=first.own_scores)
             ratios = bench.ratios(own)
             rows = [*self._orders(engine, ratios), *self._samplings(engine, ratios), *self._trainers(own, ratios)]
             self.report("promises")
@@ -218,7 +209,12 @@ class Examination:
         assert bench.answers is not None
         turned = bench.read(engine, bench.requests[::-1])
         scores = bench.score(engine, bench.answers[::-1])
-        turned = replace(turned, answers=turned.answers[::-1], scores=None if scores is None else scores[::-1])
+        turned = replace(
+            turned,
+            answers=turned.answers[::-1],
+            scores=None if scores is None else scores[::-1],
+            own_scores=None if turned.own_scores is None else turned.own_scores[::-1],
+        )
         yield _row("requests", "in the opposite order", bench.ratios(turned), own, rate=turned.rate)
 
     def _samplings(self, engine: Engine, own: Ratios) -> Iterator[SettingRow]:
@@ -229,8 +225,8 @@ class Examination:
             self.report(f"sampling.{name}={value:g}")
             changed = {name: value}
             requests = [replace(each, sampling=replace(each.sampling, **changed)) for each in self.bench.requests]
-            reading = self.bench.read(engine, requests)
-            ratios = Ratios(sampled=self.bench.of_reported(reading.answers), scored=None)
+            reading = replace(self.bench.read(engine, requests), scores=None)
+            ratios = self.bench.ratios(reading)
             fields = [f"sampling.{name}={value:g}"]
             yield _row("sampling", f"{name}: {value:g}", ratios, own, rate=reading.rate, fields=fields)
 
@@ -276,9 +272,10 @@ class Examination:
 def _pair(names: tuple[str, str], own: Ratios, alone: tuple[Ratios, Ratios], both: Ratios) -> SettingPair:
     """Two settings at once, by scored or by sampled tokens, whichever both together move more."""
     found = list[SettingPair]()
-    for before, first, second, after in zip(own.ways, alone[0].ways, alone[1].ways, both.ways, strict=True):
-        more = distances(first) + distances(second) - distances(before) - distances(after)
-        found.append(SettingPair(names=names, less=reduction(before, after), more_than_sum=interval(more)))
+    for way, before in own.ways.items():
+        first, second, after = (ratios.ways[way] for ratios in (*alone, both))
+        together = interval(before - after)
+        found.append(SettingPair(names=names, less=together, more_than_sum=interval(first + second - before - after)))
     return max(found, key=lambda pair: abs(pair.less.value))
 
 
@@ -286,15 +283,17 @@ def _row(
     what: str, name: str, ratios: Ratios, own: Ratios, *, rate: float | None = None, fields: Sequence[str] = ()
 ) -> SettingRow:
     """The row of a setting of which there are ρ; `own` are those of the recipe's engine."""
-    pairs = [(own.sampled, ratios.sampled)]
-    if own.scored is not None and ratios.scored is not None:
-        pairs.insert(0, (own.scored, ratios.scored))
-    reduced = [reduction(before, after) for before, after in pairs]
+    whole = {"scored": own.scored, "sampled": own.sampled}
+    changed, reduced, overalls = ratios.ways, list[Interval](), list[Interval]()
+    for way, before in own.ways.items():
+        if way in changed:
+            reduced.append(interval(before - changed[way]))
+            overalls.append(overall(whole[way] or []))
     return SettingRow(
         what=what,
         name=name,
         fields=fields,
-        verdict=judged(reduced, [overall(before) for before, _ in pairs]),
+        verdict=judged(reduced, overalls),
         scored=None if ratios.scored is None else mismatch(ratios.scored),
         sampled=mismatch(ratios.sampled),
         less=max(reduced, key=lambda moved: abs(moved.value)),

@@ -15,6 +15,7 @@ from proxima.engine.local.local_engine import collect
 from proxima.engine.protocol import Engine, Request, Sampling, ScoreRequest, WeightUpdate, close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
+from proxima.runtime.diagnosis.mismatch import distances
 from proxima.runtime.diagnosis.trainer_view import EngineAnswer, TrainerView
 
 ANY = 1e9  # nats: a server whose weights a run would refuse is diagnosed, not refused
@@ -28,11 +29,13 @@ class Reading:
         answers: that it sampled, in the order of the requests.
         scores: [T] nats, its log-probs of the answers that the recipe's engine sampled, at temperature 1; None if it
             scores no tokens.
+        own_scores: [T] nats, the same of the answers that it sampled itself.
         rate: sampled tokens a second, the start of the answers included.
     """
 
     answers: Sequence[EngineAnswer]
     scores: Sequence[Floats] | None
+    own_scores: Sequence[Floats] | None
     rate: float
 
 
@@ -43,15 +46,25 @@ class Ratios:
     Args:
         sampled: of the tokens that the engine sampled.
         scored: of the same tokens for every engine, as it scores them; None if it does not.
+        own_scored: of the tokens that it sampled, as it scores them at temperature 1; None if it does not.
     """
 
     sampled: Sequence[Floats]
     scored: Sequence[Floats] | None
+    own_scored: Sequence[Floats] | None
 
     @property
-    def ways(self) -> list[Sequence[Floats]]:
-        """The ways in which they were measured, the more precise first."""
-        return [self.sampled] if self.scored is None else [self.scored, self.sampled]
+    def ways(self) -> dict[str, Floats]:
+        """[n] nats a token of each answer, in the ways in which settings are compared: |ρ| of the same tokens by
+        scoring; and of sampled tokens, what reporting adds to scoring them. Other tokens have another |ρ|, and only
+        that difference is of the engine."""
+        ways = dict[str, Floats]()
+        if self.scored is not None:
+            ways["scored"] = distances(self.scored)
+        ways["sampled"] = distances(self.sampled)
+        if self.own_scored is not None:
+            ways["sampled"] = ways["sampled"] - distances(self.own_scored)
+        return ways
 
 
 @dataclass(kw_only=True, eq=False)
@@ -114,7 +127,12 @@ class Bench:
         answers = self.sample(engine, requests, at_once=at_once)
         seconds = monotonic() - begin
         scores = None if self.answers is None else self.score(engine, self.answers, at_once=at_once)
-        return Reading(answers=answers, scores=scores, rate=sum(len(each.tokens) for each in answers) / seconds)
+        return Reading(
+            answers=answers,
+            scores=scores,
+            own_scores=self.score(engine, answers, at_once=at_once),
+            rate=sum(len(each.tokens) for each in answers) / seconds,
+        )
 
     def sample(self, engine: Engine, requests: Sequence[Request], *, at_once: bool = True) -> list[EngineAnswer]:
         """The engine's answers, in the order of the requests, which are sampled alike.
@@ -155,10 +173,12 @@ class Bench:
 
     def ratios(self, reading: Reading) -> Ratios:
         """ρ by the weights that the trainer has now."""
-        scored = None
+        scored, own_scored = None, None
         if reading.scores is not None and self.answers is not None:
             scored = less(self.view.log_prob(self.answers, 1.0), reading.scores)
-        return Ratios(sampled=self.of_reported(reading.answers), scored=scored)
+        if reading.own_scores is not None:
+            own_scored = less(self.view.log_prob(reading.answers, 1.0), reading.own_scores)
+        return Ratios(sampled=self.of_reported(reading.answers), scored=scored, own_scored=own_scored)
 
     def of_reported(self, answers: Sequence[EngineAnswer]) -> list[Floats]:
         """ρ of sampled answers, by the log-probs that the engine reported and the weights that the trainer has now."""
